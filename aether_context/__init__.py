@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
     from aether_context.store import Manifest, PackStore
     from aether_context.store.replay import replay
+    from aether_context.store.verification import verify
 
-__all__ = ["Manifest", "PackPolicy", "PackStore", "build_pack", "replay"]
+__all__ = ["Manifest", "PackPolicy", "PackStore", "build_pack", "replay", "verify"]
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ _HOMES = {
     "PackStore": "aether_context.store.packs",
     "build_pack": "aether_context.packing",
     "replay": "aether_context.store.replay",
+    "verify": "aether_context.store.verification",
 }
 
 

@@ -162,18 +162,13 @@ class AnchorPreservationError(ContextOptimizationError):
 
 
 class TokenCountingError(AetherContextError):
-    """A token counter cannot count: ``counter`` is its name, ``reason`` says why, ``suggestion`` is the cure.
+    """A token counter cannot count: ``counter`` is its name, ``reason`` says why, ``suggestion`` is the cure."""
 
-    ``characters`` is the size of the text, 0 where that does not matter.
-    """
-
-    def __init__(self, counter: str, reason: str, *, characters: int = 0, suggestion: str = "") -> None:
+    def __init__(self, counter: str, reason: str, *, suggestion: str = "") -> None:
         self.counter = counter
         self.reason = reason
-        self.characters = characters
         self.suggestion = suggestion or 'set tokens.counter to "estimate", which needs nothing'
-        what = f" could not count {characters} characters" if characters else ""
-        super().__init__(f"token counter {counter}{what}: {reason}" + (f": {suggestion}" if suggestion else ""))
+        super().__init__(f"token counter {counter}: {reason}" + (f": {suggestion}" if suggestion else ""))
 
 
 class EmbeddingError(AetherContextError):

@@ -40,8 +40,20 @@ RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra":
 """The pydantic config of values that manifests and session states hold: unknown fields are errors, the docstring below
 a field describes it in schema and docs, and a `TypeAdapter` is built at its first use, not at import."""
 
+METADATA: Final = "aether_context"
+"""The key of this package in an event's ``custom_metadata``."""
+
 NOTHING: Final[Mapping[str, Any]] = {}
 """The default of a named tuple's mapping; what a value holds is never changed in place."""
+
+
+def pack_of_event(event: Any) -> tuple[int, str]:
+    """The number in its session, and the id, of the pack whose answer an event of the session holds; 0 and empty where
+    it holds none."""
+    noted = (getattr(event, "custom_metadata", None) or {}).get(METADATA)
+    number, pack_id = (noted.get("number"), noted.get("pack_id")) if isinstance(noted, Mapping) else (None, None)
+    return (number, pack_id) if type(number) is int and number > 0 and isinstance(pack_id, str) else (0, "")
+
 
 _Value = TypeVar("_Value")
 
@@ -532,7 +544,7 @@ class Epoch:
     """Tokens that the responses or parts of a content were shortened to, by the content's hash. Where contents have the
     same hash, ``#`` and a number follow it from the second on."""
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    """Ranges of the parts that are still sent, by the hash of a content of which not all are."""
+    """Ranges of the parts that are still sent of a content of which not all are, by its hash as in ``extracts``."""
     payloads: tuple[PackedMessage, ...] = ()
     """Messages sent in packed form."""
     marks: Mapping[str, str] = field(default_factory=dict)
@@ -547,7 +559,11 @@ class Epoch:
 
 
 class Identity(NamedTuple):
-    """Whose model call a pack is for. ``call`` counts the model calls of one agent in one invocation from 1."""
+    """Whose model call a pack is for.
+
+    ``call`` counts the model calls of one agent in one invocation from 1. ``caller`` is the session whose tool this one
+    runs in: app, user, session.
+    """
 
     app: str
     user: str
@@ -558,6 +574,7 @@ class Identity(NamedTuple):
     call: int = 1
     last_event_id: str = ""
     last_event_time: float = 0.0
+    caller: tuple[str, str, str] | None = None
 
 
 class Block(NamedTuple):

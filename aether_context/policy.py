@@ -7,19 +7,20 @@ Every field's docstring gives its unit and the value that turns it off. ``PackPo
 from __future__ import annotations
 
 import math
+import os
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from aether_context.canonical import canonical_json, hash_text
+from aether_context.canonical import HASH_TAG, canonical_json, hash_text
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import FLEXIBLE_LAYERS, describe
-from aether_context.redaction import masker
+from aether_context.redaction import GROUPS, RULES, Masker, masker
 
 Measure: TypeAlias = Literal["input", "output", "total", "cost"]
 """What a limit is on: tokens of the input, of the output, of both, or US dollars."""
@@ -32,6 +33,18 @@ class _Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", json_schema_extra=describe, allow_inf_nan=False, defer_build=True
     )
+    _most: ClassVar[int] = 100_000_000
+    """The largest number that a field takes."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: object, info: Any) -> object:
+        if cls.model_fields[info.field_name].annotation in (int, float, int | None, float | None):
+            if isinstance(value, (bool, str, bytes)):
+                raise ValueError("give a number, without quotes")
+            if isinstance(value, (int, float)) and value > cls._most:
+                raise ValueError(f"give at most {cls._most:,}")
+        return value
 
 
 class Range(_Settings):
@@ -258,10 +271,7 @@ class RetrievalSettings(_Settings):
     mmr_lambda: float = Field(default=0.7, ge=0, le=1)
     """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
     memory_timeout_seconds: float = Field(default=2.0, gt=0)
-    """Deadline for the app's memory service, and for an embedder other than ``static``."""
-    redact_before_retrieval: tuple[str, ...] = ()
-    """What is masked in texts that are searched, embedded or sent to an embedding service: ``email``, ``key``,
-    ``iban``, ``card``, ``ip``, ``phone``, or regular expressions. Nothing is masked in what the model is sent."""
+    """Seconds that an invocation waits in all for the app's memory service and an embedder other than ``static``."""
 
     def most_memories(self, window: int) -> int:
         """The most memories that are ranked for a window: as many as would fill it if all were short."""
@@ -269,12 +279,6 @@ class RetrievalSettings(_Settings):
             return 0
         fitting = self.memory_k + window // _SHORT_MEMORY_TOKENS
         return max(self.memory_k, min(self.memory_fill_k, fitting))
-
-    @field_validator("redact_before_retrieval")
-    @classmethod
-    def _known(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        masker(patterns)
-        return patterns
 
 
 class CompressSettings(_Settings):
@@ -380,18 +384,17 @@ class TokenSettings(_Settings):
     """How tokens are counted."""
 
     counter: str = "auto"
-    """``auto`` takes the first counter that suits the model and works; a name takes that counter: ``estimate``,
-    ``file``, ``tiktoken``, ``litellm``, ``gemini-local``, ``gemini-api``, ``anthropic-api``, or one that was
-    registered. Where a counter fails, the next one is used, in the end ``estimate``."""
+    """``auto`` counts by the model's file in ``tokens.files``, else by the built-in estimate. A name takes that
+    counter: ``estimate``, ``file``, ``tiktoken`` or ``gemini-local``, which download their vocabularies, or one of
+    ``register_counter``. Where a counter fails, the estimate counts."""
     files: Mapping[str, str] = {}
-    """Vocabulary files by model or family of models (``gemini``, ``openai``, ``claude``, …): a Hugging Face
-    ``tokenizer.json``, a tiktoken file or a SentencePiece model."""
-    network: bool = False
-    """Whether counters may use the network at a model call: to fetch a vocabulary once, or to ask the provider."""
+    """Hugging Face's ``tokenizer.json`` files by model or family of models (``gemini``, ``openai``, ``claude``, …)."""
 
 
 class Limit(_Settings):
     """Limits of what may be used; None is no limit."""
+
+    _most: ClassVar[int] = 10**12
 
     input_tokens: int | None = Field(default=None, ge=1)
     """Input tokens, those from a cache included."""
@@ -450,7 +453,7 @@ class PackPolicy(_Settings):
     (``cost_first``). Combines with any profile."""
     max_input_tokens: int | None = Field(default=None, ge=256)
     """The window in tokens, for any model. None takes the model's own."""
-    windows: Mapping[str, int] = {}
+    windows: Mapping[str, Annotated[int, Field(ge=256, le=100_000_000, strict=True)]] = {}
     """Windows in tokens by model name; they override the known window of a model."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
     """The profile of single agents, by agent name."""
@@ -473,12 +476,28 @@ class PackPolicy(_Settings):
     warning, raise, or answer in the model's place."""
     record: Literal["full", "hashes", "off"] = "full"
     """``full`` records the texts, so that packs can be replayed; ``hashes`` records none; ``off`` writes nothing."""
+    redact: tuple[str, ...] = ()
+    """What is masked in all that is recorded and searched: rules (``key``, ``authorization``, ``password``, ``email``,
+    ``iban``, ``card``, ``ip``, ``phone``), their groups ``secrets`` and ``personal``, or regular expressions. By
+    default everything is recorded as it is."""
+    redact_prompt: bool = False
+    """Whether the same is masked in what the model is sent, too."""
+
+    @model_validator(mode="after")
+    def _masks(self) -> Self:
+        self.mask  # noqa: B018 - what is wrong with a pattern is said where it is given
+        if self.redact_prompt and not self.redact:
+            raise ValueError("redact_prompt = true needs redact: name what is masked, as in redact = ['secrets']")
+        return self
 
     def __init__(self, /, **settings: Any) -> None:
         try:
             super().__init__(**_with_profile(settings))
+            self.canonical  # noqa: B018 - settings of registered strategies may be of any form
         except ValidationError as error:
             raise _policy_error(error, type(self), None) from error
+        except (ValueError, RecursionError) as error:
+            raise PolicyError(f"conversation.custom is no JSON: {error}", field="conversation.custom") from error
 
     @classmethod
     def load(cls, source: str | Path | None = None, **overrides: Any) -> PackPolicy:
@@ -546,10 +565,19 @@ class PackPolicy(_Settings):
         }
         return PackPolicy(**merged(self.model_dump(), tighter))
 
+    @property
+    def mask(self) -> Masker:
+        """Masks what ``redact`` names; false where that is nothing."""
+        return masker(self.redact)
+
     @cached_property
     def canonical(self) -> str:
-        """Every setting as canonical JSON."""
-        return canonical_json(self.model_dump(mode="json"))
+        """Every setting as canonical JSON; regular expressions of ``redact``, in which a secret can stand, by hash."""
+        named = [
+            name if name in RULES or name in GROUPS or name.startswith(HASH_TAG) else hash_text(name)
+            for name in self.redact
+        ]
+        return canonical_json(self.model_dump(mode="json") | {"redact": named})
 
     @cached_property
     def digest(self) -> str:
@@ -623,8 +651,8 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         return {"preset": source}, None
     import tomllib
 
-    path = Path(source).expanduser()
-    if path.suffix != ".toml" and not path.is_file():
+    path = Path(os.path.expanduser(source))
+    if path.suffix != ".toml" and not os.path.isfile(path):
         hint = near_names(str(source), [*PROFILES, *PRESETS])
         raise PolicyError(
             f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}",
@@ -637,7 +665,7 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         raise PolicyError(
             f"policy file {path} does not exist: give the path of a TOML file", source=str(path)
         ) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
 
 
@@ -652,7 +680,10 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
         hint = near_names(location[-1], names)
         return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name, source=origin)
     message = first["msg"].removeprefix("Value error, ")
-    value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r}"
+    try:
+        value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
+    except (ValueError, RecursionError):
+        value = " (too long to be shown)"
     return PolicyError(f"{name}{value}{where}: {message}", field=name, source=origin)
 
 

@@ -1,65 +1,296 @@
-"""Masks what must not be searched by, embedded or sent: e-mail addresses, numbers of phones, cards and accounts, keys.
+"""Masks secrets and personal data: keys, passwords, e-mail addresses, numbers of phones, cards and accounts.
 
-mask = masker(("email", "phone", r"ACME-\\d+"))
+mask = masker(("secrets", "email", r"ACME-\\d+"))
 mask("write to ann@example.com")     # "write to [email]"
+
+What is masked stands in redaction_rules.toml.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import logging
+import operator
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Any
 
-from aether_context.canonical import hash_json
+from cachetools import LRUCache
+
+from aether_context.canonical import JSON, hash_json
 from aether_context.errors import PolicyError
 
-PATTERNS = {
-    "email": r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+",
-    "key": (
-        r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|AKIA|AIza|glpat)[-_]?[A-Za-z0-9_-]{12,}"
-        r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----"
-    ),
-    "iban": r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b",
-    "card": r"\b(?:\d[ -]?){12,18}\d\b",
-    "ip": r"\b(?:\d{1,3}\.){3}\d{1,3}\b",
-    "phone": r"(?<![\w.])(?:\+\d{1,3}[ ./-]?)?(?:\(\d{1,4}\)[ ./-]?)?\d{2,4}(?:[ ./-]\d{2,5}){1,4}(?![\w.])",
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "secrets": ("key", "authorization", "password"),
+    "personal": ("email", "iban", "card", "ip", "phone"),
 }
-"""Regular expressions by the names that a policy may give, in the order in which they are masked."""
+"""The rules that a policy may name, by the names of their groups, in the order in which they are carried out."""
+RULES = tuple(rule for group in GROUPS.values() for rule in group)
+
+_KEPT_CHARACTERS, _LEAST_KEPT = 4_000_000, 200
+"""Texts whose masked form is kept, in characters of all of them; and how long the shortest of them is."""
+_LEAST_NUMBER = 7
+"""Digits of the shortest number that is looked at."""
+_ESCAPES = ("\\n", "\\r", "\\t")
+_TOKEN_END = re.compile(r"[\w-]*+")
+
+
+class _Rule:
+    """Masks what a pattern finds.
+
+    Args:
+        near: the patterns by what stands where they begin; None where they may begin anywhere.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pattern: str = "",
+        near: Mapping[str, Sequence[str]] | None = None,
+        *,
+        needs: str = "",
+        check: Callable[[str], int] = len,
+        is_token: bool = False,
+    ) -> None:
+        self._name, self._pattern, self._near, self._needs = f"[{name}]", pattern, near, needs
+        self._check, self._is_token = check, is_token
+
+    def __call__(self, text: str) -> str:
+        if self._needs not in text:
+            return text
+        if self._near is None:
+            return _compiled(self._pattern).sub(self._masked, text)
+        searched = text if self._is_token else text.lower()
+        near = tuple(begin for begin in self._near if begin in searched)
+        pieces: list[str] = []
+        end = 0
+        for place in _any_of(near, self._is_token).finditer(text) if near else ():
+            at = place.start()
+            # A letter before a token makes it a part of a word, but for that of a line's end written as ``\\n``.
+            is_inside = self._is_token and at and text[at - 1].isalnum() and text[max(0, at - 2) : at] not in _ESCAPES
+            if at < end or is_inside:
+                continue
+            for pattern in self._near[place[0] if self._is_token else place[0].lower()]:
+                if (found := _compiled(pattern).match(text, at)) is not None:
+                    pieces += (text[end:at], self._masked(found))
+                    rest = _TOKEN_END.match(text, found.end()) if self._is_token else None
+                    end = found.end() if rest is None else rest.end()
+                    break
+        return "".join((*pieces, text[end:])) if pieces else text
+
+    def _masked(self, found: re.Match[str]) -> str:
+        """A match with its mask; what its groups hold stays before that."""
+        if self._check is len:
+            return "".join((*filter(None, found.groups()), self._name))
+        size = self._check(found[0])
+        return f"{self._name}{found[0][size:]}" if size else found[0]
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    import tomllib
+
+    return tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _rules() -> Mapping[str, Sequence[_Rule]]:
+    """The rules by name."""
+    rules: dict[str, list[_Rule]] = {name: [] for name in RULES}
+    for rule in _data()["rules"]:
+        near = dict.fromkeys(rule["near"], (rule["pattern"],)) if "near" in rule else None
+        check = _CHECKS.get(rule.get("check", ""), len)
+        rules[rule["name"]].append(_Rule(rule["name"], rule["pattern"], near, needs=rule.get("needs", ""), check=check))
+    tokens: dict[str, list[str]] = {}
+    own = _data()["tokens"]
+    kept = own["betterleaks"].values()
+    for begins, pattern in [*kept, *(token for name, token in own.items() if name != "betterleaks")]:
+        for begin in begins:
+            tokens.setdefault(begin, []).append(pattern)
+    # A longer beginning has the patterns of the shorter ones that it begins with, too.
+    shorter = {
+        begin: [pattern for size in range(len(begin), 0, -1) for pattern in tokens.get(begin[:size], ())]
+        for begin in tokens
+    }
+    rules["key"].append(_Rule("key", near=shorter, is_token=True))
+    return rules
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+@lru_cache(maxsize=64)
+def _any_of(begins: Sequence[str], exactly: bool) -> re.Pattern[str]:
+    """What finds beginnings, the longest of those that stand at a place; their first letters are told apart first."""
+    longest_first = sorted(begins, key=len, reverse=True)
+    if exactly:
+        return re.compile("|".join(map(re.escape, longest_first)))
+    return re.compile("|".join(f"[{word[0]}{word[0].upper()}](?i:{re.escape(word[1:])})" for word in longest_first))
+
+
+# What looks at a match once more gives the number of its characters that are masked, 0 for none.
+
+
+def _account(text: str) -> int:
+    length, size, end = _data()["iban"].get(text[:2], 0), 0, 0
+    while size < length and end < len(text):
+        size += text[end] != " "
+        end += 1
+    number = text[:end].replace(" ", "")
+    if not length or size < length or text[end : end + 1].isalnum():
+        return 0
+    digits = "".join(str(int(letter, 36)) for letter in number[4:] + number[:4])
+    return end if int(digits) % 97 == 1 else 0
+
+
+def _luhn(text: str) -> int:
+    digits = [int(digit) for digit in text if digit.isdecimal()][::-1]
+    total = sum(digits[::2]) + sum(sum(divmod(2 * digit, 10)) for digit in digits[1::2])
+    return 0 if total % 10 else len(text)
+
+
+def _address(text: str) -> int:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return 0
+    return len(text)
+
+
+def _digits(text: str) -> int:
+    return len(text) if 7 <= sum(map(str.isdecimal, text)) <= 17 else 0
+
+
+_CHECKS: Mapping[str, Callable[[str], int]] = {
+    "account": _account,
+    "luhn": _luhn,
+    "address": _address,
+    "digits": _digits,
+}
+_NAMES = re.compile(
+    r"(?i)pass(?:word|wd|phrase|code|wort)|kennwort|_pass\b|pwd|credential|(?:client|app|consumer|shared)[_-]?secret"
+    r"|(?:api|access|account|private|encryption|signing|secret)[_-]?key|(^secret$)"
+)
+"""Keys of JSON under which passwords stand, whatever they look like."""
+_OTHER_NAMES = re.compile(r"(?i)token|secret|authorization|cookie|session")
+_IS_RANDOM = re.compile(r"(?=\D{0,60}\d)(?=[^A-Za-z]{0,60}[A-Za-z])\S{8,}")
 
 
 class Masker:
-    """Masks texts: each match becomes the pattern's name in brackets, ``[redacted]`` where it has none.
+    """Masks texts: each match becomes the rule's name in brackets, ``[redacted]`` where it has none. False where it
+    masks nothing. To mask a masked text changes nothing.
 
     Args:
-        patterns: names of `PATTERNS`, or regular expressions.
+        patterns: names of `RULES` or `GROUPS`, or regular expressions.
 
     Raises:
         PolicyError: one of them is neither.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        own = []
-        for pattern in patterns:
-            if pattern in PATTERNS:
-                continue
-            try:
-                own.append(("redacted", re.compile(pattern)))
-            except re.error as error:
-                known = ", ".join(PATTERNS)
-                raise PolicyError(
-                    f"redaction pattern {pattern!r} is neither one of {known} nor a regular expression: {error}",
-                    field="retrieval.redact_before_retrieval",
-                ) from error
-        self._patterns = (*own, *((name, re.compile(PATTERNS[name])) for name in PATTERNS if name in patterns))
-
-    @property
-    def name(self) -> str:
+        names = {name for pattern in patterns for name in GROUPS.get(pattern, (pattern,))}
+        own = [_expression(pattern) for pattern in patterns if pattern not in RULES and pattern not in GROUPS]
+        self._rules: list[Callable[[str], str]] = [partial(pattern.sub, "[redacted]") for pattern in own]
+        self._rules += [rule for name in RULES if name in names for rule in _rules()[name]]
+        self._masks_passwords = "password" in names
+        self.name = hash_json(sorted(names))
         """Equal names mask alike."""
-        return hash_json([[name, pattern.pattern] for name, pattern in self._patterns])
+        self._known: LRUCache[str, str] = LRUCache(_KEPT_CHARACTERS, len)
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
 
     def __call__(self, text: str) -> str:
-        for name, pattern in self._patterns:
-            text = pattern.sub(f"[{name}]", text)
-        return text
+        """The masked text; the same object where nothing is masked."""
+        if not self._rules:
+            return text
+        with self._lock:
+            masked = self._known.get(text)
+        if masked is not None:
+            return masked
+        masked = text
+        for rule in self._rules:
+            masked = rule(masked)
+        if masked == text:
+            masked = text
+        if _LEAST_KEPT <= len(text) <= _KEPT_CHARACTERS:
+            with self._lock:
+                self._known[text] = masked
+        return masked
+
+    def json(self, value: JSON) -> JSON:
+        """A JSON value with its texts masked, keys included, and what stands under the name of a password; the same
+        object where nothing is masked."""
+        if not self._rules:
+            return value
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            text = str(value)
+            masked = self(text) if len(text) >= _LEAST_NUMBER else text
+            return value if masked == text else masked
+        if isinstance(value, dict):
+            members: dict[str, JSON] = {}
+            for key, item in value.items():
+                name = self(key)
+                while name in members:  # two keys with one mask
+                    name += "_"
+                members[name] = "[password]" if self._is_password(key, item) else self.json(item)
+            same = all(members.get(key) is item for key, item in value.items())
+            return value if same else members
+        if isinstance(value, (list, tuple)):
+            items = [self.json(item) for item in value]
+            return value if all(map(operator.is_, items, value)) else items
+        return value
+
+    def _is_password(self, name: str, value: JSON) -> bool:
+        if not self._masks_passwords or not isinstance(value, (str, int, float)) or value in ("", True, False):
+            return False
+        return bool(_NAMES.search(name) or (_OTHER_NAMES.search(name) and _IS_RANDOM.fullmatch(str(value))))
 
 
-masker = Masker
+def _expression(pattern: str) -> re.Pattern[str]:
+    known = f"the groups are {', '.join(GROUPS)}, the rules {', '.join(RULES)}"
+    if re.fullmatch(r"[a-z_]+", pattern):
+        raise PolicyError(
+            f"redact = {pattern!r} is no name: {known}; write a word that is to be masked as \\b{pattern}\\b",
+            field="redact",
+        )
+    try:
+        expression = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise PolicyError(
+            f"redact = {pattern!r:.200} is neither a name nor a regular expression ({error}): {known}", field="redact"
+        ) from error
+    if expression.match(""):
+        raise PolicyError(f"redact = {pattern!r} matches the empty text: mask one character or more", field="redact")
+    return expression
+
+
+def masker(patterns: Sequence[str]) -> Masker:
+    """The masker of these patterns; what it has masked is kept with it."""
+    return _masker(tuple(patterns))
+
+
+_masker = lru_cache(maxsize=16)(Masker)
+
+
+class MaskedLogs(logging.Filter):
+    """Masks the messages of a logger, tracebacks included."""
+
+    def __init__(self, mask: Masker) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = self.mask(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = self.mask(logging.Formatter().formatException(record.exc_info))
+            record.exc_info = None
+        return True

@@ -21,11 +21,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
-from aether_context.adk.models.gemini import register_counters
 from aether_context.packing import payload
 from aether_context.state import schema
 from aether_context.store import Manifest
-from aether_context.tokens.choice import CHAIN, OFFERS
 from aether_context.tokens.framing import FRAMINGS
 
 PAGES = Path(__file__).parent
@@ -99,14 +97,6 @@ def closed_sets() -> str:
     return _table(["set", "values"], [[name, _listed(get_args(values))] for name, values in sets.items()])
 
 
-def counters() -> str:
-    """The counters on offer, in the order in which they are tried."""
-    register_counters()
-    network = {"none": "", "once": "once, for a vocabulary", "always": "for every new text"}
-    rows = [[f"`{name}`", OFFERS[name].about, network[OFFERS[name].network]] for name in CHAIN]
-    return _table(["counter", "what it counts by", "network"], rows)
-
-
 def framings() -> str:
     """What each provider adds, a row for each family of models."""
     figures = ["request", "message", "system", "tools", "tool", "call", "argument", "response"]
@@ -153,7 +143,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "manifest-fields": manifest_fields,
     "closed-sets": closed_sets,
     "headers": headers,
-    "counters": counters,
     "framings": framings,
     "samples": samples,
     "commands": commands,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plans import NARROW, PLAN, planned, small, words
+from plans import NARROW, planned, small, words
 from scripted import Chat, Memories, call, delete_all, look_up, remembered, send_mail
 from starlette.testclient import TestClient
 
@@ -34,8 +34,9 @@ class _Reader(html.parser.HTMLParser):
             self.links.append((given.get("href") or "", ""))
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-        if self.links and self.lasttag != "style":
+        if self.lasttag != "style":
+            self.texts.append(data)
+        if self.links:
             href, text = self.links[-1]
             self.links[-1] = (href, text + data)
 
@@ -75,8 +76,8 @@ class Browser:
 
     def last_pack(self) -> Page:
         """From the list to the newest session, and on to its newest pack: two clicks."""
-        session = self.open(self.open("/").leads(r"^/s/[^/]+/[^/]+/[^/?#]+$")[0])
-        return self.open(session.leads(r"/pack_[^#?]+$")[-1])
+        session = self.open(self.open("/").leads("^/session")[0])
+        return self.open(session.leads("^/pack/")[-1])
 
 
 # sessions whose answers went wrong, each for one cause
@@ -116,18 +117,11 @@ def message_cut(**options: Any) -> Chat:
     return chat
 
 
-def stale_plan(**options: Any) -> Chat:
-    chat = Chat(state=planned(PLAN), **options)
-    chat.say("Find the rate.", "Now write the letter.", "And who signs it?", "Send it, please.")
-    return chat
-
-
 CAUSES: Mapping[str, tuple[Callable[..., Chat], str]] = {
-    "memory below the floor": (memory_below_the_floor, r"left out\s*: scored below the floor"),
-    "evidence cut for room": (evidence_cut_for_room, r"evidence (left out|shortened)\s*: no room in its layer"),
-    "tool left out": (tool_left_out, r"2 tools left out\s*: not among the tools in scope: delete_all, send_mail"),
-    "message cut": (message_cut, r"1 message cut to an extract\s*: too large for the window"),
-    "stale plan": (stale_plan, r"The plan stands where it stood 3 messages of the user ago"),
+    "memory below the floor": (memory_below_the_floor, r"dropped it has too little to do with the request"),
+    "evidence cut for room": (evidence_cut_for_room, r"(dropped|summary) its layer would have passed its"),
+    "tool left out": (tool_left_out, r"delete_all left out the step does not name it"),
+    "message cut": (message_cut, r"1 message shortened.* shortened 83,\d+ 3,\d+"),
 }
 """A session for each cause, and what the page of its last pack says."""
 

@@ -30,7 +30,7 @@ from aether_context.pack import (
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Tip, record
-from aether_context.store.pack_file import ENDING, compressed, read_lines
+from aether_context.store.pack_file import ENDING, member, read_member
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 
@@ -145,13 +145,20 @@ def pack_input(
 def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], line: int = 0) -> None:
     """Changes a line of a pack's file: 0 the manifest, 1 the texts, 2 the outcome."""
     path = f"{store.place(manifest)}{ENDING}"
-    lines = [text or b"" for text in read_lines(store.files.read(path))]
+    lines = lines_of(store, manifest)
     changed = way(lines[line])
     assert changed != lines[line]
     lines[line] = changed
-    while lines and not lines[-1]:
-        lines.pop()
-    store.files.replace(path, compressed(b"".join(text + b"\n" for text in [*lines, b""][: max(2, len(lines))])))
+    store.files.replace(path, b"".join(map(member, lines)))
+
+
+def lines_of(store: PackStore, manifest: Manifest) -> list[bytes]:
+    """The lines of a pack's file: manifest, texts, and the outcome where there is one."""
+    rest, found = store.files.read(f"{store.place(manifest)}{ENDING}"), []
+    while rest:
+        line, rest = read_member(rest)
+        found.append(line)
+    return found
 
 
 def write(store: PackStore, pack: Pack, policy: PackPolicy | None = None, tip: Tip | None = None) -> Manifest:
@@ -207,7 +214,9 @@ class Session:
         if self.packs and self._identity.call > 1:
             pack = extend_pack(self.packs[-1], source, self.policy, counter=counter, cache=self._cache)
         pack = pack or build_pack(source, self.policy, counter=counter, cache=self._cache)
-        recording = record(pack, self.policy, counter.name, self._tip)
+        before = self.manifests[-1].digest if self.manifests else ""
+        number = len(self.manifests) + 1
+        recording = record(pack, self.policy, counter.name, self._tip, number=number, before=before)
         self._tip = recording.tip
         self.packs.append(pack)
         self.manifests.append(self.store.write(recording))

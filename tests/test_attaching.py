@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from plans import NARROW, PLAN, planned
-from scripted import Chat, call, look_up, new_store, send_mail, set_state
+from google.adk.tools.agent_tool import AgentTool
+from plans import CARRIED, NARROW, PLAN, planned
+from scripted import Chat, Scripted, call, look_up, new_store, send_mail, set_state
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
@@ -141,3 +144,63 @@ def test_a_deep_copy_of_an_agent_shares_its_callbacks_work() -> None:
     agent = LlmAgent(name="clerk", model="gemini-2.5-flash", **context_pack_callbacks(store=store))
     copied = copy.deepcopy(agent)
     assert copied.before_model_callback == agent.before_model_callback
+
+
+def _begins_as_before(chat: Chat) -> bool:
+    """Whether each request of an agent begins with what the one before it was."""
+    by_agent: dict[str, list[tuple[str, ...]]] = {}
+    for one in chat.sent:
+        by_agent.setdefault(one.agent, []).append(one.wires)
+    return all(
+        later[: len(earlier)] == earlier
+        for wires in by_agent.values()
+        for earlier, later in zip(wires, wires[1:], strict=False)
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one store", "two stores"])
+@pytest.mark.parametrize("place", ["agent", "plugins", "sub-agent", "agent tool"])
+def test_of_two_that_would_pack_a_call_the_first_one_does(
+    place: str, shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = new_store(), new_store()
+    callbacks: Any = context_pack_callbacks(store=store if shared else other)
+    plan: dict[str, Any] = {"tools": [look_up], "instruction": "You help."}
+    second = LlmAgent(
+        name="second", model=Scripted(script=[call("look_up", key="s"), "found"], sent=[]), **plan, **callbacks
+    )
+    settings: dict[str, Any] = {}
+    begin: list[Any] = []
+    if place == "agent":
+        settings = callbacks
+    elif place == "sub-agent":
+        settings, begin = {"sub_agents": [second]}, []
+    elif place == "agent tool":
+        plan["tools"], begin = [look_up, AgentTool(agent=second)], [call("second", request="go on")]
+    model = Scripted(script=[*begin, *(call("look_up", key=f"k{at}") for at in range(4)), "done"], sent=[])
+    if place == "sub-agent":
+        model.script.append(call("transfer_to_agent", agent_name="second"))
+    agent = LlmAgent(name="clerk", model=model, **plan, **settings)
+    policy = CARRIED.changed(on_invalid="warn")
+    chat = Chat(agent=agent, store=store, policy=policy, state=planned(PLAN))
+    if place == "plugins":
+        late = ContextPackPlugin(name="late", policy=policy, store=store if shared else other)
+        chat.runner.plugin_manager.register_plugin(late)
+    with caplog.at_level(logging.WARNING, logger="aether_context"):
+        chat.say("first question")
+        model.script.extend([call("look_up", key="k9"), "done"] if place != "sub-agent" else [])
+        chat.say("second question")
+    calls = len(chat.sent)
+    manifests = chat.manifests()
+    assert len(manifests) == calls
+    assert all(store.outcome(manifest) for manifest in manifests)
+    assert list(other.manifests()) == []
+    if place != "sub-agent":  # whose agents see each other's turns retold
+        assert _begins_as_before(chat)
+    assert isinstance(chat.plugin, ContextPackPlugin)
+    usage = chat.plugin.usage(app="shop", user="ann", session="s1")
+    assert usage is not None
+    assert usage.session.totals.calls == calls
+    told = [record.getMessage() for record in caplog.records if "stands back" in record.getMessage()]
+    assert len(told) == 1
+    assert "remove one of the two" in told[0]

@@ -57,7 +57,7 @@ def uri_of(talk: Chat) -> str:
 
 
 def evidence_of(talk: Chat) -> list[str]:
-    return [key for key in state_of(talk) if key.startswith("aether:evidence:")]
+    return [*state_of(talk).get("aether:evidence", {})]
 
 
 @pytest.mark.parametrize(

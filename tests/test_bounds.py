@@ -6,8 +6,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.rewrites import packed_message, text_part
 from aether_context.pack import Content
-from aether_context.tokens import counter_for
-from aether_context.tokens.counters import EstimateCounter, RemoteCounter
+from aether_context.tokens import choice, counter_for, register_counter
+from aether_context.tokens.counters import EstimateCounter
 
 
 def memories_of(chat: Chat) -> list[Any]:
@@ -280,16 +279,17 @@ def test_an_exit_during_a_call_ends_the_run_and_nothing_else(
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_an_exit_in_a_counting_thread_is_no_failed_count(error: type[BaseException]) -> None:
-    def asks(text: str) -> int:
-        raise error(3)
+    class Exits:
+        def count(self, text: str) -> int:
+            raise error(3)
 
-    @contextmanager
-    def connect() -> Iterator[Any]:
-        yield asks
-
-    counter = RemoteCounter("remote", connect, estimate=counter_for(""), timeout_seconds=5)
-    with pytest.raises(error):
-        counter.count_all(["a text"])
+    register_counter("exits", Exits())
+    try:
+        chat = Chat(script=["one"], policy=PackPolicy(tokens={"counter": "exits"}))
+        with pytest.raises(error):
+            chat.say("a text")
+    finally:
+        del choice._REGISTERED["exits"]
 
 
 def test_a_plan_that_was_tightened_stays_so_when_a_later_call_shortens_the_request() -> None:
@@ -355,7 +355,7 @@ def _said(part: types.Part) -> Any:
 
 def test_a_payload_beside_parts_that_left_is_still_known_as_its_message() -> None:
     message = content_of_parts("user", [text_part("hello"), part_of({"inline_data": {"mime_type": "image/png"}})])
-    content, members = packed_message(message, 3, "CONTEXT PACK", {message.digest: ((0, 1),)})
+    content, members = packed_message(message, 3, "CONTEXT PACK", ((0, 1),))
     assert (content.text, members) == ("CONTEXT PACK", ((3, -1),))
 
 

@@ -180,7 +180,7 @@ def test_an_edit_in_the_middle_of_a_tool_loop_is_seen(position: int) -> None:
     manifest = chat.manifests()[4]
     resolved = chat.manifests()
     assert resolved
-    from aether_context.store.replay import request_json
+    from aether_context.store.recording import request_json
 
     replayed = Replayer(chat.store).replay(manifest)
     assert ("edited" in request_json(replayed.pack)) == ("edited" in "".join(chat.sent[4].wires))

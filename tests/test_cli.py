@@ -9,7 +9,6 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from aether_context import Manifest, PackPolicy, PackStore, __version__
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.cli import main, terminal
 from aether_context.cli.terminal import bar, moment, plain
-from aether_context.memory import Memories, Memory
 from aether_context.packing import build_pack
+from aether_context.store import schema
 
 _numbers = itertools.count(1)
 
@@ -238,7 +237,7 @@ def test_inspect_breaks_no_word(monkeypatch: pytest.MonkeyPatch, store: PackStor
     lines = run("inspect", cut.pack_id, "--all", store=store).stdout.splitlines()
     words = {word.strip(",") for line in lines for word in line.split()}
     (event,) = cut.truncation_events
-    assert words >= {*event.item_ids, cut.checksum, cut.parent or cut.pack_id, "conversation", event.reason}
+    assert words >= {*event.item_ids, cut.checksum, cut.extends or cut.pack_id, "conversation", event.reason}
     assert words >= {row.id for row in cut.rows} | {row.state for row in cut.rows}
     assert max(map(len, lines)) <= width
 
@@ -270,7 +269,6 @@ def test_inspect_says_that_a_manifest_is_not_what_was_written(store: PackStore) 
     assert "LAYERS" in result.stdout
     assert f"{manifest.pack_id}: the manifest's hash is" in result.stderr
     assert "the manifest's hash is" in run("inspect", "--json", store=store, code=1).stderr
-    assert "the manifest's hash is" in run("tokens", manifest.pack_id, store=store, code=1).stderr
 
 
 def test_inspect_goes_on_after_an_unreadable_outcome(store: PackStore) -> None:
@@ -401,8 +399,8 @@ def test_a_wrong_policy_is_wrong_usage(store: PackStore) -> None:
 def test_verify_passes_what_was_written(store: PackStore) -> None:
     packs.talk(store)
     packs.chain(store, 5, identity=packs.IDENTITY._replace(session="s2"))
-    assert run("verify", store=store).stdout == "17 of 17 packs passed (manifests and texts)\n"
-    assert run("verify", "--replay", store=store).stdout == "17 of 17 packs passed (manifests, texts and replays)\n"
+    assert run("verify", store=store).stdout.startswith("17 of 17 packs passed (every byte)\n")
+    assert run("verify", "--replay", store=store).stdout.startswith("17 of 17 packs passed (every byte, and replays)\n")
 
 
 def test_verify_names_a_changed_manifest_and_goes_on(store: PackStore) -> None:
@@ -435,21 +433,14 @@ def test_verify_names_what_is_no_manifest(store: PackStore) -> None:
     assert f"failed  {manifests[0].pack_id}: not a manifest" in output
 
 
-def test_verify_names_the_base_of_a_pack_that_cannot_be_read(store: PackStore) -> None:
-    manifests = packs.chain(store, 2)
-    packs.rewrite(store, manifests[0], lambda line: b"{")
-    output = run("verify", store=store, code=1).stdout
-    assert f"{manifests[1].pack_id}: it extends {manifests[0].pack_id}, which cannot be read" in output
-
-
 def test_verify_finds_changed_and_missing_texts(store: PackStore) -> None:
     manifests = packs.chain(store, 3)
     packs.rewrite(store, manifests[0], lambda line: b"{}", line=1)
     packs.rewrite(store, manifests[1], lambda line: b"", line=1)
     output = run("verify", store=store, code=1).stdout
     assert f"failed  {manifests[0].pack_id}: " in output
-    assert f"are not {manifests[0].texts[0]}" in output
-    assert f"{manifests[1].pack_id} names {manifests[1].texts[0]}, which is not in" in output
+    assert f"are not {manifests[0].texts}" in output
+    assert f"are not {manifests[1].texts}" in output
     assert "1 of 3" in output
 
 
@@ -457,8 +448,8 @@ def test_verify_names_a_deleted_parent(store: PackStore) -> None:
     manifests = packs.chain(store, 3)
     delete(store, manifests[0])
     output = run("verify", "--replay", store=store, code=1).stdout
-    assert f"{manifests[1].pack_id} extends {manifests[0].pack_id}, which is not in" in output
-    assert f"{manifests[2].pack_id} extends {manifests[0].pack_id}, which is not in" in output
+    assert f"failed  {manifests[1].pack_id}: it extends {manifests[0].pack_id}, which is not there" in output
+    assert f"failed  {manifests[2].pack_id}: it extends {manifests[0].pack_id}, which is not there" in output
 
 
 def test_verify_finds_a_manifest_in_another_packs_folder(store: PackStore) -> None:
@@ -496,15 +487,14 @@ LOOKING = [
     "diff",
     "verify",
     "usage",
-    "gc",
-    "gc --yes",
+    "forget --older-than 30",
+    "forget --older-than 30 --yes",
     "forget --app a --user b",
-    "tokens p",
 ]
 LOOKING += [
     "list --json",
     "usage --json",
-    "gc --json",
+    "forget --older-than 30 --json",
     "list --limit 2 --app a",
 ]
 
@@ -523,7 +513,7 @@ def test_a_store_that_is_not_there_is_an_error(command: str, tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("command", ["inspect x", "replay x", "diff x", "verify x", "tokens x"])
+@pytest.mark.parametrize("command", ["inspect x", "replay x", "diff x", "verify x"])
 def test_hints_keep_the_store(command: str, tmp_path: Path) -> None:
     store = PackStore(tmp_path / "my packs")
     packs.chain(store, 1)
@@ -567,30 +557,22 @@ def test_a_broken_manifest_is_named_with_its_file(way: str, tmp_path: Path) -> N
     for command in (
         ["inspect"],
         ["replay", name],
-        ["tokens", name],
     ):
         error = run(*command, store=store, code=3).stderr
         assert error.startswith("Error: ")
         assert f"pack {name}, {store.uri(manifest)}" in error
-    # `gc` needs what a manifest names, no more of it.
-    for command in (["list"], ["usage"], *([] if way == "wrong type" else [["gc"]])):
+    for command in (["list"], ["usage"], ["forget", "--older-than", "30"]):
         result = run(*command, store=store, code=3)
         assert name in result.output
         assert "unreadable" in result.output
     assert name in run("verify", store=store, code=1).output
 
 
-@pytest.mark.parametrize("what", ["policy", "setting", "texts"])
-@pytest.mark.parametrize("way", ["truncated", "empty", "gone"])
-def test_a_broken_text_is_an_error(what: str, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["truncated", "empty"])
+def test_a_broken_text_is_an_error(way: str, tmp_path: Path) -> None:
     store = PackStore(tmp_path / "packs")
     manifest = packs.chain(store, 1)[0]
-    digest = manifest.texts[0] if what == "texts" else getattr(manifest, what)
-    if what == "texts":
-        packs.rewrite(store, manifest, lambda line: b"" if way == "gone" else BROKEN[way](line) or b" ", line=1)
-    else:
-        path = Path(blob_uri(store, digest).removeprefix("file://"))
-        path.unlink() if way == "gone" else path.write_bytes(BROKEN[way](path.read_bytes()))
+    packs.rewrite(store, manifest, lambda line: BROKEN[way](line) or b" ", line=1)
     for command in (
         ["replay", manifest.pack_id],
         ["verify"],
@@ -598,11 +580,23 @@ def test_a_broken_text_is_an_error(what: str, way: str, tmp_path: Path) -> None:
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exit_code in (1, 3), result.output
         assert isinstance(result.exception, SystemExit)
-        assert digest.removeprefix("sha256:") in result.output
-    run("inspect", store=store, code=3 if what == "texts" else 0)
+        assert manifest.texts in result.output
+    run("inspect", store=store, code=3)
 
 
-FIELDS = ["texts", "contents", "rows", "positions", "human", "counts", "stages", "allocation", "epoch", "parent"]
+FIELDS = [
+    "texts",
+    "contents",
+    "rows",
+    "positions",
+    "human",
+    "counts",
+    "stages",
+    "allocation",
+    "epoch",
+    "extends",
+    "number",
+]
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -610,13 +604,13 @@ FIELDS = ["texts", "contents", "rows", "positions", "human", "counts", "stages",
 def test_no_change_of_a_manifest_gives_a_traceback(field: str, value: Any, tmp_path: Path) -> None:
     store = PackStore(tmp_path / "packs")
     manifest = packs.chain(store, 2)[1]
-    spoil(store, manifest, lambda data: canonical_json({**json.loads(data), field: value}).encode() + b"\n")
+    spoil(store, manifest, lambda data: canonical_json({**json.loads(data), field: value}).encode())
     name = manifest.pack_id
     for command in (["list"], ["inspect"], ["inspect", "--json"], ["replay", name], ["verify", "--replay"], ["usage"]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
     more = ["diff", name], ["diff", name, name]
-    for command in (["tokens", name], ["gc"], *more):
+    for command in (["forget", "--older-than", "30"], *more):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
 
@@ -629,23 +623,6 @@ def test_a_row_of_another_name_is_no_traceback(name: bytes, tmp_path: Path) -> N
     for command in (["usage"], ["inspect"], ["diff"]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
-
-
-@pytest.mark.parametrize("version", ["99", "0", "-1", "null", '"2"', "1.5", "true", "[1]"])
-def test_gc_keeps_packs_of_a_schema_version_that_it_does_not_know(store: PackStore, version: str) -> None:
-    packs.chain(store, 3)
-    manifests = packs.chain(store, 3, identity=packs.IDENTITY._replace(session="s2"))
-    change(store, manifests[1], b'"schema_version":1', f'"schema_version":{version}'.encode())
-    options = ["--pack-days", "0", "--grace-minutes", "0", "--evidence-days", "0", "--cache-days", "0"]
-    for more in ([], ["--max-bytes", "1"]):
-        planned = json.loads(run("gc", *options, *more, "--json", store=store, code=3).stdout)
-        (user,) = planned["users"]
-        assert (user["packs"], user["blobs"]) == (4, 0)  # the one, and the one that it extends, stay
-        assert manifests[1].pack_id in user["unreadable"][0]
-    run("gc", *options, "--yes", store=store, code=3)
-    left = {one["pack_id"] for one in json.loads(run("list", "--json", store=store, code=3).stdout)}
-    assert left == {manifests[0].pack_id, manifests[1].pack_id}
-    assert store.manifest(manifests[0].pack_id)
 
 
 @pytest.mark.parametrize(
@@ -684,25 +661,6 @@ def test_preview_of_what_is_no_session_is_an_error(tmp_path: Path) -> None:
     for name in ("none.json", "broken.json", "other.json", "."):
         error = run("preview", str(tmp_path / name), code=3).stderr
         assert error.startswith(f"Error: {tmp_path / name}")
-    run(
-        "preview",
-        "--db",
-        f"sqlite+aiosqlite:///{tmp_path}/none.db",
-        "--app",
-        "a",
-        "--user",
-        "b",
-        "--session",
-        "c",
-        code=3,
-    )
-
-
-def test_search_in_what_holds_no_memories_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "notes.md").write_text("notes")
-    for name in ("none", "empty", "notes.md", "."):
-        assert run("search", "x", "--memory", str(tmp_path / name), code=3).stderr.startswith("Error: ")
 
 
 # names that would forge output
@@ -741,15 +699,9 @@ def test_lone_surrogates_can_be_printed(store: PackStore) -> None:
 # schema, demo, usage
 
 
-@pytest.mark.parametrize("kind", ["manifest", "state", "policy"])
-def test_schemas_are_json_schemas(kind: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(json.loads(run("schema", kind).stdout))
-
-
 def test_the_schema_describes_what_inspect_prints(store: PackStore) -> None:
     packs.remembering(store)
-    schema = json.loads(run("schema").stdout)
-    jsonschema.validate(json.loads(run("inspect", "--json", store=store).stdout), schema)
+    jsonschema.validate(json.loads(run("inspect", "--json", store=store).stdout), schema())
 
 
 def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -772,8 +724,8 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "demo", "tokens", "diff"}
-    assert main.commands.keys() >= looking | {"gc", "forget", "serve", "report", "tune"}
+    looking = {"list", "inspect", "preview", "replay", "usage", "verify", "demo", "diff"}
+    assert main.commands.keys() >= looking | {"forget", "serve", "tune"}
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 
@@ -799,31 +751,6 @@ def test_the_store_comes_from_the_environment(store: PackStore) -> None:
 
 
 # search
-
-
-def test_search_shows_hits_with_their_scores(tmp_path: Path) -> None:
-    folder = str(tmp_path / "memories")
-    told = [
-        Memory(name="a", text="the red door", timestamp="1970-01-01"),
-        Memory(name="b", text="a blue car\x1b[2J"),
-    ]
-    with closing(Memories(folder)) as memories:
-        memories.add("app", "ann", told)
-    shown = run("search", "red entrance", "--memory", folder, "--limit", "1").stdout.splitlines()
-    assert shown[0].split() == ["id", "score", "lexical", "semantic", "time", "(UTC)", "text"]
-    assert shown[1].startswith("a ")
-    assert shown[1].endswith("1970-01-01 00:00:00  the red door")
-    hits = json.loads(run("search", "car", "--memory", folder, "--embedder", "none", "--json").stdout)
-    assert [(hit["id"], hit["scores"]["cosine"], hit["time"]) for hit in hits] == [("b", 0.0, None)]
-    assert "\x1b[2J" not in run("search", "car", "--memory", folder).stdout
-    assert "2 entries were looked at" in run("search", "zebra", "--memory", folder, "--embedder", "none").stderr
-
-
-def test_search_without_memories_says_so(tmp_path: Path) -> None:
-    assert "there is no file of memories" in run("search", "x", "--memory", str(tmp_path), code=3).stderr
-    with closing(Memories(tmp_path)):
-        run("search", "x", "--memory", str(tmp_path), "--embedder", "statik", code=2)
-        assert "holds no memories" in run("search", "x", "--memory", str(tmp_path), code=3).stderr
 
 
 # usage
@@ -1003,94 +930,3 @@ def test_output_fits_an_encoding_without_boxes_and_bars(tmp_path: Path) -> None:
 
 
 # tokens
-
-
-def test_tokens_of_a_pack_are_the_recorded_ones_by_layer(store: PackStore) -> None:
-    session = packs.Session(store, PackPolicy(max_input_tokens=2_000))
-    session.ask("What is in the ledger of the harbour?")
-    manifest = session.use("look_up", "the ledger holds 12 boats\n" * 20)
-    value = json.loads(run("tokens", manifest.pack_id, "--json", store=store).output)
-    assert (value["source"], value["model"]) == (manifest.pack_id, manifest.model)
-    (name,) = value["counters"]
-    assert name == manifest.counter
-    used = {layer: account.used for layer, account in manifest.allocation.items() if layer != "slack"}
-    assert value["counters"][name]["layers"] == used
-    assert value["counters"][name]["total"] == manifest.request_tokens
-    printed = run("tokens", manifest.pack_id, "--model", "claude-opus-5", store=store).output
-    assert "estimate/claude-4.7" in printed
-    assert "heuristic" in printed
-
-
-def test_tokens_part_a_payload_by_layer(store: PackStore) -> None:
-    manifest = packs.remembering(store)
-    (counted,) = json.loads(run("tokens", manifest.pack_id, "--json", store=store).output)["counters"].values()
-    assert counted["layers"]["memory"] == pytest.approx(manifest.allocation["memory"].used, abs=2)
-    assert counted["layers"]["memory"] > 5
-    assert counted["total"] == manifest.request_tokens
-
-
-def test_tokens_of_a_manifest_file_and_of_a_text(tmp_path: Path) -> None:
-    folder = tmp_path / "packs"
-    kept = PackStore(folder)
-    session = packs.Session(kept)
-    manifest = session.ask("What is in the ledger?")
-    path = next(folder.rglob("pack_*.json.gz"))
-    value = json.loads(run("tokens", str(path), "--json").output)
-    assert value["source"] == manifest.pack_id
-    text = tmp_path / "notes.md"
-    text.write_text("the quick brown fox jumps over the lazy dog\n")
-    printed = run("tokens", str(text), "--model", "gpt-4o", "--counter", "estimate").output
-    assert "estimate/openai" in printed
-    assert [line.split() for line in printed.splitlines() if line.startswith("text ")] == [["text", "10"]]
-
-
-def test_tokens_by_a_vocabulary_that_is_given(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    vocabulary, text = tmp_path / "tokenizer.json", tmp_path / "notes.md"
-    made.save(str(vocabulary))
-    text.write_text("the ledger of the harbour")
-    value = json.loads(run("tokens", str(text), "--vocabulary", str(vocabulary), "--json").output)
-    estimate, exact = (value["counters"][name] for name in sorted(value["counters"]))
-    assert (exact["total"], exact["accuracy"]) == (5, "exact")
-    assert estimate["accuracy"] == "approximate"
-
-
-@pytest.mark.parametrize("text", [None, "", "no vocabulary", "{}", '{"model": {}}'])
-@pytest.mark.parametrize("counters", [[], ["--counter", "estimate"], ["--counter", "file"]])
-def test_tokens_by_a_vocabulary_that_cannot_be_read_is_an_error(
-    tmp_path: Path, text: str | None, counters: list[str]
-) -> None:
-    notes, vocabulary = tmp_path / "notes.md", tmp_path / "nosuch.json"
-    notes.write_text("the ledger of the harbour")
-    if text is not None:
-        vocabulary.write_text(text)
-    result = run("tokens", str(notes), "--vocabulary", str(vocabulary), *counters, code=3)
-    assert result.stderr.startswith("Error: ")
-    assert str(vocabulary) in result.stderr
-    assert not result.stdout
-
-
-def test_tokens_says_which_counters_it_passed_over(tmp_path: Path) -> None:
-    notes, policy = tmp_path / "notes.md", tmp_path / "policy.toml"
-    notes.write_text("the ledger of the harbour")
-    policy.write_text('[tokens.files]\n"gemini-2.5-flash" = "nosuch.json"\n')
-    assert "nosuch.json cannot be read" in run("tokens", str(notes), "--policy", str(policy)).stderr
-
-
-def test_tokens_of_a_copied_manifest_are_those_of_the_store(store: PackStore, tmp_path: Path) -> None:
-    manifest = packs.chain(store, 1)[0]
-    copy = tmp_path / "copy.json"
-    copy.write_text(manifest.to_json())
-    assert json.loads(run("tokens", str(copy), "--json", store=store).stdout)["source"] == manifest.pack_id
-    assert "no packs in" in run("tokens", str(copy), "--store", str(tmp_path / "none"), code=3).stderr
-
-
-def test_tokens_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
-    text = tmp_path / "notes.md"
-    text.write_text("the quick brown fox")
-    assert "neither a file nor a pack" in run("tokens", "nothing", code=3).output
-    assert "ANTHROPIC_API_KEY" in run("tokens", str(text), "--counter", "anthropic-api", code=3).output
-    assert "did you mean 'tiktoken'?" in run("tokens", str(text), "--counter", "tiktokens", code=2).output

@@ -1,17 +1,13 @@
-"""Counters besides the estimate: by vocabulary files, by providers over HTTP, and what becomes of one that fails."""
+"""Counters besides the estimate: by vocabularies and of an app's own, and what becomes of one that fails."""
 
 from __future__ import annotations
 
-import base64
-import inspect
-import io
-import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,16 +16,15 @@ from hypothesis import strategies as st
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, replay
-from aether_context.adk.models.gemini import register_counters
-from aether_context.errors import MissingExtra, PolicyError, TokenCountingError
+from aether_context.adk import packer
+from aether_context.adk.models.gemini import local_tokenizer
+from aether_context.errors import PolicyError, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.policy import TokenSettings
-from aether_context.tokens import Counters, Offer, Pick, TokenCounter, counter_for, framing_of, register
+from aether_context.tokens import Counters, Pick, TokenCounter, choice, counter_for, framing_of, register_counter
 from aether_context.tokens.cache import PackCounter, TokenCache
-from aether_context.tokens.choice import CHAIN, OFFERS, RETRY_SECONDS
-from aether_context.tokens.counters import PATTERNS, RemoteCounter, TokenizerCounter, file_counter
-
-register_counters()
+from aether_context.tokens.choice import RETRY_SECONDS
+from aether_context.tokens.counters import Tokenizer
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -46,9 +41,9 @@ class Words(TokenCounter):
 
     accuracy: Accuracy = "exact"
 
-    def __init__(self, name: str = "words") -> None:
+    def __init__(self, name: str = "words", *, error: BaseException | None = None) -> None:
         self._name = name
-        self.broken = ""
+        self.error = error
         self.asked: list[tuple[str, ...]] = []
 
     @property
@@ -56,8 +51,8 @@ class Words(TokenCounter):
         return self._name
 
     def count(self, text: str) -> int:
-        if self.broken:
-            raise TokenCountingError(self.name, self.broken)
+        if self.error is not None:
+            raise self.error
         return len(text.split()) + 1 if text else 0
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
@@ -74,202 +69,12 @@ class Clock:
 
 
 @pytest.fixture
-def offered() -> Iterator[Callable[..., None]]:
-    """Puts counters on offer for one test."""
-    held = dict(OFFERS)
-
-    def put(name: str, make: Callable[[str, TokenSettings], TokenCounter], **more: Any) -> None:
-        register(Offer(name=name, about="", suits=lambda model, settings: True, make=make, **more))
-
-    yield put
-    OFFERS.clear()
-    OFFERS.update(held)
-
-
-# the provider's own count
-
-
-class Provider:
-    """A server on this machine that answers as the providers' documentation shows.
-
-    ``answer`` gives status and JSON for a path and a body; ``seen`` holds the requests, ``most_at_once`` how many were
-    under way together.
-    """
-
-    def __init__(self, answer: Callable[[str, Any], tuple[int, Any]]) -> None:
-        self.answer = answer
-        self.seen: list[tuple[str, dict[str, str], Any]] = []
-        self.most_at_once = self._under_way = 0
-        self._lock = threading.Lock()
-        provider = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                status, answer = provider._take(self.path, headers, body)
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None:
-                return None
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, *args: Any) -> None:
-                """A client that hangs up at its deadline is no fault of the server."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def _take(self, path: str, headers: dict[str, str], body: Any) -> tuple[int, Any]:
-        with self._lock:
-            self.seen.append((path, headers, body))
-            self._under_way += 1
-            self.most_at_once = max(self.most_at_once, self._under_way)
-        try:
-            return self.answer(path, body)
-        finally:
-            with self._lock:
-                self._under_way -= 1
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def provider() -> Iterator[Callable[[Callable[[str, Any], tuple[int, Any]]], Provider]]:
-    servers: list[Provider] = []
-
-    def start(answer: Callable[[str, Any], tuple[int, Any]]) -> Provider:
-        servers.append(Provider(answer))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
-
-
-REFUSED = (429, {"type": "error", "error": {"type": "rate_limit_error", "message": "Number of requests has exceeded"}})
-"""Anthropic's answer to too many requests, as docs.claude.com/en/api/errors shows it."""
-
-
-def anthropic(path: str, body: Any) -> tuple[int, Any]:
-    """Seven tokens around a message, as in the documented 14 for a system instruction and "Hello, Claude"."""
-    words = {"a": 1, "Hello, Claude": 3, "What's the weather like in San Francisco?": 9}
-    content = body["messages"][0]["content"]
-    if not content.strip():
-        return 400, {"type": "error", "error": {"type": "invalid_request_error", "message": "text content blocks"}}
-    return 200, {"input_tokens": 7 + words.get(content, len(content))}
-
-
-def gemini(path: str, body: Any) -> tuple[int, Any]:
-    """The documented examples of `models.countTokens`."""
-    text = body["contents"][0]["parts"][0]["text"]
-    total = {"The quick brown fox jumps over the lazy dog.": 10}.get(text, len(text.split()))
-    return 200, {"totalTokens": total, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": total}]}
-
-
-NETWORK = TokenSettings(network=True)
-
-
-def test_anthropic_counts_a_text_without_what_it_adds(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = provider(anthropic)
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
-    counter = counter_for("claude-opus-4-1@20250805", NETWORK)
-    assert (counter.name, counter.accuracy) == ("anthropic-api/claude-opus-4-1-20250805", "exact")
-    assert counter.count_all(["Hello, Claude", "", "What's the weather like in San Francisco?"]) == [3, 0, 9]
-    path, headers, body = server.seen[-1]
-    assert path == "/v1/messages/count_tokens"
-    assert (headers["x-api-key"], headers["anthropic-version"]) == ("sk-test", "2023-06-01")
-    assert body["model"] == "claude-opus-4-1-20250805"
-    assert len(server.seen) == 3
-    assert counter.count_all(["Hello, Claude", "\n \n"]) == [3, 3]
-    assert counter.count("Hello, Claude") == 3
-    assert len(server.seen) == 4
-
-
-def test_gemini_counts_a_text(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = provider(gemini)
-    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.url)
-    monkeypatch.setenv("GOOGLE_API_KEY", "key")
-    counter = counter_for("models/gemini-2.5-flash", NETWORK.model_copy(update={"counter": "gemini-api"}))
-    assert (counter.name, counter.accuracy) == ("gemini-api/gemini-2.5-flash", "exact")
-    assert counter.count_all([TEXTS[0], "one two", "\ud800 lone"]) == [10, 2, 2]
-    assert {path for path, _, _ in server.seen} == {"/v1beta/models/gemini-2.5-flash:countTokens"}
-    assert {headers["x-goog-api-key"] for _, headers, _ in server.seen} == {"key"}
-
-
-def test_a_provider_that_refuses_fails_with_its_words(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", provider(lambda path, body: REFUSED).url)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
-    with pytest.raises(TokenCountingError, match="429 Too Many Requests"):
-        counter_for("claude-sonnet-4-5", NETWORK).count_all(["Hello"])
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", provider(lambda path, body: (200, {"tokens": 3})).url)
-    with pytest.raises(TokenCountingError, match="input_tokens"):
-        counter_for("claude-sonnet-4-5", NETWORK).count_all(["Hello"])
-
-
-@pytest.mark.parametrize("name", ["anthropic-api", "gemini-api"])
-def test_a_provider_needs_leave_and_a_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY"):
-        monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(TokenCountingError, match=r"tokens\.network = true"):
-        counter_for("claude-opus-5", TokenSettings(counter=name))
-    with pytest.raises(TokenCountingError, match="key"):
-        counter_for("claude-opus-5", TokenSettings(counter=name, network=True))
-
-
-def test_a_deadline_holds_for_all_texts_and_what_was_answered_stays() -> None:
-    late = threading.Event()
-
-    def ask(text: str) -> int:
-        if text == "slow":
-            late.wait(60)
-        return len(text)
-
-    counter = RemoteCounter("slow", lambda: nullcontext(ask), estimate=Words(), timeout_seconds=0.2)
-    began = time.monotonic()
-    with pytest.raises(TokenCountingError, match=r"1 of 3 texts were not counted within 0\.2 s"):
-        counter.count_all(["slow", "ab", "abc"])
-    assert time.monotonic() - began < 30
-    late.set()
-    assert counter.count_all(["ab", "abc"]) == [2, 3]
-    assert counter.count("ab") == 2
-    assert counter.count("never asked about") == Words().count("never asked about")
-    late.set()
-
-
-def test_many_texts_are_asked_about_together_and_each_once() -> None:
-    under_way, most, asked = 0, 0, []
-    lock, together = threading.Lock(), threading.Event()
-
-    def ask(text: str) -> int:
-        nonlocal under_way, most
-        with lock:
-            asked.append(text)
-            under_way += 1
-            most = max(most, under_way)
-            if under_way > 1:
-                together.set()
-        together.wait(10)
-        with lock:
-            under_way -= 1
-        return len(text)
-
-    counter = RemoteCounter("many", lambda: nullcontext(ask), estimate=Words(), timeout_seconds=10)
-    texts = [f"text {at % 30}" for at in range(60)]
-    assert counter.count_all(texts) == [len(text) for text in texts]
-    assert sorted(asked) == sorted(set(texts))
-    assert 1 < most <= 8
+def registered() -> Iterator[Callable[..., None]]:
+    """Registers counters for one test."""
+    held = dict(choice._REGISTERED)
+    yield register_counter
+    choice._REGISTERED.clear()
+    choice._REGISTERED.update(held)
 
 
 # vocabulary files
@@ -298,55 +103,25 @@ def tokenizer_json(folder: Path) -> tuple[Path, Callable[[str], int]]:
     return path, expected.__getitem__
 
 
-def tiktoken_file(folder: Path) -> tuple[Path, Callable[[str], int]]:
-    """All bytes, and a few longer pieces."""
-    tiktoken = pytest.importorskip("tiktoken")
-    pieces = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"qu", b"ick", b" quick", b"ox"]
-    ranks = {piece: rank for rank, piece in enumerate(pieces)}
-    path = folder / "small.tiktoken"
-    path.write_bytes(b"".join(base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks.items()))
-    made = tiktoken.Encoding("small", pat_str=PATTERNS["o200k_base"], mergeable_ranks=ranks, special_tokens={})
-    return path, lambda text: len(made.encode_ordinary(text))
+def by(model: str = "gpt-4o", *, clock: Callable[[], float] | None = None, **settings: Any) -> Pick:
+    """What counts for a model by settings of the policy's section `tokens`."""
+    return Counters(TokenSettings(**settings), clock=clock or Clock()).pick(model)
 
 
-def sentencepiece_model(folder: Path) -> tuple[Path, Callable[[str], int]]:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the harbour and the boats", "the quick brown fox", "港务长"] * 5),
-        model_writer=written,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    path = folder / "small.model"
-    path.write_bytes(written.getvalue())
-    made = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
-    return path, lambda text: len(made.encode(text.replace("\ud800", "\ufffd")))
-
-
-@pytest.mark.parametrize("make", [tokenizer_json, tiktoken_file, sentencepiece_model])
-def test_a_vocabulary_file_counts_exactly(
-    make: Callable[[Path], tuple[Path, Callable[[str], int]]], tmp_path: Path
-) -> None:
-    path, length = make(tmp_path)
-    counter = counter_for("gemini-2.5-flash", TokenSettings(files={"gemini": str(path)}))
+def test_a_vocabulary_file_counts_exactly(tmp_path: Path) -> None:
+    path, length = tokenizer_json(tmp_path)
+    pick = by("gemini-2.5-flash", files={"gemini": str(path)})
     expected = [max(1, length(text)) if text else 0 for text in TEXTS]
-    assert counter.count_all(TEXTS) == expected
-    assert [counter.count(text) for text in TEXTS] == expected
-    assert counter.accuracy == "exact"
+    assert pick.counter.count_all(TEXTS) == expected
+    assert [pick.counter.count(text) for text in TEXTS] == expected
+    assert (pick.name, pick.counter.accuracy, pick.may_wait) == ("file", "exact", False)
     other = tmp_path / "other"
     other.write_bytes(path.read_bytes())
-    assert file_counter(str(other), "gemini-2.5-flash").name == counter.name
+    assert by(files={"gpt-4o": str(other)}).counter.name == pick.counter.name
 
 
-@pytest.mark.parametrize("make", [tokenizer_json, tiktoken_file, sentencepiece_model])
-def test_a_vocabulary_file_counts_any_text(
-    make: Callable[[Path], tuple[Path, Callable[[str], int]]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    counter = file_counter(str(make(tmp_path_factory.mktemp("vocabulary"))[0]), "gpt-4o")
+def test_a_vocabulary_file_counts_any_text(tmp_path_factory: pytest.TempPathFactory) -> None:
+    counter = by(files={"openai": str(tokenizer_json(tmp_path_factory.mktemp("vocabulary"))[0])}).counter
 
     @given(texts=st.lists(st.text(st.characters(codec=None, exclude_categories=()), max_size=40), max_size=5))
     @settings(max_examples=50)
@@ -357,8 +132,8 @@ def test_a_vocabulary_file_counts_any_text(
     check()
 
 
-def test_a_file_is_found_by_model_name_and_family() -> None:
-    given = {"gemini-2.5-pro": "pro", "gemini": "family", "openai/gpt-4o": "through"}
+def test_a_file_is_found_by_model_name_and_family(tmp_path: Path) -> None:
+    files = {"gemini-2.5-pro": "pro", "gemini": "family", "openai/gpt-4o": "through"}
     asked = {
         "models/gemini-2.5-pro": "pro",
         "gemini-2.5-flash": "family",
@@ -366,66 +141,107 @@ def test_a_file_is_found_by_model_name_and_family() -> None:
         "gpt-4o": None,
         "gemini-3-pro": None,
     }
-    from aether_context.tokens.choice import file_of
-
-    assert {model: file_of(model, TokenSettings(files=given)) for model in asked} == asked
+    given = {name: str(tmp_path / file) for name, file in files.items()}
+    counters = Counters(TokenSettings(files=given), clock=Clock())
+    for model, file in asked.items():
+        problems = counters.pick(model).problems
+        assert bool(problems) == (file is not None)
+        assert all(f"{tmp_path / str(file)} cannot be read" in problem for problem in problems)
 
 
 def test_a_file_that_is_none_says_so(tmp_path: Path) -> None:
     for name, data in (("empty.json", b"{}"), ("nothing", b""), ("noise", bytes(range(200, 250)))):
         (tmp_path / name).write_bytes(data)
-        pytest.importorskip("tokenizers")
-        pytest.importorskip("sentencepiece")
-        with pytest.raises(TokenCountingError, match=r"is no tokenizer\.json, tiktoken file or SentencePiece model"):
-            file_counter(str(tmp_path / name), "gpt-4o")
-    with pytest.raises(TokenCountingError, match=r"missing cannot be read .*tokens\.files"):
-        file_counter(str(tmp_path / "missing"), "gpt-4o")
+        (problem,) = by(files={"gpt-4o": str(tmp_path / name)}).problems
+        assert f"{name} is no tokenizer.json" in problem
+    (problem,) = by(files={"gpt-4o": str(tmp_path / "missing")}).problems
+    assert "missing cannot be read (No such file or directory): set tokens.files" in problem
+    (problem,) = by("claude-opus-5", counter="file", files={"gpt-4o": "x"}).problems
+    assert "tokens.files names none for 'claude-opus-5' or its family 'claude-4.7'" in problem
 
 
-def test_texts_are_parted_as_tiktoken_parts_them() -> None:
-    public = pytest.importorskip("tiktoken_ext.openai_public")
-    source = inspect.getsource(public.o200k_base)
-    pieces = PATTERNS["o200k_base"].replace(")?|", ")?\n").replace("|\\p{N}", "\n\\p{N}").split("\n")
-    assert len(pieces) == 3
-    assert all(piece in source for piece in pieces[:2])
-    assert all(piece in source for piece in pieces[2].split("|"))
-    assert PATTERNS["cl100k_base"] in inspect.getsource(public.cl100k_base)
+@pytest.mark.parametrize(
+    ("model", "encoding", "accuracy"),
+    [
+        ("openai/gpt-4o", "o200k_base", "exact"),
+        ("gpt-5.1", "o200k_base", "exact"),
+        ("gpt-4-turbo", "cl100k_base", "exact"),
+        ("gpt-3.5-turbo", "cl100k_base", "exact"),
+        ("grok-4", "o200k_base", "heuristic"),
+    ],
+)
+def test_tiktoken_counts_by_the_model_name(
+    model: str, encoding: str, accuracy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    monkeypatch.setattr(
+        tiktoken,
+        "get_encoding",  # the real one downloads
+        lambda name: tiktoken.Encoding(name, pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={}),
+    )
+    pick = by(model, counter="tiktoken")
+    assert (pick.name, pick.counter.name, pick.problems) == ("tiktoken", f"tiktoken/{encoding}", ())
+    assert pick.counter.accuracy == accuracy
+    assert pick.counter.count_all(["ab c", "", "\ud800"]) == [4, 0, 3]
 
 
-def test_a_tokenizer_that_breaks_gives_our_error() -> None:
-    def lengths(texts: Sequence[str]) -> list[int]:
-        raise RuntimeError("out of luck")
+class LocalTokenizer:
+    """As google-genai's, of a model that it knows."""
 
+    def __init__(self, model_name: str) -> None:
+        if model_name != "gemini-2.5-flash":
+            raise ValueError(f"Model {model_name} is not supported")
+
+    def count_tokens(self, contents: str) -> Any:
+        return SimpleNamespace(total_tokens=len(contents.split()))
+
+
+def test_googles_tokenizer_counts_the_models_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.genai.local_tokenizer", SimpleNamespace(LocalTokenizer=LocalTokenizer))
+    counters = Counters(
+        TokenSettings(counter="gemini-local"), clock=Clock(), tokenizers={"gemini-local": local_tokenizer}
+    )
+    pick = counters.pick("models/gemini-2.5-flash")
+    assert (pick.counter.name, pick.counter.accuracy) == ("gemini-local/gemini-2.5-flash", "exact")
+    assert pick.counter.count_all(["one two", ""]) == [2, 0]
+    other = counters.pick("gemini-9")
+    assert other.name == "estimate"
+    assert other.problems == ("token counter gemini-local: ValueError: Model gemini-9 is not supported",)
+
+
+@pytest.mark.parametrize(("counter", "package"), [("tiktoken", "tiktoken"), ("gemini-local", "sentencepiece")])
+def test_a_package_that_is_not_there_is_named(counter: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if "local_tokenizer" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    tokenizers = {"gemini-local": local_tokenizer}
+    pick = Counters(TokenSettings(counter=counter), clock=Clock(), tokenizers=tokenizers).pick("gemini-2.5-flash")
+    assert pick.name == "estimate"
+    assert pick.problems[0].endswith(f": pip install {package}")
+
+
+def test_a_tokenizer_that_breaks_gives_way(registered: Callable[..., None]) -> None:
     class Panic(BaseException):
         """As a panic in Rust arrives."""
 
-    def panics(texts: Sequence[str]) -> list[int]:
-        raise Panic("index out of bounds")
-
-    for broken, words in ((lengths, "RuntimeError: out of luck"), (panics, "Panic: index out of bounds")):
-        with pytest.raises(TokenCountingError, match=words):
-            TokenizerCounter("broken", broken, accuracy="exact").count("text")
-
-
-# the chain
+    for error in (RuntimeError("out of luck"), Panic("index out of bounds")):
+        registered("broken", Words(error=error))
+        counter = by(counter="broken").counter
+        with pytest.raises(TokenCountingError, match=f"it raised {type(error).__name__}: {error}"):
+            counter.count("text")
 
 
-def names(model: str, settings: TokenSettings) -> list[str]:
-    return [offer.name for offer in Counters(settings, clock=Clock())._chain(model)]
+# the choice
 
 
-def test_the_chain_is_what_is_stated() -> None:
-    assert set(CHAIN) <= OFFERS.keys()
-    files = {"gemini": "x", "gpt-4o": "y"}
-    assert names("gemini-2.5-flash", TokenSettings()) == ["estimate"]
-    assert names("gemini-2.5-flash", TokenSettings(files=files)) == ["file", "estimate"]
-    everything = TokenSettings(files=files, network=True)
-    assert names("gemini-2.5-flash", everything) == ["file", "gemini-local", "gemini-api", "estimate"]
-    assert names("gpt-4o", everything) == ["file", "tiktoken", "estimate"]
-    assert names("grok-4", everything) == ["tiktoken", "estimate"]
-    assert names("anthropic/claude-opus-5", everything) == ["anthropic-api", "estimate"]
-    assert names("bedrock/anthropic.claude-opus-5", everything) == ["estimate"]
-    assert names("gpt-4o", TokenSettings(counter="litellm")) == ["litellm", "estimate"]
+def test_a_policy_that_names_no_counter_takes_a_file_else_the_estimate(tmp_path: Path) -> None:
+    files = {"gemini": str(tokenizer_json(tmp_path)[0])}
+    assert by("gemini-2.5-flash").name == "estimate"
+    assert by("gemini-2.5-flash", files=files).name == "file"
+    assert by("gpt-4o", files=files).name == "estimate"
+    assert by("gemini-2.5-flash", counter="estimate", files=files).name == "estimate"
+    assert by("gpt-4o").counter is counter_for("gpt-4o")
 
 
 def test_an_unknown_counter_is_refused_with_the_nearest_name() -> None:
@@ -433,103 +249,87 @@ def test_an_unknown_counter_is_refused_with_the_nearest_name() -> None:
         Counters(TokenSettings(counter="tiktokens"), clock=Clock())
 
 
-def test_without_settings_nothing_but_the_estimate_counts() -> None:
-    assert counter_for("gpt-4o") is counter_for("gpt-4o", TokenSettings())
-    assert counter_for("gpt-4o").name.startswith("estimate/openai")
+@pytest.mark.parametrize("name", ["", " ", "auto", "estimate", "file", "tiktoken", "gemini-local"])
+def test_names_of_the_package_are_taken(name: str) -> None:
+    with pytest.raises(PolicyError, match="is empty or taken"):
+        register_counter(name, Words())
 
 
-def test_a_counter_that_fails_rests_and_is_tried_again(offered: Callable[..., None]) -> None:
+def test_what_is_no_counter_is_refused() -> None:
+    with pytest.raises(PolicyError, match="cannot count: give it a method count"):
+        register_counter("words", object())  # type: ignore[arg-type]
+    odd = Words()
+    odd.accuracy = "anchored"
+    with pytest.raises(PolicyError, match="accuracy = 'anchored'"):
+        register_counter("words", odd)
+
+
+def test_anything_with_count_is_a_counter(registered: Callable[..., None]) -> None:
+    class Plain:
+        def count(self, text: str) -> int:
+            return len(text.split())
+
+    registered("plain", Plain())
+    pick = by(counter="plain")
+    assert (pick.name, pick.counter.name, pick.counter.accuracy, pick.may_wait) == ("plain", "plain", "heuristic", True)
+    assert pick.counter.count_all(["one two", "", " "]) == [2, 0, 1]
+
+
+def test_a_counter_that_fails_rests_and_is_tried_again(registered: Callable[..., None]) -> None:
     clock, words = Clock(), Words()
-    offered("words", lambda model, settings: words)
+    registered("words", words)
     counters = Counters(TokenSettings(counter="words"), clock=clock)
     assert counters.ready("gpt-4o") is None
     first = counters.pick("gpt-4o")
-    assert (first.counter, first.offer, first.problems) == (words, "words", ())
+    assert (first.counter.name, first.name, first.problems) == (words.name, "words", ())
     assert counters.ready("gpt-4o") == first
-    counters.fail("gpt-4o", first, TokenCountingError("words", "no words"))
+    counters.fail("gpt-4o", TokenCountingError("words", "no words"))
     second = counters.pick("gpt-4o")
-    assert second.offer == "estimate"
+    assert second.name == "estimate"
     assert second.problems == ("token counter words: no words",)
     assert counters.ready("gpt-4o") == second
     clock.now += RETRY_SECONDS
     assert counters.ready("gpt-4o") == counters.pick("gpt-4o") == first
 
 
-def test_no_counter_sends_texts_without_leave(offered: Callable[..., None]) -> None:
-    offered("words", lambda model, settings: Words(), network="always")
-    pick = Counters(TokenSettings(counter="words"), clock=Clock()).pick("gpt-4o")
-    assert pick.offer == "estimate"
-    assert "set tokens.network = true" in pick.problems[0]
-    assert Counters(TokenSettings(counter="words", network=True), clock=Clock()).pick("gpt-4o").remote
-
-
-def test_what_cannot_be_made_gives_way(offered: Callable[..., None]) -> None:
+def test_what_cannot_be_made_gives_way_and_is_tried_again() -> None:
     made = 0
 
-    def make(model: str, settings: TokenSettings) -> TokenCounter:
+    def make(model: str) -> Tokenizer:
         nonlocal made
         made += 1
-        raise MissingExtra("tiktoken", "counting by tiktoken")
+        raise AttributeError("no such function in this version")
 
     clock = Clock()
-    offered("tiktoken", make, network="once")
-    counters = Counters(TokenSettings(counter="tiktoken", network=True), clock=clock)
+    counters = Counters(TokenSettings(counter="broken"), clock=clock, tokenizers={"broken": make})
     for _ in range(3):
         pick = counters.pick("gpt-4o")
-        assert pick.offer == "estimate"
-        assert 'pip install "aether-context-adk[tiktoken]"' in pick.problems[0]
+        assert (pick.name, pick.problems) == (
+            "estimate",
+            ("token counter broken: AttributeError: no such function in this version",),
+        )
     assert made == 1
     clock.now += RETRY_SECONDS
     counters.pick("gpt-4o")
     assert made == 2
-    auto = Counters(TokenSettings(network=True), clock=clock)
-    assert auto.pick("gpt-4o").problems == ()
 
 
-def test_an_offer_that_breaks_gives_way(offered: Callable[..., None]) -> None:
-    def make(model: str, settings: TokenSettings) -> TokenCounter:
-        raise AttributeError("no such function in this version")
-
-    offered("words", make)
-    pick = Counters(TokenSettings(counter="words"), clock=Clock()).pick("gpt-4o")
-    assert (pick.offer, pick.problems) == (
-        "estimate",
-        ("token counter words: AttributeError: no such function in this version",),
-    )
-
-
-def test_a_model_has_its_own_counter_and_its_own_failures(offered: Callable[..., None]) -> None:
-    offered("words", lambda model, settings: Words(f"words/{model}"))
-    counters = Counters(TokenSettings(counter="words"), clock=Clock())
+def test_a_model_has_its_own_counter_and_its_own_failures() -> None:
+    tokenizers = {"words": lambda model: Tokenizer(f"words/{model}", lambda texts: [len(text) for text in texts])}
+    counters = Counters(TokenSettings(counter="words"), clock=Clock(), tokenizers=tokenizers)
     one, other = counters.pick("gpt-4o"), counters.pick("gpt-5")
     assert (one.counter.name, other.counter.name) == ("words/gpt-4o", "words/gpt-5")
-    counters.fail("gpt-4o", one, TokenCountingError("words", "no words"))
-    assert counters.pick("gpt-4o").offer == "estimate"
+    counters.fail("gpt-4o", TokenCountingError("words", "no words"))
+    assert counters.pick("gpt-4o").name == "estimate"
     assert counters.pick("gpt-5") == other
-
-
-def test_litellm_counts_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    class LiteLlm:
-        @staticmethod
-        def token_counter(model: str, text: str) -> int:
-            return len(text.split())
-
-    monkeypatch.setitem(__import__("sys").modules, "litellm", LiteLlm)
-    counter = counter_for("openai/gpt-4o", TokenSettings())
-    assert (counter.name, counter.accuracy, counter.count("three of them")) == ("litellm/gpt-4o", "approximate", 3)
-    assert counter_for("gpt-4o", TokenSettings()).name.startswith("estimate/")
-    by_name = counter_for("mistral/large", TokenSettings(counter="litellm"))
-    assert by_name.accuracy == "heuristic"
-    with pytest.raises(TokenCountingError, match="downloads this model's tokenizer"):
-        counter_for("ollama/llama-3.3-70b", TokenSettings(counter="litellm"))
 
 
 # in the plugin
 
 
-def test_a_failing_counter_costs_a_pack_nothing_but_a_line(offered: Callable[..., None]) -> None:
+def test_a_failing_counter_costs_a_pack_nothing_but_a_line(registered: Callable[..., None]) -> None:
     words = Words()
-    offered("words", lambda model, settings: words)
+    registered("words", words)
     store = new_store()
     chat = Chat(
         script=["hi", call("look_up", key="a"), "done", "bye"],
@@ -538,9 +338,9 @@ def test_a_failing_counter_costs_a_pack_nothing_but_a_line(offered: Callable[...
         store=store,
     )
     chat.say("hello there")
-    words.broken = "the service is down"
+    words.error = TokenCountingError("words", "the service is down")
     chat.say("and now?")
-    words.broken = ""
+    words.error = None
     chat.say("still?")
     packs = list(store.manifests())
     assert [pack.counter.partition("/")[0] for pack in packs] == ["words", "estimate", "estimate", "estimate"]
@@ -548,28 +348,39 @@ def test_a_failing_counter_costs_a_pack_nothing_but_a_line(offered: Callable[...
     assert methods == ["approximate", "approximate", "anchored", "anchored"], "an anchor holds for one counter"
     told = [sum("the service is down" in line for line in pack.degradations) for pack in packs]
     assert told == [0, 1, 0, 0]
-    assert packs[1].parent is None
+    assert packs[1].extends is None
     assert all(replay(pack, store).matches for pack in packs)
     assert len(chat.sent) == 4
 
 
-def test_a_counter_that_was_not_there_is_told_once_a_session(offered: Callable[..., None]) -> None:
-    def make(model: str, settings: TokenSettings) -> TokenCounter:
-        raise MissingExtra("tokenizers", "counting by a tokenizer.json")
-
-    offered("words", make)
+def test_a_counter_that_is_not_there_is_told_once_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
     store = new_store()
-    chat = Chat(script=["hi"] * 4, policy=PackPolicy(tokens={"counter": "words"}), store=store)
+    chat = Chat(script=["hi"] * 4, policy=PackPolicy(tokens={"counter": "tiktoken"}), store=store)
     chat.say("one", "two")
     chat.say("three", session="s2")
     told = [
-        (pack.session, sum("aether-context-adk[tokenizers]" in line for line in pack.degradations))
-        for pack in store.manifests()
+        (pack.session, sum("pip install tiktoken" in line for line in pack.degradations)) for pack in store.manifests()
     ]
     assert sorted(told) == [("s1", 0), ("s1", 1), ("s2", 1)]
 
 
-def test_a_model_switch_begins_a_new_chain_that_replays(offered: Callable[..., None]) -> None:
+def test_a_vocabulary_that_does_not_arrive_holds_up_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    let_go = threading.Event()
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: let_go.wait(60))
+    monkeypatch.setattr(packer, "_COUNTING_SECONDS", 0.2)
+    chat = Chat(script=["hi", "there"], policy=PackPolicy(tokens={"counter": "tiktoken"}))
+    began = time.monotonic()
+    chat.say("one", "two")
+    let_go.set()
+    assert time.monotonic() - began < 30
+    first, second = chat.manifests()
+    assert all(pack.counter.startswith("estimate/") for pack in (first, second))
+    assert "token counter tiktoken: no answer within 0.2 s" in "; ".join(first.degradations)
+
+
+def test_a_model_switch_begins_a_new_chain_that_replays() -> None:
     store = new_store()
     chat = Chat(script=["hi", "there"], store=store, model="gemini-2.5-flash")
     chat.say("hello")
@@ -577,11 +388,11 @@ def test_a_model_switch_begins_a_new_chain_that_replays(offered: Callable[..., N
     chat.say("again")
     first, second = store.manifests()
     assert first.counter != second.counter
-    assert second.parent is None
+    assert second.extends is None
     assert all(replay(pack, store).matches for pack in (first, second))
 
 
-def test_a_provider_is_asked_in_one_batch_off_the_event_loop(offered: Callable[..., None]) -> None:
+def test_a_registered_counter_is_asked_in_one_batch_off_the_event_loop(registered: Callable[..., None]) -> None:
     loops: list[str] = []
 
     class Remote(Words):
@@ -590,14 +401,15 @@ def test_a_provider_is_asked_in_one_batch_off_the_event_loop(offered: Callable[.
             return super().count_all(texts)
 
     remote = Remote()
-    offered("words", lambda model, settings: remote, network="always")
+    registered("words", remote)
     chat = Chat(
         script=[call("look_up", key="a"), "done"],
         tools=[look_up],
-        policy=PackPolicy(tokens={"counter": "words", "network": True}),
+        policy=PackPolicy(tokens={"counter": "words"}),
     )
     chat.say("hello there")
-    assert all(name.startswith("asyncio") for name in loops)
+    assert loops
+    assert "MainThread" not in loops
     contents = [texts for texts in remote.asked if any("hello there" in text for text in texts)]
     assert len(contents) == 1
     assert len(chat.sent) == 2
@@ -663,7 +475,7 @@ def test_openais_own_example_counts_what_the_api_reported() -> None:
 def test_picks_are_values() -> None:
     pick = Counters(TokenSettings(), clock=Clock()).pick("gpt-4o")
     assert isinstance(pick, Pick)
-    assert not pick.remote
+    assert not pick.may_wait
 
 
 def test_models_of_one_family_share_texts_but_not_images() -> None:

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,11 +17,11 @@ from unplugged import Witness
 
 from aether_context import Manifest, PackStore
 from aether_context.cli import demonstration, main
-from aether_context.cli.demonstration import WHY
 from aether_context.demo import FOLLOW_UP, QUESTION, STEPS, Folder, research
-from aether_context.errors import BlobNotFound
+from aether_context.errors import ManifestError
 from aether_context.pack import CandidateOutcome, Reason
 from aether_context.store.replay import Replayer
+from aether_context.views import WHY
 
 WINDOW = 16_000
 
@@ -214,8 +215,8 @@ def test_every_column_is_explained(demo: Ran) -> None:
 
 def test_a_pack_that_is_not_what_was_written_gives_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgetful(PackStore):
-        def blob(self, manifest: Manifest, digest: str) -> bytes:
-            raise BlobNotFound(f"{digest} is gone")
+        def parts(self, place: str) -> Any:
+            raise ManifestError(f"{place} is damaged")
 
     monkeypatch.setattr(demonstration, "PackStore", Forgetful)
     spoiled = ran(tmp_path, WINDOW)

@@ -109,7 +109,7 @@ def test_json_holds_all_of_it(cut: tuple[PackStore, list[Manifest]]) -> None:
     store, manifests = cut
     taken = at_cut(manifests)
     value = json.loads(diff(taken.pack_id, "--json", store=store, code=1).stdout)
-    assert (value["before"]["pack_id"], value["after"]["checksum"]) == (taken.previous, taken.checksum)
+    assert (value["before"]["pack_id"], value["after"]["checksum"]) == (taken.call_before, taken.checksum)
     assert (value["parting"]["part"], value["parting"]["at"], value["parting"]["reason"]) == ("content", 0, "cut")
     assert value["shared_tokens"] == taken.prefix.shared_tokens
     used = {layer["layer"]: layer["after"]["used"] for layer in value["layers"]}
@@ -133,7 +133,7 @@ def test_long_changes_begin_where_they_differ(tmp_path: Path) -> None:
 
 def test_hostile_text_is_made_visible(tmp_path: Path) -> None:
     made = chat(tmp_path / "packs", "Hello", HOSTILE, script=[HOSTILE, "ok"], instruction="You help.")
-    assert made.manifests()[-1].previous
+    assert made.manifests()[-1].call_before
     for options in ([], ["--all"]):
         output = diff(*options, store=made.store, code=1).stdout
         assert not any(line.startswith("FORGED") for line in output.splitlines())

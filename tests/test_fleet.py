@@ -22,9 +22,9 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from object_stores import Seaweed, seaweed
 
 from aether_context import Manifest, PackStore
-from aether_context.adk.call import METADATA
 from aether_context.canonical import canonical_json
-from aether_context.pack import valid
+from aether_context.pack import METADATA, valid
+from aether_context.store.packs import unhashed
 from aether_context.store.replay import Replayer
 from aether_context.store.spool import FOLDER, SpooledFiles, spool_of
 from aether_context.usage import Totals
@@ -134,7 +134,7 @@ def check(places: Sequence[Place], done: Fleet, *, totals_add_up: bool = True) -
         ratios = store.files.files(f"{store.files.place(APP, user)}/calibration")
         assert len(ratios) == 1 or (done.killed and not ratios)  # what waited in a killed worker's memory
         for file in ratios:
-            ratio = valid(RATIO, json.loads(store.files.read(file.path)))
+            ratio = valid(RATIO, json.loads(unhashed(store.files.read(file.path))))
             assert ratio is not None
             assert ratio.samples > 0
 

@@ -35,7 +35,8 @@ from aether_context.conversation import units
 from aether_context.conversation.turns import protected
 from aether_context.pack import Content, Pack
 from aether_context.packing.payload import SYSTEM_CONTRACT, step_text
-from aether_context.store.replay import Replayer, request_json
+from aether_context.store.recording import request_json
+from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.framing import argument_count
@@ -676,7 +677,7 @@ def test_state_that_is_lost_with_a_failed_call(
 @given(talks(), windows)
 @fuzz(12)
 def test_without_plan_memory_or_overflow_nothing_changes(case: Case, window: int) -> None:
-    run = Run(PackPolicy(max_input_tokens=10**9), {})
+    run = Run(PackPolicy(max_input_tokens=10**8), {})
     for request in grow(case.contents, run):
         raw = case.contents[: len(request.contents)]
         assert [repr(content) for content in request.contents] == [repr(content) for content in raw]

@@ -80,12 +80,12 @@ def test_a_result_whose_call_failed_is_offloaded_by_the_next_one(again: str) -> 
     talk = chat([call("read_log", name="a"), Failure("down"), "seen", "done"])
     with pytest.raises(Failure):
         talk.say("go")
-    assert not any(key.startswith("aether:evidence:") for key in state_of(talk))
+    assert "aether:evidence" not in state_of(talk)
     if again == "new process":
         talk.restart()
     talk.say("and now?")
     assert "artifact" in shown(talk)[0]
-    assert any(key.startswith("aether:evidence:") for key in state_of(talk))
+    assert "aether:evidence" in state_of(talk)
     before = talk.sent[-1]
     talk.say("thanks")
     assert talk.sent[-1].wires[: len(before.wires)] == before.wires

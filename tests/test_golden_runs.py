@@ -139,7 +139,7 @@ RUNS: dict[str, Callable[[], Chat]] = {
 _ID = re.compile(
     r"e-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|pack_[\w.-]+"
 )
-_LEFT_OUT = ("counts", "digest", "policy", "texts")
+_LEFT_OUT = ("before", "counts", "digest", "policy", "setting", "settings", "texts")
 """Fields that hash ids or every setting there is, and the counts of single texts, which rows have too."""
 
 

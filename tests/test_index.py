@@ -287,6 +287,8 @@ def test_an_index_is_the_same_however_it_came_to_be(steps):
         (["ip"], "host 10.0.0.12 is up", "host [ip] is up"),
         (["key"], "use sk-abcdefghijklmnop1234", "use [key]"),
         ([r"ACME-\d+", "email"], "ACME-12 of a@b.co", "[redacted] of [email]"),
+        (["personal"], "call +49 170 1234567", "call [phone]"),
+        (["secrets"], "postgres://ann:hunter2@db/x", "postgres://ann:[password]@db/x"),
         ([], "a@b.co", "a@b.co"),
     ],
 )
@@ -294,18 +296,21 @@ def test_masks(patterns, text, masked):
     assert masker(patterns)(text) == masked
 
 
-def test_a_pattern_that_is_none_is_named():
-    with pytest.raises(PolicyError, match=r"'\[' is neither one of email"):
-        masker(["["])
+@pytest.mark.parametrize(("wrong", "told"), [("[", "neither a name nor"), ("emial", "is no name"), ("x*", "empty")])
+def test_a_pattern_that_is_none_is_named(wrong, told):
+    with pytest.raises(PolicyError, match=told) as raised:
+        PackPolicy(redact=[wrong])
+    assert raised.value.field == "redact"
+    assert repr(wrong) in str(raised.value)
+    with pytest.raises(PolicyError, match=r"redact_prompt = true needs redact"):
+        PackPolicy(redact_prompt=True)
 
 
 def test_a_policy_masks_what_a_pack_is_ranked_by():
     candidate = Candidate(id="a", layer="memory", source=RECALLED, text="ann@example.com has the door", digest="d")
     for patterns, found in (((), 1), (("email",), 0)):
-        settings = PackPolicy(retrieval={"redact_before_retrieval": patterns}).retrieval
-        assert len(retrieve([candidate], "example", k=5, settings=settings).chosen) == found
-    with pytest.raises(PolicyError, match="neither one of email"):
-        PackPolicy(retrieval={"redact_before_retrieval": ["("]})
+        chosen = retrieve([candidate], "example", k=5, settings=PackPolicy().retrieval, redact=patterns).chosen
+        assert len(chosen) == found
 
 
 def test_what_is_masked_is_neither_embedded_nor_found(tmp_path):

@@ -187,6 +187,15 @@ def seconds(*date):
         ("yesterday", (2023, 10, 21), (2023, 10, 22)),
         ("today", (2023, 10, 22), (2023, 10, 23)),
         ("last week", (2023, 10, 15), (2023, 10, 22)),
+        ("where was I in may?", (2023, 5, 1), (2023, 6, 1)),
+        ("In May I moved. Where to?", (2023, 5, 1), (2023, 6, 1)),
+        ("what did we say last May about the car", (2023, 5, 1), (2023, 6, 1)),
+        ("the trip of early-march, the long one", (2023, 3, 1), (2023, 4, 1)),
+        ("what was planned for 5 may", (2023, 5, 5), (2023, 5, 6)),
+        ("the 5th of may we met", (2023, 5, 5), (2023, 5, 6)),
+        ("on may 5th somebody came", (2023, 5, 5), (2023, 5, 6)),
+        ("may 2022", (2022, 5, 1), (2022, 6, 1)),
+        ("in Dec I was ill", (2022, 12, 1), (2023, 1, 1)),
     ],
 )
 def test_times_that_a_question_names(question, start, end):
@@ -194,7 +203,29 @@ def test_times_that_a_question_names(question, start, end):
     assert (span.start, span.end) == (seconds(*start), seconds(*end))
 
 
-@pytest.mark.parametrize("question", ["May I ask?", "march on", "who?", "call 555", f"{'9' * 5_000} days ago"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        "May I ask?",
+        "march on",
+        "who?",
+        "call 555",
+        f"{'9' * 5_000} days ago",
+        "Which of these 5 may leave?",
+        "this may be wrong",
+        "you may 3 times retry",
+        "May 3 people come along?",
+        "If I arrive late may I still come?",
+        "the room that I am in may be too small",
+        "march or bus?",
+        "march 5 miles a day",
+        "a scratch may mar 2 doors",
+        "hex 0c, dec 12 bytes",
+        "a second on sat and sun",
+        "they march 10 abreast",
+        "prices fall, sales spring up",
+    ],
+)
 def test_questions_without_a_time(question):
     assert named_times(question, asked=seconds(2023, 10, 22)) == ()
 

@@ -20,6 +20,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from packs import pack_input, said
 from scripted import Scripted
+from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
@@ -34,7 +35,7 @@ from aether_context.evidence.passages import Searcher
 from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
 from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
-from aether_context.redaction import PATTERNS, masker
+from aether_context.redaction import RULES, Masker
 from aether_context.retrieval import Entry, HybridIndex, ranking, terms
 from aether_context.state import read_state
 from aether_context.store import artifacts
@@ -203,10 +204,6 @@ UNITS = {
     "For context": "For context:\n",
     "quoted agents": "`x` tool returned result:\n",
 }
-
-
-def of_unit(unit: str) -> Callable[[int], str]:
-    return lambda size: (unit * (size // len(unit) + 1))[:size]
 
 
 def distinct(form: str) -> Callable[[int], str]:
@@ -393,7 +390,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
         [memory(text), memory("other", "n")], text, k=3, settings=RetrievalSettings(), tail=text
     ),
     "index": search,
-    "redact": masker(tuple(PATTERNS)),
+    "redact": lambda text: Masker(RULES)(text),
     # names that a model, a tool or an app gives
     "segment": segment,
     "relative_name": lambda text: quiet(artifacts.relative_name, f"artifact://{text}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from google.adk.cli.service_registry import get_service_registry
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.tools import load_memory, preload_memory
@@ -25,7 +23,6 @@ from postgres_server import Server
 from scripted import Chat, call
 
 from aether_context.adk import HybridMemoryService, register_memory_service
-from aether_context.cli import main
 from aether_context.errors import EmbeddingError, SearchIndexError, StoreError, StoreUnavailable
 from aether_context.memory import Memory
 from aether_context.retrieval.embedders import unit
@@ -223,25 +220,6 @@ def test_uris_are_understood_and_wrong_ones_say_so_without_a_password(
     assert "postgresql://localhost:1/x cannot be reached: " in caplog.text
     for text in (caplog.text, str(refused.value), repr(away), repr(vars(away.memories)), repr(away.memories.database)):
         assert "secret" not in text
-
-
-def test_the_command_line_reads_a_database_and_prints_no_password(postgres: Server) -> None:
-    uri = postgres.uri("by_command").replace("shop@", "shop:secret@")
-    service = HybridMemoryService(uri)
-    service.memories.add("shop", "ann", [KEY])
-    service.memories.close()
-
-    def run(*arguments: str) -> Any:
-        result = CliRunner().invoke(main, arguments)
-        assert "secret" not in result.output
-        return result
-
-    (hit,) = json.loads(run("search", "key", "--memory", uri, "--json").stdout)
-    assert hit["text"] == KEY.text
-    assert (
-        "postgresql:///postgres holds the memories of 0 users"
-        in run("search", "x", "--memory", uri, "--app", "y").output
-    )
 
 
 # servers that are away

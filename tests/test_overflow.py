@@ -231,3 +231,9 @@ def test_what_a_state_says_of_windows_is_checked() -> None:
     chat = Chat(state={STATE_KEY: {"gemini-2.5-flash@x": 3, "other": "many", "third": None}})
     chat.say("One?")
     assert chat.manifests()[-1].window == 1_048_576
+
+
+def test_a_rate_limit_that_another_error_wraps_teaches_nothing() -> None:
+    wrapper = RuntimeError("the model failed")
+    wrapper.__cause__ = StatusError("maximum context length is 8192 tokens", 429)
+    assert overflow_of(wrapper) is None

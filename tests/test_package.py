@@ -155,7 +155,7 @@ def test_every_public_name_says_what_it_is():
         if not value.__doc__ or value.__doc__.startswith(f"{value.__name__}("):
             silent.append(name)
         inherited = {attribute for parent in getattr(value, "__mro__", ())[1:] for attribute in vars(parent)}
-        for attribute, member in vars(value).items() if inspect.isclass(value) else ():
+        for attribute, member in [*vars(value).items()] if inspect.isclass(value) else ():
             function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
             if attribute[0] == "_" or attribute in inherited or not inspect.isfunction(function):
                 continue
@@ -187,7 +187,7 @@ def test_every_install_hint_names_this_distribution():
             assert name == "aether-context-adk", path
 
 
-@pytest.mark.parametrize(("extra", "purpose"), [("s3", "a store on s3://"), ("litellm", "LiteLLM's counter")])
+@pytest.mark.parametrize(("extra", "purpose"), [("s3", "a store on s3://"), ("tune", "the search for a policy")])
 def test_a_missing_extra_says_what_to_install(extra, purpose):
     assert f'pip install "aether-context-adk[{extra}]"' in str(MissingExtra(extra, purpose))
 

@@ -111,3 +111,55 @@ def test_a_policy_of_ones_own_has_a_schema_wherever_it_is_defined():
     assert Indented.model_json_schema()["properties"]["note"]["description"] == "Says something."
     without_source = type("Unknown", (PackPolicy,), {"__module__": "nowhere"})
     assert without_source.model_json_schema()["title"] == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"max_input_tokens": 10**24}, "max_input_tokens"),
+        ({"max_input_tokens": 10**5_000}, "max_input_tokens"),
+        ({"max_input_tokens": -1}, "max_input_tokens"),
+        ({"max_input_tokens": True}, "max_input_tokens"),
+        ({"max_input_tokens": "16000"}, "max_input_tokens"),
+        ({"windows": {"m": 10**24}}, "windows.m"),
+        ({"windows": {"m": 0}}, "windows.m"),
+        ({"windows": {"m": True}}, "windows.m"),
+        ({"retrieval": {"floor": True}}, "retrieval.floor"),
+        ({"retrieval": {"memory_timeout_seconds": float("nan")}}, "retrieval.memory_timeout_seconds"),
+        ({"retrieval": {"memory_timeout_seconds": float("inf")}}, "retrieval.memory_timeout_seconds"),
+        ({"offload": {"threshold_tokens": 10**12}}, "offload.threshold_tokens"),
+        ({"limits": {"session": {"total_tokens": 10**13}}}, "limits.session.total_tokens"),
+        ({"limits": {"agents": {"a": {"cost_usd": "5"}}}}, "limits.agents.a.cost_usd"),
+        ({"redact": ("(" * 3_000 + ")" * 3_000,)}, "redact"),
+        ({"redact": ("a{99999999999}",)}, "redact"),
+    ],
+)
+def test_numbers_and_patterns_have_bounds(settings, field):
+    with pytest.raises(PolicyError) as caught:
+        PackPolicy(**settings)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_large_window_and_large_limits_are_taken():
+    policy = PackPolicy(max_input_tokens=100_000_000, limits={"session": {"total_tokens": 10**12}})
+    assert policy.limits.session.total_tokens == 10**12
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 5_000 + "]" * 5_000,
+        "max_input_tokens = " + "9" * 5_000,
+        "max_input_tokens = 0x" + "f" * 5_000,
+        "max_input_tokens = 1e400",
+        "conversation.custom." + ".".join("a" * 5_000) + " = 1",
+        ".".join("a" * 5_000) + " = 1",
+    ],
+)
+def test_a_file_that_is_too_deep_or_too_large_is_a_bad_policy(tmp_path, text):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(PolicyError):
+        PackPolicy.load(path)

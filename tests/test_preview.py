@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from google.adk.sessions.base_session_service import BaseSessionService
-from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.session import Session
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from scripted import Chat, Failure, big_file, call, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import preview_strategies
-from aether_context.adk.preview import PLACEHOLDER, fetch_session, make_preview, preview, read_session
+from aether_context.adk.preview import PLACEHOLDER, make_preview, preview, read_session
 from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import canonical_json
 from aether_context.cli import main
@@ -33,7 +29,8 @@ from aether_context.conversation import (
     unregister_strategy,
 )
 from aether_context.errors import PolicyError, SessionError
-from aether_context.store.replay import Replayer, request_json
+from aether_context.store.recording import request_json
+from aether_context.store.replay import Replayer
 
 PLAN = {
     "task": "Write the guide",
@@ -257,62 +254,6 @@ def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
             read_session(path)
 
 
-# databases
-
-
-def services(folder: Path) -> dict[str, tuple[str, BaseSessionService]]:
-    database, sqlite = folder / "database.db", folder / "sqlite.db"
-    return {
-        "database": (f"sqlite+aiosqlite:///{database}", DatabaseSessionService(f"sqlite+aiosqlite:///{database}")),
-        "sqlite": (f"sqlite:///{sqlite}", SqliteSessionService(db_path=str(sqlite))),
-    }
-
-
-@pytest.mark.parametrize("kind", ["database", "sqlite"])
-def test_a_session_is_read_from_a_database_that_stays_as_it_was(tmp_path: Path, kind: str) -> None:
-    url, service = services(tmp_path)[kind]
-
-    async def fill() -> None:
-        session = await service.create_session(app_name="shop", user_id="ann", session_id="s1", state={"plan": PLAN})
-        assert session.id == "s1"
-        if isinstance(service, DatabaseSessionService):
-            await service.close()
-
-    asyncio.run(fill())
-    file = tmp_path / f"{kind}.db"
-    before = file.read_bytes()
-    session = fetch_session(url, app="shop", user="ann", session="s1")
-    assert session.state == {"plan": PLAN}
-    assert file.read_bytes() == before
-    with pytest.raises(SessionError, match="no session 's2' of user 'ann' in app 'shop'"):
-        fetch_session(url, app="shop", user="ann", session="s2")
-    assert [one.name for one in tmp_path.iterdir()] == [file.name]
-    output = run("--db", url, "--app", "shop", "--user", "ann", "--session", "s1", "--request").stdout
-    assert "Find the rules" in output
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("file.db", "is not a database URL"),
-        ("sqlite+aiosqlite:///gone.db", "gone.db is not there"),
-        ("sqlite+pysqlite:///empty.db", "Use a 'sqlite.aiosqlite://' URL"),
-        ("oracle+nothing://x/y", "cannot be read"),
-        ("sqlite+aiosqlite:///text.db", "cannot be read"),
-    ],
-)
-def test_a_database_that_cannot_be_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sqlite3.connect("empty.db").close()
-    Path("empty.db").touch()
-    Path("text.db").write_text("not a database, but long enough to be looked at " * 40)
-    with pytest.raises(SessionError, match=said):
-        fetch_session(url, app="a", user="u", session="s")
-    assert not Path("gone.db").exists()
-
-
 # the command line
 
 
@@ -334,51 +275,10 @@ def test_the_command_prints_json_and_the_request(exported: Path) -> None:
     assert "Go on." in run(str(exported), "--request", "--message", "Go on.").stdout
 
 
-def test_the_command_records_only_where_asked(exported: Path, tmp_path: Path) -> None:
-    run(str(exported))
-    assert [one.name for one in tmp_path.iterdir()] == [exported.name]
-    run(str(exported), "--store", str(tmp_path / "packs"))
-    listed = CliRunner().invoke(main, ["list", "--json", "--store", str(tmp_path / "packs")])
-    assert len(json.loads(listed.stdout)) == 1
-
-
-def test_the_command_compares_strategies_and_names_the_one_that_suits(tmp_path: Path) -> None:
-    _, session = long_session()
-    path = tmp_path / "session.json"
-    path.write_text(session.model_dump_json(), encoding="utf-8")
-    asked = [str(path), "--strategies", "--window", "3000", "--message", LONG]
-    found = json.loads(run(*asked, "--json").stdout)
-    assert [row["strategy"] for row in found["strategies"]] == [[name] for name in strategy_names()]
-    assert [row["chosen"] for row in found["strategies"]] == [True] + [False] * (len(strategy_names()) - 1)
-    rows = {row["strategy"][0]: row for row in found["strategies"]}
-    assert rows["heads_tails"]["freed_tokens"] > 0
-    assert rows["heads_tails"]["tokens"] <= 3_000
-    assert found["suggested"]["strategy"] in strategy_names()
-    printed = [line.split() for line in run(*asked).stdout.splitlines()]
-    assert ["strategy", "removed", "replaced", "tokens", "freed", "read", "anew"] in printed
-    shown = next(line for line in printed if line[:1] == ["heads_tails"])
-    assert shown[1] == str(rows["heads_tails"]["removed"])
-    assert printed[-1][:2] == ["suggested:", found["suggested"]["strategy"]]
-
-
-def test_the_command_shows_what_a_cut_by_hand_would_do(exported: Path) -> None:
-    def freed(*more: str) -> list[int]:
-        rows = json.loads(run(str(exported), "--strategies", "--json", *more).stdout)["strategies"]
-        return [row["freed_tokens"] for row in rows]
-
-    assert set(freed()) == {0}
-    assert max(freed("--by-hand")) > 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         ([], 2),
-        (["session.json", "--by-hand"], 2),
-        (["session.json", "--strategies", "--request"], 2),
-        (["session.json", "--db", "sqlite:///x.db"], 2),
-        (["--db", "sqlite:///x.db"], 2),
-        (["--db", "sqlite:///x.db", "--app", "a", "--user", "u", "--session", "s"], 3),
         (["gone.json"], 3),
         (["gone.json", "--policy", "gone.toml"], 3),
     ],

@@ -22,8 +22,8 @@ def record(name: str, source: str = "read", moment: float = 1.0, **of: Any) -> E
 
 
 def state_of(*records: EvidenceRecord) -> dict[str, Any]:
-    held = {f"aether:evidence:{evidence_key(one.uri)}": one.model_dump(mode="json") for one in records}
-    return {"plan": {"x": 1}, **held}
+    held = {evidence_key(one.uri): one.model_dump(mode="json") for one in records}
+    return {"plan": {"x": 1}, "aether:evidence": held}
 
 
 def read(state: dict[str, Any]) -> Records:
@@ -43,9 +43,10 @@ def test_reading_on_gives_what_reading_anew_gives(steps):
     state: dict[str, Any] = {}
     records = Records()
     for name, source, moment, goes in steps:
-        made = state_of(record(name, source, float(moment)))
-        state = {key: held for key, held in state.items() if key not in made or not goes}
-        state = state if goes else copy.deepcopy({**state, **made})
+        made = state_of(record(name, source, float(moment)))["aether:evidence"]
+        held = state.get("aether:evidence", {})
+        held = {key: one for key, one in held.items() if key not in made} if goes else {**held, **made}
+        state = {**state, "aether:evidence": copy.deepcopy(held)}
         records.read(state)
         anew = read(state)
         assert records.readings() == anew.readings()
@@ -65,7 +66,7 @@ def test_an_address_knows_the_reading_before_it():
 
 
 def test_what_is_no_record_is_passed_over():
-    found = read({"aether:evidence:x": "nothing", "aether:evidence:y": {"uri": 7}, **state_of(record("a"))})
+    found = read({"aether:evidence": {"x": "nothing", "y": {"uri": 7}, **state_of(record("a"))["aether:evidence"]}})
     assert list(found.readings()) == [record("a").uri]
 
 

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import logging
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,8 +27,8 @@ from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.store.files import Files
 from aether_context.store.replay import Replayer
-from aether_context.store.retention import carry_out_forgetting, forget
-from aether_context.store.spool import Spool, SpooledFiles, spool_of
+from aether_context.store.retention import all_of, carry_out
+from aether_context.store.spool import Spool, SpooledFiles, Write, spool_of
 
 _numbers = itertools.count(1)
 
@@ -121,7 +123,7 @@ def test_what_was_spooled_arrives_in_its_order(url, tmp_path):
     assert arrived == list(range(50))
 
 
-def test_a_damaged_or_conflicting_write_is_set_aside(url, tmp_path):
+def test_a_damaged_or_conflicting_write_is_set_aside(url, tmp_path, caplog):
     files, spool = spooled(url, tmp_path)
     FailingFileSystem.down = True
     files.deliver = lambda: None
@@ -135,41 +137,68 @@ def test_a_damaged_or_conflicting_write_is_set_aside(url, tmp_path):
     FailingFileSystem.held.update({names[1]: b"another", names[2]: names[2].encode()})
     assert files._deliver_all()
     assert spool.is_empty()
-    assert spool.aside() == [(names[0], "it was damaged"), (names[1], "another file is in its place")]
+    told = [line for line in caplog.messages if "set aside" in line]
+    assert [line.split(" is set aside")[0] for line in told] == names[:2]
+    assert [line.rsplit(": ", 1)[1] for line in told] == ["it was damaged", "another file is in its place"]
+    assert set(spool.paths()) == set(names[:2])
     assert FailingFileSystem.held[names[1]] == b"another"
     assert FailingFileSystem.held[names[3]] == names[3].encode()
 
 
-def test_one_file_that_the_store_never_takes_holds_nothing_back(url, tmp_path):
+def test_one_file_that_the_store_refuses_goes_on_waiting_and_holds_nothing_back(url, tmp_path):
     FailingFileSystem.refused = ("never",)
     files, spool = spooled(url, tmp_path)
-    for name in ("never", "other"):
-        files.create(f"{files.root}/{name}", b"x")
-    assert files.flush(5)
-    ((path, reason),) = spool.aside()
-    assert path.endswith("never")
-    assert "could not be written" in reason
-    assert FailingFileSystem.held[f"{files.root}/other"] == b"x"
-    assert files.create(f"{files.root}/later", b"x")
-    assert spool.is_empty()
+    never, other, later = (f"{files.root}/{name}" for name in ("never", "other", "later"))
+    files.create(never, b"never")
+    files.create(other, b"other")
+    wait_until(lambda: FailingFileSystem.held.get(other) == b"other")
+    wait_until(lambda: not spool.holds_back())
+    assert files.create(later, b"later")
+    assert FailingFileSystem.held[later] == b"later"
+    assert files.read(never) == b"never"
+    FailingFileSystem.refused = ()
+    wait_until(lambda: FailingFileSystem.held.get(never) == b"never")
+    wait_until(spool.is_empty)
 
 
-@pytest.mark.parametrize("refused", ["/packs/", "/blobs/"])
-def test_packs_after_one_that_the_store_never_takes_stand_without_it(url, refused):
+REFUSED = """
+import sys, time
+from pathlib import Path
+from aether_context.store.files import Files
+from aether_context.store.spool import Spool, SpooledFiles
+spool = Spool(Path(sys.argv[2]))
+files = SpooledFiles(Files(sys.argv[1]), spool)
+files.create(f"{files.root}/refused/a", b"x")
+while spool.holds_back():
+    time.sleep(0.01)
+"""
+
+
+def test_what_was_refused_is_written_by_the_next_process(tmp_path):
+    """Nothing can be written below a file that is in the place of a folder."""
+    store, spool = tmp_path / "store", Spool(tmp_path / "spool.sqlite")
+    store.mkdir()
+    (store / "refused").write_bytes(b"")
+    subprocess.run([sys.executable, "-c", REFUSED, str(store), str(spool.path)], check=True, timeout=60)
+    (store / "refused").unlink()
+    SpooledFiles(Files(store), spool).deliver()
+    wait_until(spool.is_empty)
+    assert (store / "refused" / "a").read_bytes() == b"x"
+
+
+def test_packs_after_one_that_the_store_refuses_stand_without_it_and_all_arrive(url):
     chat = Chat(plugin=ContextPackPlugin(store=url, on_error="raise"))
-    FailingFileSystem.refused = (refused,)
+    FailingFileSystem.refused = ("/packs/",)
     chat.say("one")
     spool = spool_of(chat.store.files)
-    wait_until(spool.is_empty)
-    assert spool.aside() != []
+    wait_until(lambda: not spool.holds_back())
+    assert not spool.is_empty()
+    chat.say("two")
+    assert {manifest.extends for manifest in chat.manifests()} <= {None}
     FailingFileSystem.refused = ()
-    chat.say("two", "three")
+    chat.say("three")
     wait_until(spool.is_empty)
-    if refused == "/blobs/":
-        check(chat.store, 3)
-    else:
-        check(chat.store, 2)
-        assert [one.parent is None for one in chat.manifests()] == [True, False]
+    check(chat.store, 3)
 
 
 def test_the_last_of_what_replaces_itself_arrives(url, tmp_path):
@@ -250,14 +279,14 @@ def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
     spool.ask("INSERT INTO aside SELECT number, path, data, 'refused' FROM waiting WHERE path = ?", kept)
     spool.ask("DELETE FROM waiting WHERE path = ?", kept)
 
-    gone = forget(store, "app", "ann", "s1")
-    assert kept in {file.path for file in gone}
-    carry_out_forgetting(store, gone)
+    gone = all_of(store, "app", "ann", "s1")
+    assert kept in {file.path for file in gone.files}
+    carry_out(store, gone)
     assert [path for path in spool.paths() if "/ann/s1" in path] == []
     assert [path for path in spool.paths() if "/ann/s2" in path] != []
-    carry_out_forgetting(store, forget(store, "app", "ann"))
+    carry_out(store, all_of(store, "app", "ann"))
     assert [path for path in spool.paths() if "/ann" in path] == []
-    assert forget(store, "app", "ann") == ()
+    assert all_of(store, "app", "ann").files == ()
     assert files._deliver_all()
     assert list(store.manifests()) == [packs["ben", "s1"]]
 
@@ -446,3 +475,38 @@ def test_a_write_that_always_exits_holds_nothing_back():
     put_evidence(recorder, 3)
     wait_until(lambda: not recorder._waiting)
     assert len(store.evidence("shop", "ann", "s1")) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask")
+@pytest.mark.parametrize(("umask", "file", "folder"), [("077", 0o600, 0o700), ("002", 0o664, 0o775)])
+def test_files_and_folders_have_the_mode_of_any_new_one_of_the_process(tmp_path, umask, file, folder):
+    write = """
+import os, sys
+os.umask(int(sys.argv[1], 8))
+from pathlib import Path
+from aether_context import PackStore
+from aether_context.memory.file import MemoryFile
+files = PackStore(sys.argv[2] + "/store").files
+files.create(f"{files.root}/a/b", b"x")
+files.replace(f"{files.root}/a/c", b"x")
+MemoryFile(Path(sys.argv[2], "memory", "memories.sqlite")).close()
+"""
+    subprocess.run([sys.executable, "-c", write, umask, str(tmp_path)], check=True, timeout=60)
+    made = list(tmp_path.rglob("*"))
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {file}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {folder}
+
+
+def test_what_waits_is_delivered_in_time_that_grows_with_its_number(url, tmp_path):
+    seconds = []
+    for count in (100, 400):
+        files = SpooledFiles(Files(f"{url}-{count}"), Spool(tmp_path / f"{count}.sqlite"))
+        FailingFileSystem.down = True
+        for number in range(count):
+            files.spool.add(f"{files.root}/{number}", b"%d" % number * 2_000, Write.CREATE)
+        FailingFileSystem.down = False
+        began = time.monotonic()
+        files.deliver()
+        wait_until(files.spool.is_empty)
+        seconds.append(time.monotonic() - began)
+    assert seconds[1] < 40 * max(seconds[0], 0.05)

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aether_context.pack import Accuracy
-from aether_context.tokens import CachedCounter, EstimateCounter, TokenCounter, counter_for, family_of, media_tokens
+from aether_context.tokens import EstimateCounter, counter_for, family_of, media_tokens
 from aether_context.tokens import estimate as tables
 
 MODELS = ("gemini-2.5-flash", "gpt-4o", "claude-sonnet-4-5", "claude-opus-5", "some-unknown-model")
@@ -35,22 +34,8 @@ ENGLISH = (
 PYTHON = 'def area(width: int, height: int) -> int:\n    """Square metres."""\n    return width * height\n\n\n'
 
 
-class Recorder(TokenCounter):
-    """A counter that keeps what it was asked."""
-
-    name = "recorder"
-    accuracy: Accuracy = "exact"
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def count(self, text: str) -> int:
-        self.asked.append(text)
-        return len(text)
-
-
-def estimate(family: str = "gemini") -> EstimateCounter:
-    return EstimateCounter(family, (family,), accuracy="approximate")
+def estimate(family: str = "gemini", max_texts: int = 100) -> EstimateCounter:
+    return EstimateCounter(family, (family,), accuracy="approximate", max_texts=max_texts)
 
 
 @given(st.text(st.sampled_from("ab \n.1…—’“日本語한ก🎉é"), max_size=30))
@@ -98,7 +83,7 @@ def test_a_longer_text_does_not_count_markedly_less(text: str) -> None:
 
 @given(texts=st.lists(lively_text, max_size=12))
 def test_remembered_counts_equal_fresh_ones(texts: list[str]) -> None:
-    cached = CachedCounter(estimate(), max_texts=3)
+    cached = estimate(max_texts=3)
     assert [cached.count(text) for text in texts * 2] == [estimate().count(text) for text in texts * 2]
 
 
@@ -245,18 +230,16 @@ def test_counters_are_shared_by_a_family_and_name_their_tables() -> None:
 
 
 def test_the_cache_forgets_the_least_recently_used_and_keeps_no_long_text() -> None:
-    counter = Recorder()
-    cached = CachedCounter(counter, max_texts=2)
-    long = "x" * 2_000
+    counter, long = estimate(max_texts=2), "x" * 2_000
+    kept = []
     for text in ("a", long, "a", "b", "a", long):
-        cached.count(text)
-    assert counter.asked == ["a", long, "b", long]
-    assert all(len(key) <= 16 for key in cached._counts._entries)
-    assert (cached.name, cached.accuracy) == ("recorder", "exact")
+        counter.count(text)
+        kept.append([key if isinstance(key, str) else len(key) for key in counter._counts._entries])
+    assert kept == [["a"], ["a", 16], [16, "a"], ["a", "b"], ["b", "a"], ["a", 16]]
 
 
 def test_threads_share_a_cache() -> None:
-    cached: TokenCounter = CachedCounter(estimate(), max_texts=4)
+    cached = estimate(max_texts=4)
     texts = [ENGLISH[:size] for size in range(1, 40)]
     expected = [estimate().count(text) for text in texts]
     results: list[list[int]] = []

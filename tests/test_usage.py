@@ -509,7 +509,7 @@ def test_an_economical_pack_extends_the_one_before_it() -> None:
     for earlier, later in zip(chat.sent, chat.sent[1:], strict=False):
         assert later.wires[: len(earlier.wires)] == earlier.wires
     manifests = chat.manifests()
-    assert all(one.parent for one in manifests[2:])
+    assert all(one.extends for one in manifests[2:])
     assert len({one.policy for one in manifests[1:]}) == 1
     chat.replays()
 

@@ -293,7 +293,7 @@ def test_below_the_threshold_history_is_not_read_again() -> None:
     """Only what was appended is counted and hashed: each pack extends the one before it."""
     chat = working([500 + 100 * at for at in range(11)])
     chat.say("read")
-    parents = [one.parent for one in chat.manifests()]
+    parents = [one.extends for one in chat.manifests()]
     ids = [one.pack_id for one in chat.manifests()]
     assert parents[2:] == ids[1:-1]
     assert [len(one.contents.added) for one in chat.manifests()[2:]] == [2] * 9

@@ -28,11 +28,11 @@ from aether_context.canonical import canonical_json, hash_json
 from aether_context.cli import main
 from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
+from aether_context.store import Manifest
 from aether_context.store.packs import ENDING
 from aether_context.viewer import create_app, report
-from aether_context.viewer.pages import STATIC, environment, static, visible
-from aether_context.viewer.rows import FLAGS, PackRows
-from aether_context.views import Comparison, Unpacked
+from aether_context.viewer.pages import environment, visible
+from aether_context.views import WHY
 
 
 @pytest.fixture(scope="module")
@@ -52,110 +52,125 @@ def browser(long_chat: Chat) -> Browser:
     return Browser(long_chat.store)
 
 
+def at(manifest: Manifest, **query: str) -> str:
+    """The address of a pack."""
+    names = {"app": manifest.app, "user": manifest.user, "session": manifest.session}
+    return f"/pack/{manifest.pack_id}?{urlencode(names | query)}"
+
+
+SESSION = "/session?app=shop&user=ann&session=s1"
+
+
 def test_the_list_names_each_session_with_what_it_used(long_chat: Chat, browser: Browser) -> None:
     page = browser.open("/")
-    whole = len(long_chat.manifests())
     assert page.status == 200
-    assert f"1 with {whole} packs" in page.text
-    (row,) = re.findall(r'<tr>\s*<td><a class="go.*?</tr>', page.html, re.DOTALL)
-    assert "s1" in row
-    assert "shop · ann" in row
+    (row,) = re.findall(r"<tr>\s*<td><a class=\"go.*?</tr>", page.html, re.DOTALL)
     outcomes = [long_chat.store.outcome(manifest) for manifest in long_chat.manifests()]
-    assert f"{sum(outcome['input_tokens'] for outcome in outcomes if outcome):,}" in row
-    assert "Usage by day and agent" in page.text
+    used = [sum(one[name] for one in outcomes if one) for name in ("input_tokens", "output_tokens")]
+    assert all(name in row for name in (">s1<", ">shop<", ">ann<", "$"))
+    assert all(f'<td class="r">{figure:,}</td>' in row for figure in (len(outcomes), *used))
 
 
-def test_the_list_is_narrowed_by_names_words_and_flags() -> None:
+def test_the_list_is_narrowed_by_names_and_words() -> None:
     store = new_store()
-    for user, app in (("ann", "shop"), ("bob", "bank")):
+    for user, app in (("ann", "shop"), ("Böb", "bank")):
         Chat(store=store, user=user, app_name=app, session=f"of-{user}").say("hello")
-    Chat(store=store, user="eve", session="planned", state={"plan": {"task": "t", "step": {"text": "x"}}}).say("hello")
     browser = Browser(store)
-    all_of = {"of-ann", "of-bob", "planned"}
 
-    def found(query: str) -> set[str]:
-        page = browser.open(f"/?{query}")
-        return {name for name in all_of if page.leads(f"/{name}$")}
+    def found(query: str) -> list[str]:
+        return re.findall(r'class="go wrap"[^>]*>([^<]+)<', browser.open(f"/?{query}").html)
 
-    assert found("") == all_of
-    assert found("app=bank") == {"of-bob"}
-    assert found("user=ann") == {"of-ann"}
-    assert found("q=SHOP+of-ann") == {"of-ann"}
-    assert found("flag=invalid") == {"planned"}
-    assert found("agent=clerk&day=1999-01-01") == set()
-    assert "that match" in browser.open("/?q=nothing-like-it").text
+    assert found("") == ["of-Böb", "of-ann"]
+    assert found("app=bank") == found("words=BÖB") == found("user=B%C3%B6b") == ["of-Böb"]
+    assert found("words=SHOP+of-ann") == found("app=shop&user=ann&words=clerk") == ["of-ann"]
+    assert found("words=shop+bank") == found("app=nobody") == []
+    assert "that match" in browser.open("/?words=nothing-like-it").text
+
+
+def test_many_sessions_and_calls_come_in_pages() -> None:
+    store = new_store()
+    for number in range(27):
+        packs.Session(store, identity=packs.IDENTITY._replace(session=f"s{number:02}")).ask("hello")
+    browser = Browser(store)
+    first, second = browser.open("/"), browser.open("/?page=2")
+    assert [len(page.leads("^/session")) for page in (first, second)] == [25, 2]
+    assert second.path in first.links
+    assert browser.open("/?page=99").text == second.text
+    assert browser.open("/?page=-1").text == browser.open("/?page=x").text == first.text
+    session = packs.Session(store, identity=packs.IDENTITY._replace(session="long"))
+    for number in range(201):
+        session.ask(f"question {number}")
+    newest = browser.open(browser.open("/?words=long").leads("^/session")[0])
+    earlier = browser.open(newest.leads("page=1")[0])
+    assert [len(page.leads("^/pack/")) for page in (earlier, newest)] == [200, 1]
+    assert newest.leads("^/pack/")[0].startswith(f"/pack/{session.manifests[-1].pack_id}?")
 
 
 def test_a_session_has_a_line_and_a_bar_for_each_call(long_chat: Chat, browser: Browser) -> None:
-    page = browser.open("/s/shop/ann/s1")
+    page = browser.open(SESSION)
     manifests = long_chat.manifests()
-    assert len(set(page.leads(r"/pack_[^#]+$"))) == len(manifests)
-    bars = re.search(r'class="bar l-conversation" d="([^"]+)"', page.html)
-    assert bars is not None
-    assert bars[1].count("z") == sum(manifest.allocation["conversation"].used > 0 for manifest in manifests)
-    cuts = [manifest for manifest in manifests if any(event.stage == "cut" for event in manifest.truncation_events)]
-    assert cuts
-    assert page.text.count("prefix ends: cut") == sum(manifest.prefix.broken_by == "cut" for manifest in manifests)
-    assert all(f"{manifest.request_tokens:,}" in page.text for manifest in manifests)
-    assert all(
-        name in page.html for name in ("n-window", "n-budget", "n-compact_to", "l-cached", "l-fresh", "l-output")
-    )
-
-
-def test_a_session_is_set_beside_itself_without_packs(long_chat: Chat, browser: Browser) -> None:
-    unpacked, sides = Unpacked(long_chat.store), Comparison()
-    for manifest in long_chat.manifests():
-        sides = sides.plus(unpacked.compare(manifest))
-    page = browser.open("/s/shop/ann/s1")
-    assert sides.unpacked.tokens > sides.packed.tokens
-    for side in (sides.packed, sides.unpacked):
-        assert f'<td class="r">{side.tokens:,}</td>' in page.html
-        assert f'<td class="r">{side.largest:,}</td>' in page.html
+    assert page.leads("^/pack/") == [at(manifest) for manifest in manifests]
+    drawn = [
+        layer for manifest in manifests for layer, tokens in manifest.allocation.items() if 1_000 * tokens.used // 2_500
+    ]
+    assert len(re.findall(r'<rect class="l-\w+"', page.html)) == len(drawn)
+    assert page.html.count('<rect class="cached"') == len(manifests)
+    for manifest in manifests:
+        assert f'<td class="r">{manifest.request_tokens:,}</td>' in page.html
+        for event in manifest.truncation_events:
+            freed = event.tokens_before - event.tokens_after
+            assert f"{event.stage} {event.layer} −{freed:,}: {WHY[event.reason]}" in page.text
+    cuts = [event for manifest in manifests for event in manifest.truncation_events if event.stage == "cut"]
+    assert page.html.count('class="cut"') == len(cuts) > 0
 
 
 def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Browser) -> None:
-    for manifest, sent in zip(long_chat.manifests(), long_chat.sent, strict=True):
-        page = browser.open(f"/p/{manifest.pack_id}?all=1")
-        page = browser.open(f"{page.path}")
-        assert "digest verified request rebuilt, checksum equal" in page.text
+    for number, (manifest, sent) in enumerate(zip(long_chat.manifests(), long_chat.sent, strict=True)):
+        page = browser.open(at(manifest))
+        assert "replayed: the request is the recorded one" in page.text
+        assert f"sent {manifest.request_tokens:,} of at most 2,500 tokens to {manifest.model}: " in page.text
+        assert all(layer in page.text for layer in LAYERS)
+        assert bool(page.leads("beside=")) is bool(number)
         for content in sent.contents:
             for part in content.parts or ():
-                if part.text and len(part.text) < 3_000:
-                    for line in part.text.splitlines():
-                        assert " ".join(line.split()) in page.text
+                for line in (part.text or "").splitlines():
+                    assert " ".join(line.split()) in page.text
 
 
-def test_stretches_and_candidates_lead_to_each_other(long_chat: Chat, browser: Browser) -> None:
-    page = browser.last_pack()
-    fragments = [link[1:] for link in page.links if link.startswith("#")]
-    assert len(page.ids) == len(set(page.ids))
-    assert set(fragments) <= set(page.ids)
-    sent = [name for name in fragments if name.endswith("-sent")]
-    assert sent
-    assert {name.removesuffix("-sent") for name in sent} <= set(page.ids)
+def test_a_pack_is_found_by_the_hash_at_the_end_of_its_id(long_chat: Chat, browser: Browser) -> None:
+    manifest = long_chat.manifests()[0]
+    page = browser.open(f"/pack/{manifest.pack_id.rsplit('_', 1)[-1]}")
+    assert page.text == browser.open(at(manifest)).text
 
 
-def test_of_many_messages_those_that_are_not_sent_as_they_are_have_a_line() -> None:
+def test_stretches_lead_to_their_candidates(long_chat: Chat, browser: Browser) -> None:
+    for manifest in long_chat.manifests():
+        page = browser.open(at(manifest))
+        fragments = {link[1:] for link in page.links if link.startswith("#")}
+        assert len(page.ids) == len(set(page.ids))
+        assert fragments <= set(page.ids)
+        assert any(name.startswith("c-") for name in fragments)
+
+
+def test_messages_that_are_sent_as_they_are_have_no_line_of_their_own() -> None:
     store = new_store()
     session = packs.Session(store, window=200_000)
-    for at in range(40):
-        session.ask(f"question {at}")
-        session.answer(f"answer {at}")
+    for number in range(40):
+        session.ask(f"question {number}")
+        session.answer(f"answer {number}")
     page = Browser(store).last_pack()
-    rows = re.findall(r'<tr id="c-', page.html)
-    assert len(rows) == 1, "the message that waits for its answer"
-    assert "78 of them" in page.text
-    assert all(f"question {at}" in page.text for at in range(40))
-    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert len(re.findall(r'<tr id="c-', page.html)) == 1, "the message that waits for its answer"
+    assert "78 more messages are sent as they are" in page.text
+    assert all(f"question {number}" in page.text for number in range(40))
 
 
 def test_memories_in_the_request_are_linked_to_their_candidates() -> None:
     chat = Chat(memory=Memories(remembered("The berth tariff of Kiel is 12 euros")))
     chat.say("What is the berth tariff of Kiel?")
     page = Browser(chat.store).last_pack()
-    stretch = re.search(r'<span class="span l-memory" id="(c-\w+)-sent">.*?12 euros', page.html, re.DOTALL)
+    stretch = re.search(r'<span class="span l-memory"><a href="#(c-\w+)"[^<]*</a>[^<]*12 euros', page.html)
     assert stretch is not None
-    assert f'<tr id="{stretch[1]}" class="s-kept">' in page.html
+    assert re.search(rf'<tr id="{stretch[1]}">.*?<b class="s-kept">kept', page.html, re.DOTALL)
 
 
 def test_where_the_prefix_broke_is_shown_to_the_character() -> None:
@@ -163,25 +178,17 @@ def test_where_the_prefix_broke_is_shown_to_the_character() -> None:
     chat = Chat(instruction=lambda _: f"You help. It is {next(hours)} o'clock.")  # type: ignore[arg-type]
     chat.say("hello", "and now?")
     page = Browser(chat.store).last_pack()
-    assert "It ended by system changed" in page.text
-    assert re.search(r"The two part in system, after \d+ characters of it", page.text)
+    assert "There it ended by system changed" in page.text
+    assert re.search(r"The two requests part in system, after \d+ of its characters", page.text)
     assert re.search(r"It is </span><del>nine o", page.html)
     assert re.search(r"It is </span><ins>ten o", page.html)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_cause_is_three_clicks_from_the_list(cause: str) -> None:
+def test_a_cause_is_two_clicks_from_the_list(cause: str) -> None:
     plant, words = CAUSES[cause]
     page = Browser(plant().store).last_pack()
     assert re.search(words, page.text), page.text[:3_000]
-    findings = re.findall(r"<li>((?:(?!</li>).)*)</li>", page.html, re.DOTALL)
-    (found, *_) = [finding for finding in findings if re.search(words, _text(finding))]
-    (target, *_) = re.findall(r'href="#([^"]+)"', found)
-    assert target in page.ids
-
-
-def _text(markup: str) -> str:
-    return re.sub(r"<[^>]+>", "", markup)
 
 
 # what is hostile, damaged or not there
@@ -190,17 +197,18 @@ def _text(markup: str) -> str:
 def test_hostile_texts_are_text(tmp_path: Any) -> None:
     chat = hostile_chat(PackStore(tmp_path / "packs"))
     browser = Browser(chat.store)
-    seen = {"/"}
-    waiting = ["/", "/?q=%3Cscript%3E%22%27", "/?app=%22%3E%3Cscript%3E&flag=%22onfocus%3D"]
+    seen: set[str] = set()
+    waiting = ["/", "/?words=%3Cscript%3E%22%27", "/?app=%22%3E%3Cscript%3E&user=%22onfocus%3D"]
     while waiting:
         page = browser.open(waiting.pop())
-        assert page.status in (200, 404)
-        assert page.tags.count("script") == 1, "the page's own"
-        assert "<img" not in page.html
-        assert not re.search(r" on\w+=|style=|href=\"(?!/|#|data:,|\?)", re.sub(r">[^<]*<", "><", page.html))
+        assert page.status == 200 or "/raw/" in page.path
+        assert not {"script", "img", "b1"} & set(page.tags)
+        assert not re.search(r'href="(?!/|#|data:,)', page.html)
+        assert not re.search(r" on\w+=| style=", re.sub(r'>[^<]*<|"[^"]*"', "", page.html))
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]", page.html)
-        waiting += [link for link in page.links if link.startswith("/s/") and "#" not in link and link not in seen]
+        waiting += [link for link in set(page.links) - seen if link.startswith("/")]
         seen.update(page.links)
+    assert any("beside" in link for link in seen)
     page = browser.last_pack()
     for shown in (
         "<script>alert(1)</script>",
@@ -210,6 +218,9 @@ def test_hostile_texts_are_text(tmp_path: Any) -> None:
         "{{ 7 * 7 }}",
     ):
         assert shown in page.text
+    text = report(chat.store, *chat.manifests()[0].session_key)
+    assert "<script" not in text
+    assert "<img" not in text
 
 
 def test_every_character_that_is_not_seen_is_made_visible() -> None:
@@ -224,20 +235,17 @@ def test_every_character_that_is_not_seen_is_made_visible() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/s/shop/ann/nobody",
-        "/s/shop/ann/s1/pack_20250101T000000.000000Z_00000000",
-        "/s/shop/ann/s1/evidence",
-        "/s/shop/ann/blobs",
-        "/s/../../etc",
-        "/s/..%2f..%2f../etc/passwd",
-        "/s/shop/%2e%2e/s1",
-        "/s/shop/ann/s1/pack_..%2f..%2fx",
-        "/s/shop/ann/s1/..",
-        "/static/../server.py",
-        "/static/..%2fserver.py",
-        "/p/nothing",
+        "/session",
+        "/session?app=shop&user=ann",
+        "/session?app=shop&user=ann&session=nobody",
+        "/session?app=shop&user=..&session=../../etc",
+        "/pack/nothing",
+        "/pack/pack_20250101T000000.000000Z_00000000?app=shop&user=ann&session=s1",
+        "/pack/..%2f..%2fetc%2fpasswd",
+        "/pack/%2e%2e?app=..&user=..&session=..",
+        "/raw/nothing?uri=x",
+        "/static/viewer.css",
         "/openapi.json",
-        "/docs",
     ],
 )
 def test_what_is_no_pack_is_not_found(browser: Browser, path: str) -> None:
@@ -250,41 +258,41 @@ def test_only_evidence_of_the_pack_itself_is_served(tmp_path: Any) -> None:
     store = PackStore(tmp_path / "packs")
     for user in ("ann", "bob"):
 
-        def report(user: str = user) -> dict[str, str]:
+        def write_up(user: str = user) -> dict[str, str]:
             """Writes the report."""
             return {"result": "\n".join(f"line {at} of {user}: {at * 37 % 1009} <b>" for at in range(4_000))}
 
         policy = small(8_000, offload={"mode": "session"})
-        chat = Chat(store=store, user=user, script=[call("report"), "done"], tools=[report], policy=policy)
+        chat = Chat(store=store, user=user, script=[call("write_up"), "done"], tools=[write_up], policy=policy)
         chat.say("Write the report.")
     browser = Browser(store)
-    ours = [list(store.manifests(user=user))[-1] for user in ("ann", "bob")]
-    mine, theirs = (browser.open(f"/p/{manifest.pack_id}") for manifest in ours)
-    page = browser.open(mine.leads("/raw")[0])
+    newest = [list(store.manifests(user=user))[-1] for user in ("ann", "bob")]
+    mine, theirs = (browser.open(at(manifest)).leads("^/raw/")[0] for manifest in newest)
+    page = browser.open(mine)
     assert "line 3 of ann: 111 <b>" in page.text
     assert "<b>" not in page.html
     assert page.headers["content-type"].startswith("text/html")
-    secret = theirs.leads("/raw")[0].partition("?uri=")[2]
-    assert browser.open(theirs.leads("/raw")[0]).status == 200
-    for uri in (secret, "artifact%3A%2F%2F..%2Fx", "file%3A%2F%2F%2Fetc%2Fpasswd", ""):
-        assert browser.open(mine.leads("/raw")[0].partition("?")[0] + f"?uri={uri}").status == 404
+    assert browser.open(theirs).status == 200
+    for uri in (theirs.partition("uri=")[2], "artifact%3A%2F%2F..%2Fx", "file%3A%2F%2F%2Fetc%2Fpasswd", ""):
+        assert browser.open(f"{mine.partition('uri=')[0]}uri={uri}").status == 404
 
 
 def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() -> None:
     chat = Chat()
     chat.say("one", "two", "three")
     first, second, third = chat.manifests()
-    packs.rewrite(chat.store, third, lambda line: line.replace(b'"profile":"chat"', b'"profile":"chaT"') + b" ")
+    packs.rewrite(chat.store, third, lambda line: line.replace(b'"request_tokens":', b'"request_tokens":1'))
     fs = chat.store.files
     fs.replace(f"{chat.store.place(second)}{ENDING}", b"not a pack")
     browser = Browser(chat.store)
-    page = browser.open("/")
-    assert "3 packs" in page.text
-    assert f"{FLAGS['unverified']} ×2" in page.text or FLAGS["unverified"] in page.text
-    assert browser.open("/?flag=unverified").leads("/s1$")
-    assert browser.open(f"/p/{first.pack_id}").status == 200
-    assert browser.open(f"/p/{second.pack_id}").status == 502
-    assert browser.open("/s/shop/ann/s1").status == 200
+    assert "not what was written" in browser.open("/").text
+    session = browser.open(SESSION)
+    assert all(flag in session.text for flag in ("not what was written", "cannot be read"))
+    assert browser.open(at(first)).status == 200
+    assert browser.open(at(second)).status == 502
+    assert "hash is" in browser.open(at(third)).text
+    assert "hash is" in browser.open(at(third, beside=first.pack_id)).text
+    assert browser.open(at(third, beside=second.pack_id)).status == 502
 
 
 def forge(chat: Chat, change: dict[str, Any]) -> None:
@@ -336,18 +344,19 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
 def test_a_forged_manifest_has_a_page_and_holds_nothing_back(change: dict[str, Any]) -> None:
     chat = Chat(script=[*loop(1), "done"] * 2, tools=[look_up])
     chat.say("one", "two")
-    names = [manifest.pack_id for manifest in chat.manifests()]
+    ids = [manifest.pack_id for manifest in chat.manifests()]
     forge(chat, change)
     browser = Browser(chat.store)
     assert browser.open("/").status == 200
-    assert browser.open("/s/shop/ann/s1").status == 200
-    first, last = (f"/s/shop/ann/s1/{name}" for name in (names[0], names[-1]))
-    paths = [first, last, f"{first}/raw?uri=x", f"{first}/what-if?policy=chat", f"/diff?a={first[3:]}&b={last[3:]}"]
-    for page in map(browser.open, paths):
+    assert browser.open(SESSION).status == 200
+    names = "app=shop&user=ann&session=s1"
+    first, last = (f"/pack/{name}?{names}" for name in (ids[0], ids[-1]))
+    for path in (first, last, f"/raw/{ids[0]}?{names}&uri=x", f"{first}&beside={ids[-1]}", f"{last}&beside={ids[0]}"):
+        page = browser.open(path)
         assert page.status in (200, 404, 422, 502)
-        assert page.status != 422 or ("aether-context verify" in page.text and any(name in page.text for name in names))
+        assert page.status != 422 or "aether-context verify" in page.text
         assert "content-security-policy" in page.headers
-    assert report(chat.store, "shop/ann/s1").count('<section class="pack"') <= len(names)
+    assert report(chat.store, "shop", "ann", "s1").count("<section") == len(ids)
 
 
 @pytest.mark.parametrize("outcome", [b"[]", b"7", b"[" * 100_000, b'{"input_tokens": 1' + b"0" * 400 + b"}"])
@@ -356,17 +365,9 @@ def test_an_outcome_that_is_none_holds_nothing_back(outcome: bytes) -> None:
     chat.say("one")
     packs.rewrite(chat.store, chat.manifests()[0], lambda _: outcome, line=2)
     browser = Browser(chat.store)
-    for path in ("/", "/s/shop/ann/s1"):
+    for path in ("/", SESSION):
         assert browser.open(path).status == 200
     assert "The request as it was sent" in browser.last_pack().text
-
-
-def test_settings_that_nobody_can_read_are_told() -> None:
-    chat = Chat()
-    chat.say("one")
-    place = f"/s/shop/ann/s1/{chat.manifests()[0].pack_id}/what-if"
-    for toml in ("self = 1", "a = 1979-05-27", "max_input_tokens = 1" + "0" * 400, "[conversation]\nstrategy = 7"):
-        assert Browser(chat.store).open(f"{place}?{urlencode({'toml': toml})}").status == 200
 
 
 def test_packs_of_which_only_hashes_are_recorded_show_their_account() -> None:
@@ -382,7 +383,7 @@ def test_packs_of_which_only_hashes_are_recorded_show_their_account() -> None:
 
 
 def test_every_answer_carries_a_strict_policy(browser: Browser) -> None:
-    for path in ("/", "/s/shop/ann/s1", "/nothing", "/static/viewer.css"):
+    for path in ("/", SESSION, "/nothing"):
         headers = browser.open(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -393,21 +394,21 @@ def test_every_answer_carries_a_strict_policy(browser: Browser) -> None:
 
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
 def test_nothing_can_be_written(browser: Browser, method: str) -> None:
-    for path in ("/", "/s/shop/ann/s1", "/static/viewer.css"):
+    for path in ("/", SESSION, "/pack/x"):
         assert getattr(browser.client, method)(path).status_code == 405
 
 
 def test_with_a_token_nobody_reads_without_it(long_chat: Chat) -> None:
     token = "a-long-random-token"
     browser = Browser(long_chat.store, token=token)
-    for path in ("/", "/s/shop/ann/s1", "/static/viewer.css", "/nothing", "/p/x"):
+    for path in ("/", SESSION, "/nothing", "/pack/x"):
         assert browser.open(path).status == 401
         assert browser.open(f"{path}?token=wrong").status == 401
         assert browser.open(path, headers={"authorization": "Bearer wrong"}).status == 401
         assert browser.open(path, headers={"cookie": f"aether_context_viewer={token}"}).status == 401
     assert browser.open("/", headers={"authorization": f"Bearer {token}"}).status == 200
-    answer = browser.client.get(f"/?q=s1&token={token}", follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/?q=s1")
+    answer = browser.client.get(f"/?words=s1&token={token}", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?words=s1")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=lax" in cookie
@@ -426,7 +427,7 @@ def test_without_jinja_the_cure_is_named(long_chat: Chat, monkeypatch: pytest.Mo
 
 def test_pages_hold_no_credentials_of_the_store() -> None:
     browser = Browser(PackStore("memory://key:secret@credentials"))
-    for path in ("/", "/p/pack_nothing", "/diff?a=x&b=y", "/s/a/b/c"):
+    for path in ("/", "/pack/pack_nothing", "/session?app=a&user=b&session=c"):
         page = browser.open(path)
         assert "secret" not in page.html
         assert "credentials" in page.html, "the store's name is shown without them"
@@ -465,7 +466,7 @@ def test_mounted_in_another_app_its_links_stay_below_the_mount(long_chat: Chat) 
         links = {link.partition("#")[0] for link in links}
         waiting += sorted(links - seen)
         seen |= links
-    assert any("/pack_" in link for link in seen)
+    assert any("/pack/" in link for link in seen)
 
 
 def test_it_mounts_on_the_app_that_adk_makes(long_chat: Chat, tmp_path: Any) -> None:
@@ -476,72 +477,6 @@ def test_it_mounts_on_the_app_that_adk_makes(long_chat: Chat, tmp_path: Any) -> 
     client = TestClient(app)
     assert "Sessions" in client.get("/context/").text
     assert client.get("/list-apps").status_code == 200
-
-
-def test_the_scripts_are_small_and_refer_to_nothing_elsewhere() -> None:
-    assert sum(len(static(name)) for name in STATIC) < 150_000
-    for name in STATIC:
-        assert b"http" not in static(name).replace(b"http-equiv", b"")
-
-
-# how little is read
-
-
-def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Any) -> None:
-    chat = Chat(store=PackStore(tmp_path / "packs"))
-    chat.say("one", "two")
-    rows = PackRows(chat.store)
-    before = {row.pack_id: row for row in rows.all()}
-    chat.say("three")
-    rows._list_after = 0.0
-    after = {row.pack_id: row for row in rows.all()}
-    assert len(after) == 3
-    assert all(after[name] is row for name, row in before.items())
-    manifest = chat.manifests()[0]
-    chat.store.files.delete(f"{chat.store.place(manifest)}{ENDING}")
-    rows._list_after = 0.0
-    assert manifest.pack_id not in {row.pack_id for row in rows.all()}
-
-
-def test_rows_are_bounded_and_the_newest_are_kept() -> None:
-    store = new_store()
-    manifests = packs.talk(store, turns=12)
-    rows = PackRows(store, most=5)
-    assert [row.pack_id for row in rows.all()] == [manifest.pack_id for manifest in manifests[::-1][:5]]
-    assert rows.older == 7
-
-
-def test_what_there_was_no_time_for_is_read_next_time() -> None:
-    store = new_store()
-    packs.talk(store, turns=3)
-    rows = PackRows(store)
-    assert len(rows.all(most_seconds=-1.0)) == 0
-    assert rows.unread == 3
-    assert len(rows.all()) == 3
-    assert rows.unread == 0
-
-
-def test_a_row_says_what_the_manifest_says(long_chat: Chat) -> None:
-    rows = {row.pack_id: row for row in PackRows(long_chat.store).all()}
-    for manifest in long_chat.manifests():
-        row = rows[manifest.pack_id]
-        outcome = long_chat.store.outcome(manifest) or {}
-        assert row.answered is not None
-        assert row.used == tuple(manifest.allocation[layer].used for layer in LAYERS)
-        assert (row.app, row.user, row.session, row.agent) == (*manifest.session_key, manifest.agent)
-        assert (row.estimate, row.window, row.epoch) == (
-            manifest.request_tokens,
-            manifest.window,
-            manifest.epoch.number,
-        )
-        assert row.budget == manifest.window - manifest.allocation["slack"].final
-        assert row.answered.input_tokens == outcome["input_tokens"]
-        assert row.fault == ""
-
-
-def test_a_page_that_did_not_change_is_not_sent_again(browser: Browser) -> None:
-    tag = browser.open("/s/shop/ann/s1").headers["etag"]
-    assert browser.open("/s/shop/ann/s1", headers={"if-none-match": tag}).status == 304
 
 
 # the command

@@ -14,3 +14,7 @@ def best_of(rounds: int, work: Callable[[], object]) -> float:
         work()
         spent.append(1_000 * (time.thread_time() - began))
     return min(spent)
+
+
+def of_unit(unit: str) -> Callable[[int], str]:
+    return lambda size: (unit * (size // len(unit) + 1))[:size]

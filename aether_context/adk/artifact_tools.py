@@ -22,9 +22,9 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of, with_parts
-from aether_context.adk.session import SessionRecords, state_record
+from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, replaced, strings
-from aether_context.errors import AetherContextError, BlobNotFound
+from aether_context.errors import AetherContextError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.lines import is_text, view_of
 from aether_context.evidence.media import Medium, can_be_shown
@@ -92,7 +92,7 @@ class Library:
         key: tuple[str, str, str] | None = None
         text: str | None
         if digits is not None:
-            record = state_record(session.state, digits)
+            record = await self.record(digits, context)
             if record is None:
                 raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
             kind = record.media_type
@@ -137,16 +137,25 @@ class Library:
             self._texts.put(key, found)
         return found
 
+    async def record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
+        """What is known of a piece of the session's evidence; the store has it, too, where the host has loaded a part
+        of the events."""
+        found = self.records.of(context).of(digits)
+        if found is None and digits:
+            stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
+            found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
+        return found
+
     async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
         """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
 
         Raises:
-            Unreadable: they are not kept any more.
+            Unreadable: they are not kept any more, or the store is away.
         """
         session = context.session
         try:
             return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
-        except BlobNotFound as error:
+        except StoreError as error:
             for event in reversed(session.events):
                 for answer in event.get_function_responses():
                     content = as_json(answer.response or {}) if answer.name == record.source else None
@@ -154,7 +163,8 @@ class Library:
                         data = data_of(content)
                         if hash_bytes(data) == record.digest:
                             return data
-            raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error
+            reason = "is not kept any more" if isinstance(error, BlobNotFound) else "cannot be read now"
+            raise Unreadable(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
 
 
 class _Reader(BaseTool):
@@ -216,7 +226,7 @@ class ReadArtifact(_Reader):
 
     async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         room = self._room(context)
-        record = state_record(context.session.state, evidence_key(uri) or "")
+        record = await self._library.record(evidence_key(uri) or "", context)
         if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
             medium = Medium(data=await self._library.data(record, context), media_type=record.media_type)
             model = model_of(context)

@@ -1,15 +1,30 @@
-"""Waiting for what others wrote, no longer than was said."""
+"""Waiting for what others wrote, no longer than was said, and surviving however it ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import copy_context
 from typing import Any, TypeVar
+
+from cachetools import LRUCache
 
 _T = TypeVar("_T")
 
+RETRY_SECONDS = 30.0
+"""How long a service is left out that was late several times in a row."""
+_MOST_LATE = 3
+_MOST_INVOCATIONS, _MOST_SERVICES = 2_048, 256
+_MOST_THREADS, _THREAD = 256, "aether-context-waited"
 _left: set[asyncio.Task[Any]] = set()
 """Work that was late; the event loop itself holds only weak references to it."""
+
+
+class Ended(Exception):
+    """What others wrote ended as nothing of theirs may: cancelled though nobody asked for it, or by a panic."""
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
@@ -20,18 +35,114 @@ async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
 
     Raises:
         TimeoutError: it was late.
+        Ended: it raised what is no `Exception`, a cancellation that is none of its caller's for example.
     """
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
             raise TimeoutError(f"no answer within {seconds:g} s")
-        return task.result()
+        try:
+            return task.result()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise failure(error) from error
     finally:
         if not task.done():
             task.cancel()
             _left.add(task)
         task.add_done_callback(_forget)
+
+
+def failure(error: BaseException) -> Exception:
+    """An error of what others wrote, as one that can be recorded.
+
+    Where it ends this task itself, since the run is cancelled or the process exits, it is raised instead.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        raise error
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise error
+    return Ended(f"{type(error).__name__} {error}".rstrip())
+
+
+def in_background(act: Callable[[], _T]) -> Future[_T]:
+    """What an act gives in a thread of its own, which neither an event loop that ends nor the process waits for.
+
+    Raises:
+        Ended: very many such threads have not come to an end.
+    """
+    if sum(thread.name == _THREAD for thread in threading.enumerate()) >= _MOST_THREADS:
+        raise Ended(f"{_MOST_THREADS} earlier ones have not answered")
+    future: Future[_T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=copy_context().run, args=[run], name=_THREAD, daemon=True).start()
+    return future
+
+
+async def in_thread(act: Callable[[], _T]) -> _T:
+    """What `in_background` gives."""
+    return await asyncio.wrap_future(in_background(act))
+
+
+class LeftOut(TimeoutError):
+    """It was late several times in a row, and is asked again in a while."""
+
+
+class Waits:
+    """How long invocations have waited for services, and which of these are not asked for a while.
+
+    Args:
+        clock: seconds, from any beginning.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waited: LRUCache[str, float] = LRUCache(_MOST_INVOCATIONS)
+        self._late: LRUCache[str, tuple[int, float]] = LRUCache(_MOST_SERVICES)
+        """How often a service was late since it answered last, and until when it is left out."""
+        self._lock = threading.Lock()
+
+    async def within(self, service: str, invocation: str, seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+        """As `within`, with so many seconds for all that an invocation waits for; waits side by side count once.
+
+        Raises:
+            LeftOut: the service was late too often; one caller tries it again every now and then.
+        """
+        with self._lock:
+            began, waited = self._clock(), self._waited.get(invocation, 0.0)
+            late, until = self._late.get(service, (0, 0.0))
+            if late >= _MOST_LATE:
+                if began < until:
+                    work.close()
+                    raise LeftOut(f"it was late {late} times in a row")
+                self._late[service] = late, began + RETRY_SECONDS
+        try:
+            given = await within(max(0.0, seconds - waited), work)
+        except TimeoutError:
+            if waited < seconds / 2:  # else those before it have taken its time
+                with self._lock:
+                    self._late[service] = late + 1, self._clock() + RETRY_SECONDS
+            raise
+        finally:
+            with self._lock:
+                waited += self._clock() - began
+                self._waited[invocation] = max(waited, self._waited.get(invocation, 0.0))
+        with self._lock:
+            self._late.pop(service, None)
+        return given
 
 
 def _forget(ended: asyncio.Task[Any]) -> None:

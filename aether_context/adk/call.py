@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,13 +18,11 @@ from aether_context.adk.tracing import PackSpan
 from aether_context.adk.windows import Window, Windows
 from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
+from aether_context.redaction import Masker
 from aether_context.state import Planned
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
-
-METADATA = "aether_context"
-"""The key of this package in an event's ``custom_metadata``."""
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
 """ADK's own tools, which are never narrowed away."""
@@ -76,6 +75,15 @@ def words_of(content: types.Content | None) -> str:
     return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
 
 
+_INSTANT_MASK = 20_000
+"""Characters that are masked in no time."""
+
+
+async def masked_aside(mask: Masker, text: str) -> str:
+    """A masked text; off the event loop where a long one would be felt."""
+    return mask(text) if len(text) <= _INSTANT_MASK else await asyncio.to_thread(mask, text)
+
+
 def time_of(context: CallbackContext) -> float | None:
     """The time of the session's last event, seconds since 1970 UTC, by which notes expire, too."""
     events = context.session.events
@@ -115,6 +123,7 @@ class Last(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
     ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
+    ``number`` is the pack's number in its session, 0 where it is not recorded;
     ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
     """
@@ -126,6 +135,7 @@ class Last(NamedTuple):
     stored: Mapping[str, Any] | None
     seen: Seen
     counter: str
+    number: int = 0
     cutoff: str = ""
     summarizer: Mapping[str, int] = NOTHING
 

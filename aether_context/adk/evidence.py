@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -21,12 +22,14 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.artifact_tools import conceal, declare, names_evidence
+from aether_context.adk.bounds import failure
 from aether_context.adk.call import (
     ESSENTIAL,
     ESSENTIAL_MARK,
     AgentKey,
     Call,
     SessionKey,
+    masked_aside,
     session_key,
     time_of,
     words_of,
@@ -44,7 +47,7 @@ from aether_context.adk.results import (
     with_parts,
 )
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session import SessionRecords, has_cut, put_record
+from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_uri, offload
@@ -54,6 +57,7 @@ from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import data_of, gist, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.policy import OffloadSettings, PackPolicy
+from aether_context.redaction import Masker
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
@@ -89,10 +93,10 @@ class Offloader:
         recorder: Recorder,
         records: SessionRecords,
         report: Callable[..., None],
-        caught: Callable[[Exception, str], None],
+        caught: Callable[[BaseException, str], None],
     ) -> None:
         check_rules(policy.offload.tools.values())
-        self._settings = policy.offload
+        self._settings, self._mask = policy.offload, policy.mask
         # What an app has not asked for does not put texts into a store that is to keep none.
         unwanted = policy.offload.mode == "auto" and policy.record != "full"
         self._mode = "off" if unwanted else policy.offload.mode
@@ -156,8 +160,7 @@ class Offloader:
                 found.append((await self._describe(call.context, given, step, settings, window))[0])
             except Exception as error:
                 self._caught(error, f"a result of {given.tool} was not offloaded: ")
-        if found:
-            await self._keep(call.context, found)
+        await self._keep(call.context, found)
 
     async def _describe(
         self, context: CallbackContext, given: Given, step: str, settings: OffloadSettings, window: int
@@ -168,7 +171,8 @@ class Offloader:
             window: the window in tokens by which it is judged; 0 where that is done alike for all.
         """
         arguments = plain(dict(given.arguments))
-        asked = (words_of(context.user_content), canonical_json(arguments))
+        words = await masked_aside(self._mask, words_of(context.user_content))
+        asked = (words, canonical_json(self._mask.json(arguments)))
         query = "\n".join(text[:_ASKED_CHARACTERS] for text in asked)
         origin = {
             "source": given.tool,
@@ -186,6 +190,7 @@ class Offloader:
         for piece, medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             marks.append("")
             if medium is not None:
+                medium = _masked(medium, self._mask)
                 record = self._record(medium, settings, context, {**origin, "piece": piece})
                 evidence.append((record, medium.data))
                 if record.form != "verbatim":
@@ -196,8 +201,11 @@ class Offloader:
         content = as_json(response)
         if content is not None:
             found = await _off_the_loop(
-                content, lambda: offload(content, given.tool, settings, counter=self._counter, query=query)
+                content,
+                lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
+            if self._mask:
+                self._digests.put(structure(content), found.digest)
             is_whole = found.form == "verbatim"
             record = EvidenceRecord(
                 **origin,
@@ -255,10 +263,9 @@ class Offloader:
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
         latest = reversed(results)
         written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in latest))
-        for evidence, is_written in zip(results, reversed(written), strict=True):
-            for record, _ in evidence if is_written else ():
-                if record.form != "verbatim":
-                    put_record(context, record)
+        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
+        records = [record for evidence in stored for record, _ in evidence if record.form != "verbatim"]
+        put_records(context, records, self._records.of(context))
         return all(written)
 
     async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
@@ -267,7 +274,8 @@ class Offloader:
         writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in shown)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
-        except Exception as error:  # one result that is not stored leaves the others, and the pack, as they are
+        except BaseException as raised:  # one result that is not stored leaves the others, and the pack, as they are
+            error = failure(raised)
             if not isinstance(error, (StoreError, TimeoutError)):
                 self._caught(error, f"a result of {shown[0][0].source} was not offloaded: ")
             reason = f"a result of {shown[0][0].source} was not offloaded: {type(error).__name__}"
@@ -296,7 +304,7 @@ class Offloader:
         records = self._records.of(context).by_digits().values()
         problems = tuple(self._problems.pop(call.key[:3], ()))
         if self._mode != "auto":
-            self._show(call, records if self._mode == "request" else ())
+            await self._show_aside(call, records if self._mode == "request" else ())
             if (records or self._mode != "off") and not declare(request, readers):
                 conceal(request)
             return problems
@@ -309,7 +317,7 @@ class Offloader:
         ]
         before, wants = request.contents, False
         if not any(reader.name in request.tools_dict for reader in readers):
-            wants = self._show(call, long)
+            wants = await self._show_aside(call, long)
             # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
             wants = wants or (has_cut(context) and any(record.form in ("extract", "described") for record in records))
             wants = wants or (bool(records) and any(map(names_evidence, request.contents)))
@@ -326,6 +334,10 @@ class Offloader:
         has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
         return bool((has_long_head and names - essential_names(request)) or names & self._always)
 
+    async def _show_aside(self, call: Call, records: Collection[EvidenceRecord]) -> bool:
+        """What `_show` does; off the event loop where it has texts to mask."""
+        return await asyncio.to_thread(self._show, call, records) if self._mask else self._show(call, records)
+
     def _show(self, call: Call, records: Collection[EvidenceRecord]) -> bool:
         """Puts extracts into a request where the session's history holds the results themselves; whether one of them
         names an address.
@@ -339,7 +351,7 @@ class Offloader:
         with self._lock:
             history = self._histories.pop(call.key, None)  # no other call goes on with it meanwhile
         if history is None or not history.goes_on(records, contents):
-            history = _History(records)
+            history = _History(records, self._mask)
 
         def shown(part: types.Part) -> types.Part:
             answer = self._shown_of(part.function_response, history) if part.function_response is not None else None
@@ -363,7 +375,7 @@ class Offloader:
 
     def _requote(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
         """Puts extracts into a request where it quotes what another agent's tools gave."""
-        known = _History(records)
+        known = _History(records, self._mask)
         quotes: list[tuple[str, str]] = []
         for event in context.session.events:
             for response in event.get_function_responses():
@@ -416,7 +428,7 @@ class Offloader:
         same = structure(content)
         digest = self._digests.get(same)
         if digest is None:
-            digest = hash_bytes(data_of(content))
+            digest = hash_bytes(data_of(self._mask.json(content)))
             self._digests.put(same, digest)
         record = history.record_of(digest)
         if record is None:
@@ -425,7 +437,8 @@ class Offloader:
         found = self._shown.get(key)
         if found is None:
             settings = self._limits(record.window) if record.window else self._settings
-            found = offload(content, tool, settings, counter=self._counter, query=record.query)
+            masked = self._mask.json(content)
+            found = offload(masked, tool, settings, counter=self._counter, query=record.query)
             self._shown.put(key, found)
         return superseding(found.response, history.earlier(record)) if found.form != "verbatim" else None
 
@@ -450,7 +463,8 @@ class _History:
     handed out again.
     """
 
-    def __init__(self, records: Collection[EvidenceRecord]) -> None:
+    def __init__(self, records: Collection[EvidenceRecord], mask: Masker) -> None:
+        self._mask = mask
         self.by_digest = {record.digest: record for record in records}
         self.sources = {record.source for record in records}
         self.has_media = any(record.piece for record in records)
@@ -513,7 +527,7 @@ class _History:
 
     def mark_of(self, medium: Medium | None, *, supersedes: bool = False) -> str:
         """What stands in the place of a medium, empty where it stays; with the address that it supersedes."""
-        record = self.record_of(hash_bytes(medium.data)) if medium is not None else None
+        record = self.record_of(hash_bytes(_masked(medium, self._mask).data)) if medium is not None else None
         if record is None or record.form != "described":
             return ""
         return mark(record, self.earlier(record) if supersedes else "")
@@ -524,6 +538,16 @@ def _uses_computer(tool: BaseTool | None) -> bool:
     from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 
     return isinstance(tool, ComputerUseTool)
+
+
+def _masked(medium: Medium, mask: Masker) -> Medium:
+    """A medium as the store keeps it: masked where it is text."""
+    if not mask or not is_text(medium.media_type):
+        return medium
+    with suppress(UnicodeDecodeError):
+        text = mask(medium.data.decode("utf-8", "surrogatepass"))
+        medium = medium._replace(data=text.encode("utf-8", "surrogatepass"))
+    return medium
 
 
 async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:

@@ -12,7 +12,7 @@ from google.genai import types
 from pydantic import Field
 
 from aether_context.adk.acceptance import ACCEPTANCE
-from aether_context.adk.call import METADATA
+from aether_context.pack import METADATA
 
 
 class AcceptanceGate(BaseAgent):

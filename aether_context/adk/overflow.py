@@ -115,9 +115,10 @@ def overflow_of(error: BaseException | str | None) -> Overflow | None:
 
     An error that was raised from another one is read with it.
     """
-    texts = [error] if isinstance(error, str) else list(_texts(error))
-    if isinstance(error, BaseException) and status_of(error) == 429:
+    errors = [] if isinstance(error, str) else list(_causes(error))
+    if any(status_of(cause) == 429 for cause in errors):
         return None
+    texts = [error] if isinstance(error, str) else [text for cause in errors for text in _texts(cause)]
     text = " ".join(" ".join(texts).lower()[:_MOST_CHARACTERS].split())
     if not text or _RATE.search(text):
         return None
@@ -139,15 +140,16 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def _texts(error: BaseException | None) -> Iterator[str]:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     for _ in range(_MOST_CAUSES):
-        if error is None:
-            return
-        yield str(error)[:_MOST_CHARACTERS]
-        code = getattr(error, "code", None)
-        if isinstance(code, str):
-            yield code[:100]
-        error = error.__cause__
+        if error is not None:
+            yield error
+            error = error.__cause__
+
+
+def _texts(error: BaseException) -> list[str]:
+    code = getattr(error, "code", None)
+    return [str(error)[:_MOST_CHARACTERS], *([code[:100]] if isinstance(code, str) else [])]
 
 
 def _is_overflow(error: object) -> bool:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -27,15 +28,17 @@ from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
-from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of
+from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
+from aether_context.adk.call import AgentKey, Call, Last, ReadCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
-from aether_context.adk.models.gemini import register_counters
+from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.prompt_cache import mark_prefix
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.inputs import Gatherer, last_unread
-from aether_context.adk.request.recall import Recall, Shelves
-from aether_context.adk.request.writer import write
+from aether_context.adk.request.recall import Recall
+from aether_context.adk.request.writer import rewritten, write
+from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
@@ -44,11 +47,13 @@ from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
-from aether_context.pack import Calibration, Epoch, Identity, Pack, PackInput
+from aether_context.pack import METADATA, Calibration, Epoch, Identity, Pack, PackInput
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
+from aether_context.redaction import MaskedLogs
 from aether_context.state import Planned
 from aether_context.store import PackStore, pack_id
+from aether_context.store.masking import MaskedContents, masked_input
 from aether_context.store.packs import DEFAULT_STORE
 from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.tokens.cache import TokenCache
@@ -62,11 +67,15 @@ _T = TypeVar("_T")
 _MOST_CALLS = 512
 _MOST_TOLD = 8
 _MOST_WARNINGS = 1_000
-_INSTANT_CHARACTERS = 500_000
+_INSTANT_CHARACTERS = 100_000
 _INSTANT_TOOLS = 50
+_COUNTING_SECONDS = 10.0
 _MOST_FORK_SECONDS = 5.0
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
+_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "RequestPacker | None"]
+_FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
+"""Which agent is at work in which invocation, its latest request, and the packer that came to that first."""
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
 
@@ -83,8 +92,9 @@ class Failures:
         self._raises = on_error == "raise"
         self._warnings: set[str] = set()
 
-    def caught(self, error: Exception, about: str = "") -> None:
+    def caught(self, raised: BaseException, about: str = "") -> None:
         """Reports an error that was caught, or raises it again; called where it is handled."""
+        error = failure(raised)
         if self._raises:
             raise error
         self.report(f"{about}{type(error).__name__}: {error}", error)
@@ -105,7 +115,9 @@ class Failures:
     def warn_once(self, message: str, error: Exception | None = None) -> None:
         if message not in self._warnings and len(self._warnings) < _MOST_WARNINGS:
             self._warnings.add(message)
-            logger.warning("%s", message, exc_info=error)
+            # Names of tools and texts of errors come from others: none may begin a line of its own.
+            line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
+            logger.warning("%s", line, exc_info=error)
 
 
 class RequestPacker:
@@ -141,22 +153,30 @@ class RequestPacker:
         self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
         self._meters = Meters(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
-        self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
+        self._sent_contents = MaskedContents(thoughts=False)
+        if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
+            logger.addFilter(MaskedLogs(policy.mask))
+
+        def write_summary(identity: Identity, key: str, text: str) -> None:
+            self._recorder.summary(identity, key, policy.mask(text))
+
+        self._summarizer = ModelSummarizer(self._recorder.store, write_summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
         self._records = SessionRecords()
-        self._gatherer = Gatherer(self._records)
-        self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
+        self._waits = waits = Waits()
+        self._gatherer = Gatherer(self._records, waits)
+        self._recall = Recall(waits)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
-            policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
+            policy, self._recorder.store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
         )
-        library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
+        library = Library(self._recorder.store, self._records, policy.redact)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
-        register_counters()
-        self._counters = Counters(policy.tokens, clock=time.monotonic)
+        tokenizers = {"gemini-local": local_tokenizer}
+        self._counters = Counters(policy.tokens, clock=time.monotonic, tokenizers=tokenizers)
         self._cache = TokenCache()
         self._windows = Windows()
         self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
@@ -180,11 +200,28 @@ class RequestPacker:
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)
 
+    def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
+        """Whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
+        they keep in the same session state."""
+        key = (*agent_key_of(context), context.invocation_id)
+        known, packed, first = _FIRST.get()
+        if known != key or (request is not None and packed is not request):
+            _FIRST.set((key, request, self))
+        elif first is not None and first is not self:
+            self._failures.warn_once(
+                f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
+                f"one for {self.store.url} stands back behind that for {first.store.url}; remove one of the two"
+            )
+            return True
+        return False
+
     # the callbacks, with ADK's names for what they take: whatever fails below them, the call goes on
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
         the policy gives one in the model's place."""
+        if self._stands_back(callback_context, llm_request):
+            return None
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
@@ -199,13 +236,15 @@ class RequestPacker:
                     raise
                 span.error = "step_too_large"
                 return _answer(span.error, f"This step does not fit the model's window: {error}.")
-            except Exception as error:
+            except BaseException as error:
                 self._failures.caught(error)
                 span.error = type(error).__name__
                 return await self._pack_plainly(callback_context, llm_request, span)
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
+        if self._stands_back(callback_context):
+            return
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
@@ -213,20 +252,22 @@ class RequestPacker:
                 code, said = llm_response.error_code, llm_response.error_message
                 refused = overflow_of(f"{code} {said}") if code is not None else None
                 await self._after(callback_context, llm_response, refused)
-        except Exception as error:
+        except BaseException as error:
             self._failures.caught(error)
 
     async def on_model_error(
         self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
     ) -> None:
         """Records a call whose model raised, and learns from a refusal of what was too long."""
+        if self._stands_back(callback_context):
+            return
         try:
             refused = overflow_of(error)
             code = "context_window_exceeded" if refused is not None else type(error).__name__
             response = LlmResponse(error_code=code, error_message=str(error))
             await self._after(callback_context, response, refused, llm_request.model)
-        except Exception as failure:
-            self._failures.caught(failure)
+        except BaseException as raised:
+            self._failures.caught(raised)
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
@@ -237,18 +278,20 @@ class RequestPacker:
                 actions = EventActions(state_delta={WINDOWS: learned})
                 event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
                 await invocation.session_service.append_event(invocation.session, event)
-        except Exception as failure:  # the next call keeps it, then
-            logger.info("a learned window is not in the session yet: %s", type(failure).__name__)
+        except Exception as error:  # the next call keeps it, then
+            logger.info("a learned window is not in the session yet: %s", type(error).__name__)
         await self.flush(invocation=invocation)
 
     async def after_tool(
         self, tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, tool_response: object
     ) -> dict[str, Any] | None:
         """What takes a tool's result's place in the session; None where it stays."""
+        if self._stands_back(tool_context):
+            return None
         try:
             step = self._step(tool_context)
             return await self._offloader.after_tool(tool, args, tool_context, tool_response, step)
-        except Exception as error:
+        except BaseException as error:
             self._failures.caught(error)
             return None
 
@@ -261,17 +304,17 @@ class RequestPacker:
             return _invalid(call)
         enriched: ReadCall | None = None
         while True:
-            pick = self._counters.ready(call.model)
-            if pick is None:
-                pick = await asyncio.to_thread(self._counters.pick, call.model)
             try:
+                pick = self._counters.ready(call.model)
+                if pick is None:
+                    pick = await _waited(self.policy.tokens.counter, partial(self._counters.pick, call.model))
                 packed = await self._extend(call, pick)
                 if packed is None:
                     enriched = enriched or await self._enrich(call)
                     packed = await self._build(enriched, pick)
                 break
-            except TokenCountingError as error:  # the next best counter then
-                self._counters.fail(call.model, pick, error)
+            except TokenCountingError as error:  # the estimate counts then
+                self._counters.fail(call.model, error)
                 self._failures.report(str(error))
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
@@ -285,6 +328,9 @@ class RequestPacker:
         economical one, with a note, where a limit is near.
         """
         call = call_of(context, request, self.policy, span, self._windows)
+        memories = call.invocation.memory_service
+        if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
+            memories.memories.mask = self.policy.mask
         planned = self._gatherer.planned(call)
         for problem in planned.problems:
             if problem.startswith("state "):
@@ -311,8 +357,12 @@ class RequestPacker:
         grown = self._gatherer.grown(call, pick.counter.name, partial(self._calibration, call, pick))
         if grown is None:
             return None
-        extend = partial(extend_pack, last.pack, grown.source, call.policy, counter=pick.counter, cache=self._cache)
-        pack = await asyncio.to_thread(extend) if pick.remote else extend()
+
+        def extend() -> Pack | None:
+            source = self._sent_input(grown.source, call.policy)
+            return extend_pack(last.pack, source, call.policy, counter=pick.counter, cache=self._cache)
+
+        pack = await _counted(pick, extend, is_instant=not call.policy.redact_prompt)
         return None if pack is None else (grown, pack)
 
     async def _enrich(self, call: Call) -> ReadCall:
@@ -341,8 +391,13 @@ class RequestPacker:
             for the first time, or with a provider that is asked."""
             large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
             many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
-            made = partial(build_pack, source, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
-            return await asyncio.to_thread(made) if large > _INSTANT_CHARACTERS or many or pick.remote else made()
+            is_instant = large <= _INSTANT_CHARACTERS and not many and not policy.redact_prompt
+
+            def made() -> Pack:
+                sent = self._sent_input(source, policy)
+                return build_pack(sent, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
+
+            return await _counted(pick, made, is_instant=is_instant)
 
         pack = await build(read.source)
         cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
@@ -385,7 +440,10 @@ class RequestPacker:
             cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
         if not source.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
-            write(pack, call.request, contents, call.policy.retrieval.redact_before_retrieval)
+            if call.policy.redact_prompt:
+                known = (self._gatherer.reader.content(content, call.model) for content in contents)
+                contents = list(map(rewritten, contents, known, source.request.contents))
+            write(pack, call.request, contents, call.policy.redact)
             if pack.appended is not None and call.last is not None:
                 stored = call.last.stored
             else:
@@ -396,6 +454,8 @@ class RequestPacker:
             if source.first_call:
                 self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
+        records = call.policy.record != "off"
+        number = self._recorder.number(call.key[:3], call.context.session.events) if records else 0
         last = Last(
             name=name,
             pack=pack,
@@ -404,15 +464,20 @@ class RequestPacker:
             stored=stored,
             seen=read.seen,
             counter=read.counter,
+            number=number,
             cutoff=cutoff,
             summarizer=read.summary_cost,
         )
         with self._lock:
             self._last[call.key] = last
-        if call.policy.record != "off":
-            self._recorder.pack(pack, call.policy, read.counter, call.span)
+        if records:
+            self._recorder.pack(pack, call.policy, read.counter, call.span, number)
         self._failures.guarded(partial(self._report, pack, name, call.span), None)
         return None
+
+    def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
+        """What a pack is built from: masked where the policy masks what the model is sent."""
+        return masked_input(source, policy.mask, self._sent_contents) if policy.redact_prompt else source
 
     def _cutoff(self, call: Call, pack: Pack) -> str:
         """The id of the last event that the model does not read."""
@@ -426,6 +491,9 @@ class RequestPacker:
         if (logs or span.recording) and self.policy.record != "off":
             place = self.store.uri_of(identity.app, identity.user, identity.session, name)
         span.packed(pack, name, place)
+        for problem in pack.degradations:
+            if problem.startswith("strategy "):
+                self._failures.report(problem)
         if pack.over_window:
             logger.warning(
                 "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
@@ -448,13 +516,14 @@ class RequestPacker:
             )
             planned = Planned(problems=(f"packed plainly after {span.error}",))
             call = call_of(context, request, policy, span, self._windows)._replace(planned=planned)
-            read = await Gatherer(SessionRecords()).gather(call)
+            read = await Gatherer(SessionRecords(), self._waits).gather(call)
             counter = counter_for("")
-            pack = build_pack(read.source, call.policy, counter=counter)
+            pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
             return self._settle(read._replace(counter=counter.name), pack)
         except BudgetExceededError:
             raise
-        except Exception as error:
+        except BaseException as raised:
+            error = failure(raised)
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
 
@@ -497,7 +566,7 @@ class RequestPacker:
             pack = last.pack
             try:
                 review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
-            except Exception as error:  # the rest is recorded all the same
+            except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
                 self._learn(context, last, refused, model)
@@ -505,7 +574,7 @@ class RequestPacker:
                 self._meters.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             cutoff = {"cutoff": last.cutoff} if last.cutoff else {}
-            metadata = {"pack_id": last.name, **self._meters.note(pack), **cutoff, **metadata}
+            metadata = {"pack_id": last.name, "number": last.number, **self._meters.note(pack), **cutoff, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
         if metadata:
@@ -520,7 +589,7 @@ class RequestPacker:
             **({"summarizer": last.summarizer} if last.summarizer else {}),
             **({ACCEPTANCE: review.to_json()} if review is not None else {}),
         }
-        self._recorder.outcome(last.pack.identity, outcome)
+        self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
 
     def _learn(self, context: CallbackContext, last: Last, refused: Overflow, model: str | None) -> None:
         """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
@@ -530,6 +599,25 @@ class RequestPacker:
                 self._refused[context.invocation_id] = context.state.get(WINDOWS)
         if refused.sent is not None:
             self._meters.reported(last.pack, last.counter, refused.sent)
+
+
+async def _counted(pick: Pick, act: Callable[[], _T], *, is_instant: bool = True) -> _T:
+    """What an act gives that counts tokens; off the event loop where it may wait, or is not instant."""
+    if pick.may_wait:
+        return await _waited(pick.name, act)
+    return act() if is_instant else await asyncio.to_thread(act)
+
+
+async def _waited(counter: str, act: Callable[[], _T]) -> _T:
+    """What an act gives that a counter may hold up.
+
+    Raises:
+        TokenCountingError: it is late.
+    """
+    try:
+        return await within(_COUNTING_SECONDS, in_thread(act))
+    except (TimeoutError, Ended) as error:
+        raise TokenCountingError(counter, str(error)) from error
 
 
 def _own_policy(

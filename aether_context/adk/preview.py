@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
-import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
@@ -44,7 +41,7 @@ from aether_context.adk.request.inputs import CUT, last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.conversation import strategy_names
-from aether_context.errors import MissingExtra, SessionError
+from aether_context.errors import SessionError
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, record
@@ -238,57 +235,6 @@ def read_session(path: str | os.PathLike[str]) -> Session:
         first = error.errors()[0]
         why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         raise SessionError(f"{os.fspath(path)} is not an exported ADK session: {why}") from error
-
-
-def fetch_session(url: str, *, app: str, user: str, session: str) -> Session:
-    """A session from a database of ADK's. An SQLite file is copied first, so that nothing is written to it.
-
-    Args:
-        url: as ADK takes it: ``sqlite+aiosqlite:///file.db``, ``postgresql+asyncpg://…``, or ``sqlite:///file.db``
-            for the files of ADK's own SQLite service.
-
-    Raises:
-        SessionError: the database cannot be opened, or has no such session.
-        MissingExtra: the database needs a package that is not installed.
-    """
-    kind, _, place = url.partition("://")
-    if not place:
-        raise SessionError(f"{url!r} is not a database URL: write sqlite+aiosqlite:///file.db")
-    with tempfile.TemporaryDirectory(prefix="aether-context-") as folder:
-        copy = Path(folder) / "sessions.db"
-
-        async def fetch() -> Session | None:
-            if kind == "sqlite":
-                from google.adk.sessions.sqlite_session_service import SqliteSessionService
-
-                sqlite = SqliteSessionService(db_path=str(copy))
-                return await sqlite.get_session(app_name=app, user_id=user, session_id=session)
-            from google.adk.sessions.database_session_service import DatabaseSessionService
-
-            service = DatabaseSessionService(f"{kind}:///{copy}" if kind.startswith("sqlite") else url)
-            try:
-                return await service.get_session(app_name=app, user_id=user, session_id=session)
-            finally:
-                await service.close()
-
-        try:
-            if kind.startswith("sqlite"):
-                path = Path(place.partition("?")[0].removeprefix("/"))
-                if not path.is_file():
-                    raise SessionError(f"{path} is not there")
-                source_url = f"{path.absolute().as_uri()}?mode=ro"
-                with closing(sqlite3.connect(source_url, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
-                    source.backup(target)
-            found = _run_apart(fetch())
-        except SessionError:
-            raise
-        except ImportError as error:
-            raise MissingExtra("db", "a session database") from error
-        except Exception as error:
-            raise SessionError(f"the session database cannot be read: {type(error).__name__}: {error}") from error
-    if found is None:
-        raise SessionError(f"no session {session!r} of user {user!r} in app {app!r} is in this database")
-    return found
 
 
 class _Unwritten(Recorder):

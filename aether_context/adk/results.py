@@ -10,10 +10,11 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.adk.call import METADATA, Call
+from aether_context.adk.call import Call
 from aether_context.adk.request.reader import stored
 from aether_context.evidence.media import Medium, typed
 from aether_context.evidence.offload import free_key
+from aether_context.pack import METADATA
 from aether_context.tokens import family_of, media_tokens
 
 MEDIA_KEY = "media"

@@ -4,7 +4,7 @@
     aether:summary:{scope}:{number}      a part of the summary of what was cut: what a cut added to it, or all of it
     aether:payload:{scope}:{number}      a packed message, written once an invocation
     aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
-    aether:evidence:{digits}             what is known of a result that is not shown whole, by the digits of its address
+    aether:evidence                      what is known of results that are not shown whole, by their addresses' digits
 
 ``scope`` stands for agent and branch. An epoch that another session left there (ADK copies a parent's state into child
 sessions) is not this session's and is ignored. All but evidence begins with ``temp:`` in the session of an agent that
@@ -12,7 +12,8 @@ runs as a tool, since ADK writes what else is in there into the state of the cal
 
 Whatever a later call has to send again stands here in full, since a store can be away, or another worker's own. The
 long texts are compressed against what their reader knows already: a part of a summary against the parts before it, a
-packed message against the words of the message that it stands for.
+packed message against the words of the message that it stands for. Of evidence the latest records stand here alone:
+the session's events hold what they wrote into its state, and so all that has left it.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ import base64
 import json
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.events.event import Event
 from google.adk.sessions.state import State
 from pydantic import BaseModel, TypeAdapter
 
 from aether_context.adk.call import SessionKey, caller_of, session_key
-from aether_context.canonical import hash_json, short
+from aether_context.canonical import canonical_json, hash_json, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
@@ -252,7 +254,9 @@ def storable(text: str) -> str:
 
 # The records of evidence.
 
-_STATE = "aether:evidence:"
+_STATE = "aether:evidence"
+_MOST_EVIDENCE = 6_000
+"""Characters of JSON of the records in a session's state, those of the latest call aside."""
 _RECORD = TypeAdapter(EvidenceRecord)
 _MOST_SESSIONS = 512
 _MOST_OF_STEP = 50
@@ -266,43 +270,67 @@ class Records:
     """
 
     def __init__(self) -> None:
-        self._names: Set[str] = frozenset()
+        self._read = 0
+        self._last_event = ""
+        self.told: dict[str, object] = {}
+        """What the session's events hold, by digits."""
+        self._held: object = None
         self._values: dict[str, object] = {}
         self._records: dict[str, EvidenceRecord] = {}
         self._calls: dict[str, dict[str, EvidenceRecord]] = {}
         self._later: dict[str, str] = {}
 
-    def read(self, state: Mapping[str, Any]) -> None:
-        """Takes over what a state says now."""
-        if state.keys() == self._names:
-            found = {key: state[key] for key in self._values}
-        else:
-            found = {key: value for key, value in state.items() if key.startswith(_STATE)}
-            self._names = frozenset(state)
-        before, self._values = self._values, found
-        if found == before:
+    def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
+        """Takes over what a session's state and its events say now."""
+        held = state.get(_STATE)
+        if not self._read_events(events) and held == self._held:
             return
+        self._held = held
+        found = {**self.told, **(held if isinstance(held, Mapping) else {})}
+        before, self._values = self._values, found
         changed = [key for key, value in found.items() if before.get(key) is not value and before.get(key) != value]
         changed += before.keys() - found.keys()
         calls: set[str] = set()
         for key in changed:
-            digits = key.removeprefix(_STATE)
-            gone = self._records.pop(digits, None)
+            gone = self._records.pop(key, None)
             if gone is not None:
                 self._later.pop(gone.uri, None)
-                self._calls.get(gone.call, {}).pop(digits, None)
+                self._calls.get(gone.call, {}).pop(key, None)
                 calls.add(gone.call)
             record = valid(_RECORD, found.get(key))
             if record is not None:
-                self._records[digits] = record
+                self._records[key] = record
                 self._later[record.uri] = ""
                 if record.source:
-                    self._calls.setdefault(record.call, {})[digits] = record
+                    self._calls.setdefault(record.call, {})[key] = record
                     calls.add(record.call)
         for call in calls:
             answers = sorted(self._calls.get(call, {}).values(), key=_moment)
             later = superseded(answers)
             self._later.update((answer.uri, later.get(answer.uri, "")) for answer in answers)
+
+    def _read_events(self, events: Sequence[Event]) -> bool:
+        """Reads on in a session's events, or all of them anew but for those that a rewind took back; whether there
+        are any that it has not read."""
+        read = [event.id for event in events[self._read - 1 : self._read]] == [self._last_event]
+        if (read and len(events) == self._read) or (not events and not self.told):
+            return False
+        new = list(events[self._read :])
+        if not read or any(event.actions.rewind_before_invocation_id for event in new):
+            self.told, new = {}, []
+            for event in events:
+                if rewound := event.actions.rewind_before_invocation_id:
+                    new = new[: next((at for at, old in enumerate(new) if old.invocation_id == rewound), len(new))]
+                new.append(event)
+        self._read, self._last_event = len(events), events[-1].id if events else ""
+        for event in new:
+            held = event.actions.state_delta.get(_STATE)
+            self.told.update(held if isinstance(held, Mapping) else {})
+        return True
+
+    def of(self, digits: str) -> EvidenceRecord | None:
+        """The record of an address by its digits; None where the session has none."""
+        return self._records.get(digits)
 
     def by_digits(self) -> dict[str, EvidenceRecord]:
         """The records by the digits of their addresses."""
@@ -354,32 +382,44 @@ class SessionRecords:
             found = self._sessions.get(scope)
             if found is None:
                 found = self._sessions[scope] = Records()
-            found.read(context.session.state)
+            found.read(context.session.state, context.session.events)
         return found
 
 
-def state_record(state: Mapping[str, Any], digits: str) -> EvidenceRecord | None:
-    """The record of an address in a session's state; None where the session has none."""
-    return valid(_RECORD, state.get(f"{_STATE}{digits}"))
-
-
-def put_record(context: CallbackContext, record: EvidenceRecord) -> None:
+def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], known: Records) -> None:
     """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
 
     An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
-    extracts in a request are found by their tool.
+    extracts in a request are found by their tool. The oldest records leave the state. In the session of an agent that
+    runs as a tool its own ones stay, since nothing but the state reaches its caller.
     """
-    digits = evidence_key(record.uri) or ""
-    earlier = state_record(context.session.state, digits)
-    kept = record
-    if earlier is not None and (earlier.arguments or not record.arguments):
-        kept = earlier.model_copy(update={"time": record.time}) if earlier.call == record.call else earlier
-    if kept != earlier:
-        context.state[f"{_STATE}{digits}"] = kept.model_dump(mode="json", exclude_defaults=True)
+    held = context.session.state.get(_STATE)
+    kept = dict(held) if isinstance(held, Mapping) else {}
+    caller, staying = caller_of(session_key(context)), set[str]()
+    for record in records:
+        digits = evidence_key(record.uri) or ""
+        earlier = valid(_RECORD, kept.get(digits)) or known.of(digits)
+        if earlier is not None and (earlier.arguments or not record.arguments):
+            record = earlier.model_copy(update={"time": record.time}) if earlier.call == record.call else earlier
+        if record != earlier:
+            kept.pop(digits, None)
+            kept[digits] = record.model_dump(mode="json", exclude_defaults=True)
+            staying.add(digits)
+    if caller is not None and caller.is_agent:
+        staying.update(known.told)
+    sizes = {digits: len(canonical_json(value)) for digits, value in kept.items()}
+    over = sum(sizes.values()) - _MOST_EVIDENCE
+    for digits in sorted(kept.keys() - staying, key=lambda digits: _moment(valid(_RECORD, kept[digits]))):
+        if over <= 0:
+            break
+        over -= sizes[digits]
+        del kept[digits]
+    if kept != (held or {}):
+        context.state[_STATE] = kept
 
 
-def _moment(record: EvidenceRecord) -> tuple[float, str]:
-    return record.time or 0.0, record.uri
+def _moment(record: EvidenceRecord | None) -> tuple[float, str]:
+    return (record.time or 0.0, record.uri) if record is not None else (0.0, "")
 
 
 class Declared:

@@ -28,7 +28,7 @@ from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import STORE_SECONDS
 from aether_context.adk.request import inputs
-from aether_context.adk.session import Declared, Records, put_record
+from aether_context.adk.session import Declared, Records, put_records
 from aether_context.canonical import hash_bytes, hash_text, short
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
@@ -111,8 +111,14 @@ async def keep_evidence(
     except TimeoutError as error:
         raise StoreError(f"{store.url} took no evidence within {STORE_SECONDS:g} s: try again later") from error
     shape = add(Declared(context))
-    put_record(context, record)
+    put_records(context, [record], _records_of(context))
     return shape
+
+
+def _records_of(context: ToolContext) -> Records:
+    records = Records()
+    records.read(context.session.state, context.session.events)
+    return records
 
 
 def _described(
@@ -367,10 +373,8 @@ class _Keeper:
         record = await keep_evidence(
             context, content, source=source, media_type=media_type, covers=_lines(covers), store=self._store
         )
-        records = Records()
-        records.read(context.session.state)
         answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-        return superseding(answer, records.earlier(record.uri))
+        return superseding(answer, _records_of(context).earlier(record.uri))
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from aether_context.pack import LAYERS
 if TYPE_CHECKING:
     from aether_context.pack import Pack
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("aether_context")
 
 _P = ParamSpec("_P")
 Attributes: TypeAlias = Mapping[str, str | int | bool]

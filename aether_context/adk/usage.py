@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
@@ -19,10 +19,11 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
 
-from aether_context.adk.call import METADATA, AgentKey, Call, Caller, SessionKey, agent_key, caller_of, session_key
+from aether_context.adk.bounds import in_thread, within
+from aether_context.adk.call import AgentKey, Call, Caller, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
-from aether_context.errors import AetherContextError, BudgetExceededError
-from aether_context.pack import Calibration, Content, Epoch, Identity, Pack, PackInput, valid
+from aether_context.errors import BudgetExceededError
+from aether_context.pack import METADATA, Calibration, Content, Epoch, Identity, Pack, PackInput, valid
 from aether_context.policy import LimitSettings, UsageSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -226,7 +227,7 @@ class Ledgers:
                         return _stopped(call, error)
                     going.passed = going.passed or error
                     limit = (account.key, error.scope, error.name, error.measure, error.limit)
-                    self._log_once(limit, f"session {account.key[2]}: {error}")
+                    self._log_once(limit, f"session {account.key[2]!r}: {error}")
             session.going[slot] = going
             for account in accounts:
                 account.ledger.begin(planned, **account.where)
@@ -491,11 +492,9 @@ class Meters:
         if self._ratios.get(owner) is not None:
             return
         found = [valid(RATIO, _ratios(state).get(owner.by))]
-        try:
-            async with asyncio.timeout(0.5):
-                found.append(valid(RATIO, await asyncio.to_thread(self._store.calibration, *owner)))
-        except (AetherContextError, TimeoutError):
-            pass
+        with contextlib.suppress(Exception):  # the store fails, or takes longer
+            reading = in_thread(partial(self._store.calibration, *owner))
+            found.append(valid(RATIO, await within(0.5, reading)))
         known = (ratio for ratio in found if ratio is not None)
         self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 

@@ -1,9 +1,10 @@
-"""`aether-context serve` and `aether-context report`: packs in a browser, from a server or from a file."""
+"""`aether-context serve`: packs in a browser, from a server or from a file."""
 
 from __future__ import annotations
 
 import ipaddress
 from contextlib import suppress
+from pathlib import Path
 
 import click
 
@@ -33,11 +34,6 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
     store = packs.require(PackStore(url))
     # Without a token only the host name protects from requests that a web site makes the browser send (DNS rebinding).
     app = create_app(store, token=token, hosts=None if token else (*LOOPBACK, _in_url(host)))
-    rows = app.state.rows
-    rows.all(most_seconds=0.5)
-    while rows.unread:
-        tell(f"{rows.unread:,} packs left to read")
-        rows.all(most_seconds=5)
     tell(f"{store.url} at http://{_in_url(host)}:{port}/{'?token=…' if token else ''}, until Ctrl-C")
     with suppress(KeyboardInterrupt):
         uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
@@ -54,32 +50,29 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def write_report(
-    url: str,
-    session: str,
-    *,
-    app: str | None,
-    user: str | None,
-    output: str,
-    limit: int,
-    everything: bool,
-) -> None:
+def write_report(url: str, file: str, *, app: str | None, user: str | None, session: str | None) -> None:
     """Writes the pages of one session into a file.
 
     Raises:
+        click.UsageError: the file cannot be written.
         PackNotFound: there is no such session, or more than one.
     """
-    from aether_context.viewer.single_file import report
+    from aether_context.viewer import report
+    from aether_context.viewer.calls import Calls, Session, by_session
 
-    store = packs.require(PackStore(url))
-    folders = [folder for folder in store.sessions(app, user, session) if store.pack_files(folder)]
+    store, folder = packs.require(PackStore(url)), Path(file).parent
+    if not folder.is_dir():
+        raise click.UsageError(f"--report {file}: there is no folder {folder}: make it first, or name another file")
+    sessions = by_session(store.places(app, user, session))
     whose = packs.whose(app=app, user=user, session=session)
-    if not folders:
+    if not sessions:
         raise PackNotFound(f"no packs{whose} in {store.url}: `{store.command('list')}` shows what is there")
-    if len(folders) > 1:
-        raise PackNotFound(f"{len(folders)} sessions are{whose}: give --app and --user, too")
-    text = report(store, folders[0].removeprefix(f"{store.files.root}/"), most=limit, whole=everything)
-    with click.open_file(output, "w", encoding="utf-8", atomic=output != "-") as file:
-        file.write(text)
-    if output != "-":
-        tell(f"{output}: {len(text.encode()):,} bytes; it holds what the agent was sent: mind whom you give it to")
+    if len(sessions) > 1:
+        raise PackNotFound(f"{len(sessions)} sessions are{whose or ' there'}: say which by --session, --app and --user")
+    text = report(store, *Session(Calls(store).of(sessions[0][-20:])).owner)
+    try:
+        with click.open_file(file, "w", encoding="utf-8", atomic=True) as output:
+            output.write(text)
+    except OSError as error:
+        raise click.UsageError(f"--report {file} cannot be written: {error.strerror or error}") from error
+    tell(f"{file}: {len(text.encode()):,} bytes; it holds what the agent was sent: mind whom you give it to")

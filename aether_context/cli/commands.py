@@ -12,12 +12,9 @@ it needs.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +24,6 @@ from aether_context import __version__
 from aether_context.errors import AetherContextError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*(?:(?:([kmgtp])(i)?)?b)?\s*", re.IGNORECASE)
 
 
 class _Commands(click.Group):
@@ -50,21 +46,6 @@ class _Amount(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)
         return number
-
-
-def size(text: str) -> int:
-    """A size in whole bytes, rounded down. Units of 1,000 end in ``B``, those of 1,024 in ``iB``, in any case.
-
-    Raises:
-        click.BadParameter: it is not a size.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        units = "B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB or PiB"
-        raise click.BadParameter(f"{text!r} is no size: give bytes, or a number with a unit out of {units}")
-    number, letter, binary = match.groups()
-    power = " kmgtp".index(letter.lower()) if letter else 0
-    return int(Decimal(number) * (1_024 if binary else 1_000) ** power)
 
 
 def _examples(*lines: str) -> str:
@@ -214,24 +195,15 @@ def verify(**options: Any) -> int:
     "preview session.json",
     'preview session.json --message "Go on." --policy research --window 32000',
     "preview session.json --request",
-    "preview session.json --strategies --window 32000",
-    "preview --db sqlite+aiosqlite:///sessions.db --app desk --user ann --session s1",
 )
-@click.argument("path", required=False, metavar="[SESSION.json]")
-@click.option("--db", "database", metavar="URL", help="Read the session from this database of ADK's.")
-@click.option("--app", help="The session's application; with --db.")
-@click.option("--user", help="The session's user; with --db.")
-@click.option("--session", help="The session's id; with --db.")
+@click.argument("path", metavar="SESSION.json")
 @click.option("--message", metavar="TEXT", help="The user's next message.")
 @_policy_option
 @click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
 @click.option("--model", default="gemini-2.5-flash", show_default=True, help="The model's name; it is not called.")
 @click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
 @click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
-@click.option("--store", "url", metavar="URL", help="Also record the pack in this store.")
 @click.option("--request", is_flag=True, help="The request itself, not its description.")
-@click.option("--strategies", is_flag=True, help="What each strategy would cut, save and cost in cache.")
-@click.option("--by-hand", is_flag=True, help="With --strategies: as if a cut had been requested.")
 @_all_option
 @_json_option("The manifest as JSON; with --request, the request.")
 def preview(**options: Any) -> None:
@@ -239,39 +211,11 @@ def preview(**options: Any) -> None:
 
     SESSION.json is a file from `Session.model_dump_json()` or ADK's web page. Where the session waits for a user's
     message and --message gives none, a placeholder is used. Tools are unknown here, and memories are not searched.
+
+    From Python `aether_context.adk.preview` takes a session of any session service, and `preview_strategies` compares
+    what each strategy would do.
     """
     from aether_context.cli.preview import show
-
-    show(**options)
-
-
-@_command(
-    "tokens session.json --model gpt-4o",
-    "tokens notes.md --model gemini-2.5-flash --vocabulary tokenizer.json",
-    "tokens 9f86d081 --counter estimate --counter anthropic-api --json",
-)
-@click.argument("source", metavar="SESSION|MANIFEST|FILE")
-@click.option(
-    "--model", metavar="NAME", help="The model; else the pack's own, else gemini-2.5-flash. It is not called."
-)
-@click.option(
-    "--counter",
-    "counters",
-    metavar="NAME",
-    multiple=True,
-    help="A counter's name; it may then use the network.",
-)
-@click.option("--vocabulary", metavar="FILE", help="The model's vocabulary, in place of the policy's `tokens.files`.")
-@_policy_option
-@_store_option
-@_json_option("A JSON object with the layers of each counter.")
-def tokens(**options: Any) -> None:
-    """Counts the tokens of a request, by layer and by counter: the estimate, and what the policy or --counter names.
-
-    The source is an exported session, whose next request is counted; a recorded pack, by id or by its manifest's path,
-    which is counted as it was sent; or any text.
-    """
-    from aether_context.cli.tokens import show
 
     show(**options)
 
@@ -356,78 +300,37 @@ def usage(**options: Any) -> int:
 
 
 @_command(
-    "search 'where did we leave the keys' --memory memories.sqlite",
-    "search getUserName --memory memories.sqlite --app home --user ann --embedder none --json",
+    "forget --app shop --user ann --yes", "forget --app shop --user ann --session s1", "forget --older-than 30 --yes"
 )
-@click.argument("query")
-@click.option(
-    "--memory",
-    "path",
-    metavar="PATH",
-    required=True,
-    help="The file or folder of a memory service, or a postgresql:// URI.",
-)
-@click.option("--app", help="Whose memories: the app.")
-@click.option("--user", help="And the user; neither is needed where there is but one.")
-@click.option("--embedder", metavar="NAME", help="static, sentence-transformers:MODEL, gemini:MODEL or none.")
-@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="The N best.")
-@_json_option("A JSON list, an object for each hit.")
-def search(**options: Any) -> None:
-    """Shows what a memory service finds for QUERY, best first, with each score the rank was made of."""
-    from aether_context.cli.search import show
-
-    show(**options)
-
-
-@_command("gc", "gc --yes", "gc --store s3://bucket/packs --max-bytes 10GB --yes", "gc --app shop --json")
 @_store_option
-@click.option("--app", help="Users of this application only.")
-@click.option("--user", help="This user only.")
-@click.option("--pack-days", type=_Amount(min=0), default=30.0, show_default=True, help="Age of a pack.")
-@click.option("--evidence-days", type=_Amount(min=0), default=14.0, show_default=True, help="Age of raw evidence.")
-@click.option("--cache-days", type=_Amount(min=0), default=7.0, show_default=True, help="Age of a cache.")
-@click.option(
-    "--max-bytes",
-    type=size,
-    metavar="SIZE",
-    help="The most that one user's packs may take: bytes, or with a unit as in 10GB (thousands) or 500MiB (1,024s).",
-)
-@click.option("--grace-minutes", type=_Amount(min=0), default=60.0, show_default=True, help="Younger files are kept.")
-@_yes_option
-@_json_option("A JSON object with a row per user.")
-def gc(**options: Any) -> int:
-    """Deletes old packs, raw evidence and caches, and texts that no pack names any more.
-
-    A pack is kept while younger packs extend it. With --max-bytes the chains of packs that were written to longest ago
-    are deleted as well. Agents may write to the store meanwhile. Artifacts that an app saved are kept.
-
-    The exit code is 3 where a manifest could not be read; then no text of that user is deleted.
-    """
-    from aether_context.cli.retention import collect
-
-    return collect(**options)
-
-
-@_command("forget --app shop --user ann", "forget --app shop --user ann --session s1 --yes")
-@_store_option
-@click.option("--app", required=True, help="The application.")
-@click.option("--user", required=True, help="The user.")
+@click.option("--app", help="The application.")
+@click.option("--user", help="The user.")
 @click.option("--session", help="This session only.")
+@click.option("--older-than", "days", type=_Amount(min=0), metavar="DAYS", help="What is older, of all or of one user.")
 @_yes_option
 @_json_option("A JSON object with what was found.")
-def forget(**options: Any) -> None:
-    """Deletes all files of a user, or of one session, from a store, whatever their age.
+def forget(**options: Any) -> int:
+    """Deletes all files of a user or of one session from a store, or what is older than some days.
 
-    These are packs, texts, evidence, caches, artifacts in the same store, and writes that wait in this machine's spool.
-    Texts that other sessions of the user name are kept until these are deleted. Memories in a memory service are not
-    touched.
+    These are packs, messages, evidence, summaries, calibration, artifacts in the same store, and what waits on this
+    machine to be written. With a session those of the agents that ran as tools for it go, too; evidence that other
+    sessions name stays. Memories in a memory service are not touched, and neither are files that are not ours.
+
+    With --older-than packs go by chains, from one cut to the next: a chain that goes on stays whole. Artifacts stay.
+
+    The exit code is 3 where a pack could not be read; then no pack of its session goes for its age.
     """
-    from aether_context.cli.retention import forget_all
+    from aether_context.cli.retention import forget_files
 
-    forget_all(**options)
+    return forget_files(**options)
 
 
-@_command("serve", "serve s3://bucket/packs --port 9000", "serve artifacts --host 0.0.0.0")
+@_command(
+    "serve",
+    "serve s3://bucket/packs --port 9000",
+    "serve artifacts --host 0.0.0.0",
+    "serve artifacts --report bug.html --session s1",
+)
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
 @click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")
@@ -437,45 +340,29 @@ def forget(**options: Any) -> None:
     show_envvar=True,
     help="The token that readers must send, at least 16 characters; best set in the environment.",
 )
-def serve(**options: Any) -> None:
+@click.option(
+    "--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send to others."
+)
+@click.option("--session", help="The session of the report; needed where there are several.")
+@click.option("--app", help="Its application.")
+@click.option("--user", help="Its user.")
+def serve(url: str, file: str | None, session: str | None, app: str | None, user: str | None, **options: Any) -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
     It only reads the store. To listen on another address than this machine's own it needs a token, which readers send
-    once as ?token=…, or as the header "Authorization: Bearer …". Needs the extra "viewer".
+    once as ?token=…, or as the header "Authorization: Bearer …".
+
+    With --report it writes the calls of one session, and its newest packs, into a file that is complete in itself and
+    holds no script. Needs the extra "viewer".
     """
-    from aether_context.cli.browser import serve as run
+    from aether_context.cli import browser
 
-    run(**options)
-
-
-@_command("report s1", "report s1 --app shop --user ann --limit 5 -o bug.html")
-@click.argument("session")
-@_store_option
-@click.option("--app", help="The session's application.")
-@click.option("--user", help="The session's user.")
-@click.option(
-    "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="Where to write it; - is stdout."
-)
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The N newest packs in full.")
-@click.option("--all", "everything", is_flag=True, help="Every text in full, none of them shortened.")
-def report(**options: Any) -> None:
-    """Writes the pages that `serve` shows for a session into one HTML file, to attach to a bug report.
-
-    The file is complete in itself and holds no script. Needs the extra "viewer".
-    """
-    from aether_context.cli.browser import write_report
-
-    write_report(**options)
-
-
-@_command("schema", "schema state", "schema policy > policy.schema.json")
-@click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
-def schema(kind: str) -> None:
-    """Prints a JSON Schema: of manifests, of the session state, or of policies."""
-    from aether_context import policy, state, store
-
-    schemas = {"manifest": store.schema, "state": state.state_schema, "policy": policy.PackPolicy.model_json_schema}
-    click.echo(json.dumps(schemas[kind](), indent=2, sort_keys=True))
+    if file is not None:
+        browser.write_report(url, file, session=session, app=app, user=user)
+    elif session or app or user:
+        raise click.UsageError("--session, --app and --user say which session --report FILE writes")
+    else:
+        browser.serve(url, **options)
 
 
 @_command("demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo")

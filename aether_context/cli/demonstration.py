@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -14,34 +14,13 @@ from rich.text import Text
 from aether_context.cli.packs import pack_name
 from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import FAILED, WRONG_USAGE, Screen, cell, grid
-from aether_context.cli.verification import Verifier
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
-from aether_context.views import Comparison, Unpacked
+from aether_context.store.verification import Verifier
+from aether_context.views import WHY, Comparison, Unpacked
 
 _PACKAGE = Path(__file__).parent.parent
-
-WHY: Mapping[str, str] = {
-    "below_floor": "it has too little to do with the request and the step",
-    "beyond_k": "as many better ones as may enter were there",
-    "duplicate": "the same text is there already",
-    "expired": "it had expired",
-    "over_allocation": "its layer would have passed its tokens",
-    "high_water": "the request had passed the high-water mark",
-    "byte_net": "the request had too many bytes, and no usage was reported",
-    "window": "it would not have fitted the window",
-    "compression_off": "the policy allows no shorter form of it",
-    "already_in_conversation": "it stands in the conversation anyway",
-    "not_in_scope": "the step does not name it",
-    "no_message": "there is no human message to put it into",
-    "threshold": "the estimate had passed the share of the window that placeholders begin at",
-    "turn_budget": "the latest turns alone fill the ceiling for whole turns",
-    "middle": "it is neither the beginning nor the end of the conversation",
-    "by_hand": "a cut was asked for",
-    "strategy": "a registered strategy left it out",
-}
-"""Each reason for leaving something out, as the end of a sentence."""
 
 _COLUMNS = {
     "sent": "the whole request",

@@ -8,26 +8,27 @@ from rich.text import Text
 from aether_context.cli import packs
 from aether_context.cli.rendering import difference_json, print_difference, print_pack, print_request
 from aether_context.cli.terminal import FAILED, NOT_THERE, Screen, print_json, tell
-from aether_context.cli.verification import Verifier
 from aether_context.errors import ChecksumMismatch, PackNotFound
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest
+from aether_context.store.manifest import ContentList
 from aether_context.store.replay import Replayer
+from aether_context.store.verification import Verifier
 from aether_context.views import Difference, difference, read_view, view_of, view_under
 
 
 def show(url: str, pack: str | None, *, everything: bool, as_json: bool) -> int:
     """Prints a pack.
 
-    What is missing or unreadable is reported on stderr. Where an ancestor is, only the manifest's own rows are shown.
+    What is missing or unreadable is reported on stderr. Where a pack before it is, only its own rows are shown.
     """
     store, place = packs.locate(url, pack)
     manifest, replayer = store.read(place), Replayer(store)
     gaps: tuple[str, ...] = ()
     if as_json:
         resolved = replayer.resolve(manifest)
-        # The manifest as it would be without a parent, except for its digest, which is that of the stored one.
-        contents = manifest.contents.model_copy(update={"head": 0, "added": resolved.contents, "tail": 0})
+        # The manifest as it would be at the head of a chain, except for its digest, which is that of the stored one.
+        contents = ContentList(added=resolved.contents, ranges=((0, len(resolved.contents)),))
         rows = tuple(resolved.rows.values())
         filled = manifest.model_copy(update={"contents": contents, "rows": rows, "counts": dict(resolved.counts)})
         print_json(filled.model_dump(mode="json"))
@@ -56,7 +57,7 @@ def show_replay(url: str, pack: str, *, policy: str | None, everything: bool, as
     store, place = packs.locate(url, pack)
     manifest, replayer = store.read(place), Replayer(store)
     replayed = replayer.replay(manifest)
-    view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(place, line=True)
+    view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(place, chain=True)
     if other_policy is not None:
         _show_difference(difference(view, view_under(replayer, manifest, other_policy)), everything, as_json)
     elif as_json:
@@ -64,7 +65,9 @@ def show_replay(url: str, pack: str, *, policy: str | None, everything: bool, as
     else:
         print_request(view, everything=everything)
         if not fault:
-            checked = f"{manifest.request_tokens:,} tokens; the request is the recorded one: {manifest.checksum}"
+            what = "recorded one, in which secrets are masked" if manifest.masked_checksum else "recorded one"
+            digest = manifest.masked_checksum or manifest.checksum
+            checked = f"{manifest.request_tokens:,} tokens; the request is the {what}: {digest}"
             Screen().print(Text(checked, style="green"))
     if fault:
         problem = "nobody can tell whether this is what was sent, since the pack does not verify"
@@ -78,8 +81,8 @@ def show_difference(url: str, before: str | None, after: str | None, *, everythi
     manifest = store.read(place)
     if after is not None:
         earlier, earlier_place = packs.locate(url, before)
-    elif manifest.previous is not None:
-        earlier, earlier_place = store, f"{place.rpartition('/')[0]}/{manifest.previous}"
+    elif manifest.call_before is not None:
+        earlier, earlier_place = store, f"{place.rpartition('/')[0]}/{manifest.call_before}"
     else:
         raise PackNotFound(f"{manifest.pack_id} says of no pack before it: name the one to compare it with")
     replayer = Replayer(store)

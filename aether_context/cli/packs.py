@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.text import Text
@@ -48,7 +49,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
     require(store)
     if pack_id not in (None, "latest"):
         return store.find(pack_id)
-    newest = store.places(newest=1)
+    newest = store.places()[-1:]
     if not newest:
         raise PackNotFound(f"no packs in {store.url}")
     return newest[0]
@@ -56,8 +57,8 @@ def find(store: PackStore, pack_id: str | None) -> str:
 
 def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
     """The store and the place of a pack, given what `find` takes, or the path of a file with its manifest."""
-    if pack is not None and (path := Path(pack)).is_file():
-        located = in_file(url, path)
+    if pack is not None and os.path.isfile(pack):
+        located = in_file(url, Path(pack))
         if located is None:
             raise ManifestError(f"{pack} is no pack: it holds no manifest")
         return located
@@ -73,7 +74,7 @@ def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
     is_packed = path.name.endswith(ENDING)
     try:
         data = path.read_bytes()
-        fields = fields_of(read_manifest(data) if is_packed else data)
+        fields = read_manifest(data) if is_packed else fields_of(data)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
     except ManifestError as error:
@@ -97,7 +98,7 @@ def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
 def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> int:
     """Prints the list."""
     store = require(PackStore(url))
-    places = store.places(app=app, user=user, session=session, newest=limit + 1 if limit else None)
+    places = store.places(app=app, user=user, session=session)
     packs: list[tuple[str, Manifest | AetherContextError]] = []
     for place in places[-limit:] if limit else places:
         try:
@@ -158,7 +159,7 @@ def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
 def _value(store: PackStore, name: str, manifest: Manifest | AetherContextError) -> JSON:
     if isinstance(manifest, AetherContextError):
         return {"pack_id": name, "error": plain(manifest)}
-    fields = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
+    fields = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
     return {field: getattr(manifest, field) for field in (*fields, *tokens)} | {
         "epoch": manifest.epoch.number,

@@ -75,7 +75,7 @@ def _facts(manifest: Manifest) -> RenderableType:
         "epoch": f"{manifest.epoch.number}, "
         + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else "going on"),
         "record": ("texts recorded" if manifest.texts else "hashes only")
-        + (f" · extends {manifest.parent}" if manifest.parent else " · stands alone"),
+        + (f" · extends {manifest.extends}" if manifest.extends else " · stands alone"),
         "checksum": manifest.checksum,
     }
     table = grid("", "")

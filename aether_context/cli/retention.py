@@ -1,4 +1,4 @@
-"""`aether-context gc` and `forget`: deleting packs and other files from a store."""
+"""`aether-context forget`: deleting what a store holds."""
 
 from __future__ import annotations
 
@@ -7,83 +7,64 @@ import time
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, print_json, progress, tell
-from aether_context.errors import PackNotFound
+from aether_context.errors import PackNotFound, PolicyError
 from aether_context.store import PackStore
-from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
+from aether_context.store.retention import DAY_SECONDS, Plan, all_of, carry_out, older_than
 
 
-def collect(
-    url: str,
-    *,
-    app: str | None,
-    user: str | None,
-    pack_days: float,
-    evidence_days: float,
-    cache_days: float,
-    max_bytes: int | None,
-    grace_minutes: float,
-    delete: bool,
-    as_json: bool,
+def forget_files(
+    url: str, *, app: str | None, user: str | None, session: str | None, days: float | None, delete: bool, as_json: bool
 ) -> int:
-    """Prints what the rules delete, and deletes it where ``delete`` is set."""
-    rules = Rules(
-        packs_seconds=pack_days * DAY_SECONDS,
-        evidence_seconds=evidence_days * DAY_SECONDS,
-        caches_seconds=cache_days * DAY_SECONDS,
-        most_bytes=max_bytes,
-        grace_seconds=grace_minutes * 60,
-    )
+    """Prints what would be deleted, and deletes it where ``delete`` is set."""
     store = packs.require(PackStore(url))
-    plans = [plan(store, owner, rules, time.time()) for owner in store.owners(app, user)]
+    whose = packs.whose(app=app, user=user, session=session)
+    if days is not None:
+        if session is not None:
+            raise PolicyError("--session goes without --older-than: a session is forgotten whole", field="session")
+        owners = store.owners(app, user)
+        plans = {owner: older_than(store, owner, days * DAY_SECONDS, time.time()) for owner in owners}
+    else:
+        if app is None or user is None:
+            raise PolicyError("name --app and --user, or give --older-than DAYS", field="user")
+        plans = {store.files.place(app, user): all_of(store, app, user, session)}
+        if not any(plan.files for plan in plans.values()):
+            raise PackNotFound(f"nothing{whose} is in {store.url}")
     if delete:
-        with progress("deleting", sum(len(planned.files) for planned in plans)) as step:
-            plans = [carry_out(store, planned, step) for planned in plans]
-    kinds = ("packs", "blobs", "evidence", "caches")
+        with progress("deleting", sum(len(plan.files) for plan in plans.values())) as step:
+            for plan in plans.values():
+                carry_out(store, plan, step)
+    _show(store, plans, whose, delete, as_json)
+    return NOT_THERE if any(plan.unreadable for plan in plans.values()) else 0
+
+
+def _show(store: PackStore, plans: dict[str, Plan], whose: str, delete: bool, as_json: bool) -> None:
     rows: list[dict[str, JSON]] = [
         {
-            "user": planned.owner.removeprefix(f"{store.files.root}/"),
-            **{kind: len(getattr(planned, kind)) for kind in kinds},
-            "bytes": planned.size,
-            "kept_bytes": planned.kept_bytes,
-            "unreadable": list(planned.unreadable),
+            "user": owner.removeprefix(f"{store.files.root}/"),
+            "files": len(plan.files),
+            "bytes": plan.size,
+            "foreign": plan.foreign,
+            "unreadable": list(plan.unreadable),
         }
-        for planned in plans
+        for owner, plan in plans.items()
+        if plan.files or plan.foreign or plan.unreadable
     ]
-    unreadable = [path for row in rows for path in row["unreadable"]]
     if as_json:
         print_json({"store": store.url, "deleted": delete, "users": rows})
-    else:
-        out = Screen()
-        table = grid("app / user", *(f">{kind}" for kind in kinds), ">bytes", ">kept bytes")
+        return
+    out = Screen()
+    if len(rows) > 1:
+        table = grid("app / user", ">files", ">bytes")
         for row in rows:
-            table.add_row(cell(row["user"]), *(f"{row[name]:,}" for name in (*kinds, "bytes", "kept_bytes")))
+            table.add_row(cell(row["user"]), f"{row['files']:,}", f"{row['bytes']:,}")
         out.print(table)
-        for path in unreadable:
-            out.print_line(f"unreadable: {path}: no text of this user is deleted", "red")
-        _print_done(sum(len(planned.files) for planned in plans), sum(planned.size for planned in plans), "", delete)
-    return NOT_THERE if unreadable else 0
-
-
-def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bool, as_json: bool) -> None:
-    """Prints what the store keeps of a user or a session, and deletes it where ``delete`` is set."""
-    store = packs.require(PackStore(url))
-    files = forget(store, app, user, session)
-    whose = packs.whose(app=app, user=user, session=session)
-    if not files:
-        raise PackNotFound(f"nothing{whose} is in {store.url}")
-    if delete:
-        with progress("deleting", len(files)) as step:
-            carry_out_forgetting(store, files, step)
-    size = sum(file.size for file in files)
-    if as_json:
-        owner = {"app": app, "user": user, "session": session}
-        print_json({"store": store.url, "deleted": delete, **owner, "files": len(files), "bytes": size})
-    else:
-        _print_done(len(files), size, whose, delete)
-
-
-def _print_done(files: int, size: int, whose: str, delete: bool) -> None:
+    for row in rows:
+        for path in row["unreadable"]:
+            out.print_line(f"unreadable: {path}: the packs of its session stay", "red")
+    files, size, foreign = (sum(row[name] for row in rows) for name in ("files", "bytes", "foreign"))
     done = "deleted" if delete else "would be deleted"
-    Screen().print(cell(f"{files:,} files, {size:,} bytes{whose} {done}"))
+    out.print(cell(f"{files:,} files, {size:,} bytes{whose} {done}"))
+    if foreign:
+        out.print(cell(f"{foreign:,} files that are not ours {'were left' if delete else 'stay'}"))
     if not delete:
         tell("nothing was deleted: add --yes")

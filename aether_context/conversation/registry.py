@@ -8,19 +8,27 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
+from aether_context.canonical import canonical_json
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategies import Epochs, HeadsTails, SlidingTurns, Summarize, Untouched
 from aether_context.conversation.strategy import Conversation, Strategy, Trimmed, decided
 from aether_context.conversation.turns import is_human, protected, units
 from aether_context.errors import PolicyError, near_names
+from aether_context.pack import Content
 from aether_context.policy import ConversationSettings
+
+_MOST_FAULT = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Guarded:
-    """A strategy from outside whose unsound decisions are not taken; what is wrong with them is its note."""
+    """A strategy from outside whose unsound decisions are not taken; what is wrong with them is its note.
+
+    Where it fails, ``epochs`` decides in its place, or nothing is changed where it was to look at what the host sent.
+    """
 
     strategy: Strategy
+    settings: ConversationSettings
 
     @property
     def name(self) -> str:
@@ -31,16 +39,35 @@ class _Guarded:
         return self.strategy.early
 
     def trim(self, conversation: Conversation) -> Trimmed:
-        result = self.strategy.trim(conversation)
-        fault = _fault(conversation, result)
+        try:
+            result = self.strategy.trim(conversation)
+            fault = _fault(conversation, result)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # whatever others raise, and whatever reading their result does
+            fault = f"{type(error).__name__}: {error}"[:_MOST_FAULT]
+            if not self.early:
+                note = f"strategy {self.name!r} gave way to 'epochs': {fault}"
+                return Epochs(settings=self.settings).trim(conversation)._replace(note=note)
         if not fault:
             return result
         return decided(conversation, self.name, note=f"strategy {self.name!r} changed nothing: {fault}")
 
 
 def _fault(conversation: Conversation, result: Trimmed) -> str:
-    """What is wrong with what a result removes; empty where nothing is."""
+    """What is wrong with what a result changes; empty where nothing is."""
     gone = {removed.index for removed in result.removed}
+    everything = range(len(conversation.contents))
+    indices = [*(removed.index for removed in result.removed), *(replaced.index for replaced in result.replaced)]
+    if len(set(indices)) < len(indices) or not set(everything).issuperset(indices):
+        return "it names a content that is not there, or one twice"
+    if list(result.kept) != [at for at in everything if at not in gone]:
+        return "what it keeps is not all that it does not remove"
+    canonical_json([result.summary, result.note, result.state])  # raises where they cannot be kept
+    for replaced in result.replaced:
+        at = replaced.index
+        if at == conversation.human or _form(replaced.content) != _form(conversation.contents[at]):
+            return f"it would change what content {at} asks, calls or answers"
     if not gone:
         return ""
     parts = units(conversation.contents)
@@ -56,6 +83,16 @@ def _fault(conversation: Conversation, result: Trimmed) -> str:
     if not summary and is_human(conversation.contents[0]) and not is_human(conversation.contents[first]):
         return f"content {first} would come first, which is not a person's"
     return ""
+
+
+def _form(content: Content) -> tuple[object, ...]:
+    """What a content has to keep where another one replaces it."""
+    return (
+        content.role,
+        bool(content.parts),
+        [(part.kind, part.call_id, part.name) for part in content.calls],
+        [(part.call_id, part.name) for part in content.responses],
+    )
 
 
 # Strategies by name: the package's own, and those that are registered from outside.
@@ -78,8 +115,8 @@ def register_strategy(name: str, factory: Factory) -> None:
     """Makes a strategy available to policies under a name; one of that name is replaced.
 
     A replay needs the same registration, since a policy holds the name only. A decision that would tear an exchange,
-    take what the model has yet to answer, or leave a request that begins with the model's words is not taken; the
-    manifest says so.
+    take what the model has yet to answer, or leave a request that begins with the model's words is not taken, and
+    ``epochs`` decides in place of a strategy that raises; the manifest says so.
 
     Args:
         factory: makes the strategy from the policy's settings; its own are in ``settings.custom[name]``.
@@ -114,7 +151,7 @@ def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:
         if name in _BUILT_IN:
             strategies.append(_BUILT_IN[name](settings))
         elif name in _REGISTERED:
-            strategies.append(_Guarded(strategy=_REGISTERED[name](settings)))
+            strategies.append(_Guarded(strategy=_REGISTERED[name](settings), settings=settings))
         else:
             raise PolicyError(
                 f"conversation.strategy = {name!r} is unknown: {near_names(name, strategy_names())} (one of your own "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -45,13 +45,12 @@ def query_of(contents: Sequence[Content], index: int) -> str:
     return f"{arguments}\n{words}"
 
 
-Parts: TypeAlias = Mapping[str, tuple[tuple[int, int], ...]]
-"""Half-open ranges of the parts that are sent, by the digest of a content of which not all are."""
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Half-open ranges of the parts of a content that are sent, where not all are."""
 
 
-def packed_message(raw: Content, origin: int, text: str, parts: Parts) -> tuple[Content, tuple[tuple[int, int], ...]]:
+def packed_message(raw: Content, origin: int, text: str, kept_ranges: Ranges | None) -> tuple[Content, Ranges]:
     """A message with its text replaced; whatever is not text stays, behind it. With the members of `Outgoing`."""
-    kept_ranges = parts.get(raw.digest)
     places = range(len(raw.parts)) if kept_ranges is None else _places(raw, kept_ranges)
     other_indices = [at for at in places if raw.parts[at].kind != "text"]
     content = content_of_parts(raw.role, [text_part(text), *(raw.parts[at] for at in other_indices)])
@@ -72,11 +71,13 @@ def _places(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(at for start, stop in kept for at in range(start, min(stop, len(raw.parts))))
 
 
-def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, counter: PackCounter) -> Outgoing:
+def reduced(
+    item: Outgoing, ceiling: int | None, kept_ranges: Ranges | None, query: str, counter: PackCounter
+) -> Outgoing:
     """A content with those of its parts that are still sent, each at most about ``ceiling`` tokens; uncounted."""
     content, members = item.raw, item.members
-    if item.raw.digest in parts:
-        content, places = thinned(item.raw, parts[item.raw.digest])
+    if kept_ranges is not None:
+        content, places = thinned(item.raw, kept_ranges)
         members = tuple((item.origin, at) for at in places)
     if ceiling is not None:
         content = shortened(content, ceiling, query, counter)

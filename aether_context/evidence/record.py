@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from aether_context.canonical import JSON, hash_json, short
+from aether_context.canonical import JSON, canonical_json, hash_json, hash_text, short
 from aether_context.pack import describe
 from aether_context.text.entities import SCHEME
 
@@ -71,7 +71,11 @@ class EvidenceRecord(BaseModel):
     @property
     def name(self) -> str:
         """A name for the record that no other one has."""
-        return short(hash_json(self.model_dump(mode="json", exclude_defaults=True)), _DIGITS)
+        return short(hash_text(self.to_json()), _DIGITS)
+
+    def to_json(self) -> str:
+        """Canonical JSON without fields that have their default."""
+        return canonical_json(self.model_dump(mode="json", exclude_defaults=True))
 
 
 def evidence_uri(digest: str, ending: str) -> str:

@@ -85,6 +85,7 @@ class MemoryFile:
     def _connected(self) -> sqlite3.Connection:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o666))  # SQLite itself takes no more than 0644
         connection = sqlite3.connect(
             self.path or ":memory:",
             timeout=_TIMEOUT_SECONDS,

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -18,6 +18,7 @@ from aether_context.memory import rows
 from aether_context.memory.file import MemoryFile
 from aether_context.memory.places import is_postgres, located
 from aether_context.memory.rows import Change, Connection, Memory, Searched, owner_of
+from aether_context.redaction import masker
 from aether_context.retrieval import Entry, Hit, newest_first
 from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder, embedder_for
@@ -67,8 +68,8 @@ class Memories:
         place: a file, a folder for one, or the URI of a PostgreSQL database; None keeps all in this process.
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone. All who use a place
             give the same one: what another one has made is made anew by whoever finds it.
-        redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service. It masks what is
-            written from then on.
+        redact: names of rules or groups, or regular expressions, as in a policy: what is masked in texts and metadata
+            that are added from then on, in queries, and in what is embedded.
         max_users: so many users' indexes are kept, fewer where they hold more than a million memories together; another
             one is made from the rows when it is asked for.
 
@@ -83,11 +84,12 @@ class Memories:
         place: str | os.PathLike[str] | None = None,
         *,
         embedder: str | Embedder | None = None,
-        redact: Callable[[str], str] | None = None,
+        redact: Sequence[str] = (),
         max_users: int = 64,
     ) -> None:
         self._embedder = embedder_for(embedder)
-        self._redact = redact or str
+        self.mask = masker(redact)
+        """A mask that masks nothing may be replaced by another."""
         self.database: MemoryFile | PostgresRows = self._opened(place)
         self._max_users = max_users
         self._indexes: dict[str, _Index] = {}  # the one that was asked last at the end
@@ -117,7 +119,7 @@ class Memories:
             revive: whether what was deleted may be written again.
         """
         owner = owner_of(app, user)
-        given = {memory.key: memory for memory in map(rows.cleaned, memories)}
+        given = {memory.key: memory for memory in map(self._masked, map(rows.cleaned, memories))}
         if not given:
             return 0
         known = self._run(rows.digests, owner, list(given))
@@ -127,6 +129,10 @@ class Memories:
             return 0
         searched = list(zip(wanted, self._searched(wanted), strict=True))
         return self._write(rows.put, owner, app, user, searched, revive=revive)
+
+    def _masked(self, memory: Memory) -> Memory:
+        mask = self.mask
+        return replace(memory, text=mask(memory.text), metadata=mask.json(dict(memory.metadata))) if mask else memory
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
@@ -142,7 +148,7 @@ class Memories:
         """
         if limit <= 0:
             return []
-        owner, asked = owner_of(app, user), self._redact(query)
+        owner, asked = owner_of(app, user), self.mask(query)
         index = self._index(owner)
         with index.lock:
             vectors: Sequence[Rows | None] = [None] * len(index.pool.embedders)
@@ -238,7 +244,7 @@ class Memories:
 
     def _searched(self, memories: Sequence[Memory]) -> list[Searched]:
         """What memories are searched by; without vectors where these cannot be made now."""
-        texts = [self._redact(entry_of(memory).searched) for memory in memories]
+        texts = [self.mask(entry_of(memory).searched) for memory in memories]
         pool, tables = Pool(self._embedder), list[Rows | None]()
         with contextlib.suppress(EmbeddingError):
             tables = pool.embedded(texts)
@@ -258,7 +264,7 @@ class Memories:
         """
         said = [
             Statement(
-                text=self._redact(hit.text),
+                text=self.mask(hit.text),
                 speaker=hit.entry.speaker or "",
                 time=hit.entry.time,
                 place=memories[hit.id][0],

@@ -14,8 +14,8 @@ _SCHEMES = ("postgresql://", "postgres://")
 
 def located(path: str | os.PathLike[str]) -> Path:
     """The file that a path means: itself, or the one in the folder that it is or, having no suffix, is going to be."""
-    found = Path(path).expanduser()
-    return found / FILE_NAME if found.is_dir() or not (found.suffix or found.exists()) else found
+    found = Path(os.path.expanduser(path))
+    return found / FILE_NAME if os.path.isdir(found) or not (found.suffix or os.path.exists(found)) else found
 
 
 def is_postgres(uri: str) -> bool:

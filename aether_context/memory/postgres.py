@@ -24,7 +24,7 @@ from aether_context.memory import rows
 from aether_context.memory.places import without
 
 T = TypeVar("T")
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("aether_context")
 
 SCHEMA = "aether_context"
 """Where the tables stand, unless a URI names another schema."""

@@ -169,15 +169,22 @@ def _lost(before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
 
 
 def extend_pack(
-    before: Pack, source: PackInput, policy: PackPolicy, *, counter: TokenCounter, cache: TokenCache | None = None
+    before: Pack,
+    source: PackInput,
+    policy: PackPolicy,
+    *,
+    counter: TokenCounter,
+    cache: TokenCache | None = None,
+    recorded: Mapping[str, int] | None = None,
 ) -> Pack | None:
     """The pack of a request that continues the one before it, None where it has to be built anew.
 
     Args:
         before: the pack before it, of the same invocation, agent, policy, step, system instruction and declarations.
         source: what it is built from; its contents begin with those of ``before.source``.
+        recorded: counts by short digest that come before the counter's.
     """
-    cached = PackCounter(counter, cache, framing=framing_of(source.request.model))
+    cached = PackCounter(counter, cache, recorded, framing=framing_of(source.request.model))
     draft = Draft(input=source, policy=policy, counter=cached)
     have = len(before.source.request.contents)
     added = source.request.contents[have:]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.rewrites import Parts, packed_message, query_of, reduced, thinned
+from aether_context.conversation.rewrites import packed_message, query_of, reduced, thinned
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput
@@ -51,8 +51,8 @@ def carry(draft: Draft) -> None:
     if draft.keeps and draft.raw_human is not None:
         key = (draft.raw_human.digest, source.identity.invocation)
         draft.packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
-    texts = _packed_texts(draft)
     draft.keys = occurrence_keys(request.contents)
+    texts = _packed_texts(draft)
     draft.incoming = draft.items = _items(draft, texts)
     draft.states = epoch.strategies
     draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
@@ -109,19 +109,19 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 
 def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    torn = _torn(request.contents, epoch.parts)
+    torn = _torn(draft)
     shaped: dict[int, Outgoing] = {}
     for index, raw in enumerate(request.contents):
-        parts = epoch.parts if index not in torn else {}
+        kept_ranges = epoch.parts.get(draft.keys[index]) if index not in torn else None
         if index in texts:
-            content, members = packed_message(raw, index, texts[index], epoch.parts)
+            content, members = packed_message(raw, index, texts[index], epoch.parts.get(draft.keys[index]))
             shaped[index] = Outgoing(
                 content=content, raw=raw, origin=index, outcome="payload", tokens=0, members=members
             )
-        elif draft.keys[index] in epoch.extracts or raw.digest in parts:
+        elif draft.keys[index] in epoch.extracts or kept_ranges is not None:
             question, ceiling = query_of(request.contents, index), epoch.extracts.get(draft.keys[index])
             item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
-            shaped[index] = reduced(item, ceiling, parts, question, counter)
+            shaped[index] = reduced(item, ceiling, kept_ranges, question, counter)
     counts = counter.contents(
         [shaped[index].content if index in shaped else raw for index, raw in enumerate(request.contents)]
     )
@@ -133,18 +133,20 @@ def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
     )
 
 
-def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:
-    """Indices of contents that stay whole, since their exchange would lack calls or responses with these parts alone.
+def _torn(draft: Draft) -> frozenset[int]:
+    """Indices of contents that stay whole, since their exchange would lack calls or responses with their parts alone.
 
-    Parts are known by the content's digest, and another exchange may hold an equal content beside others.
+    Where a host rewrites history, an equal content of another exchange can come to stand for one.
     """
+    contents, parts, keys = draft.input.request.contents, draft.input.epoch.parts, draft.keys
     torn_indices: set[int] = set()
     for unit in units(contents) if parts else ():
-        if all(contents[index].digest not in parts for index in unit.indices):
+        if all(keys[index] not in parts for index in unit.indices):
             continue
         exchange = [contents[index] for index in unit.indices]
         thinned_exchange = [
-            thinned(content, parts[content.digest])[0] if content.digest in parts else content for content in exchange
+            thinned(contents[index], parts[keys[index]])[0] if keys[index] in parts else contents[index]
+            for index in unit.indices
         ]
         lacking = _unanswered(thinned_exchange)
         if any(lacking.values()) and lacking != _unanswered(exchange):
@@ -171,8 +173,11 @@ def _packed_texts(draft: Draft) -> dict[int, str]:
     if draft.begins:
         past = {}
     elif not draft.keeps:
-        parts = source.epoch.parts
-        sent = {index: packed_message(source.request.contents[index], index, texts[index], parts)[0] for index in past}
+        parts = {index: source.epoch.parts.get(draft.keys[index]) for index in past}
+        sent = {
+            index: packed_message(source.request.contents[index], index, texts[index], parts[index])[0]
+            for index in past
+        }
         past = {index: past[index] for index in _still_packed(draft, past, sent)}
     draft.past = tuple(past[index] for index in sorted(past))
     return {index: text for index, text in texts.items() if index in past or (draft.keeps and index == human)}

@@ -440,12 +440,13 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     items = list(draft.items)
     for at in targets:
         item = items[at]
-        most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
+        key = draft.key(item)
+        most = min(ceiling, draft.extracts.get(key, ceiling))
         query = query_of(raws, at)
         if item.outcome == "placeholder":
             shorter = item._replace(content=shortened(item.content, most, query, draft.counter))
         else:
-            shorter = reduced(item, most, draft.parts if item.members else {}, query, draft.counter)
+            shorter = reduced(item, most, draft.parts.get(key) if item.members else None, query, draft.counter)
         if shorter.content.digest != item.content.digest:
             items[at] = shorter._replace(tokens=draft.counter.content(shorter.content))
     return tuple(items)
@@ -476,8 +477,12 @@ def _leave_out_neighbours(draft: Draft, over: int, budget: Budget) -> None:
 
 
 def _leave_out_handed(draft: Draft, over: int, budget: Budget) -> None:
-    """What other agents handed over goes, the oldest first; all but the request and what comes last."""
-    parts = units([item.content for item in draft.items])
+    """What other agents handed over goes, the oldest first; all but the request and what comes last.
+
+    So do answers before the messages that they are to, where a cut has made those longer again: an answer does not
+    come first.
+    """
+    parts = sorted(units([item.content for item in draft.items]), key=lambda unit: unit.kind == "human")
     last = max(parts, key=lambda unit: unit.indices[-1], default=None)
     _leave_out(draft, over, [unit for unit in parts if unit is not last and not _asks(draft, unit)])
 
@@ -546,7 +551,7 @@ def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
             item = items[index]
             kept_ranges = as_ranges({at for which, at in chosen if which == number})
             ceiling = draft.extracts.get(draft.key(item))
-            thinned_item = reduced(item, ceiling, {item.raw.digest: kept_ranges}, query_of(raws, index), counter)
+            thinned_item = reduced(item, ceiling, kept_ranges, query_of(raws, index), counter)
             thinned_items.append(
                 thinned_item._replace(tokens=counter.content(thinned_item.content) if kept_ranges else 0)
             )
@@ -562,7 +567,7 @@ def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
     before = draft.spoken(items, draft.summary)
     item_by_index = dict(zip(indices, thinned_items, strict=True))
     draft.items = tuple(item_by_index.get(at, item) for at, item in enumerate(items))
-    kept_ranges = {item.raw.digest: as_ranges(at for _, at in item.members) for item in thinned_items if item.members}
+    kept_ranges = {draft.key(item): as_ranges(at for _, at in item.members) for item in thinned_items if item.members}
     draft.parts = {**draft.parts, **kept_ranges}
     _note(draft, before, [item.origin for item in thinned_items])
     _without(draft, [index for index, item in item_by_index.items() if not item.members])
@@ -672,9 +677,10 @@ def _request_tokens(draft: Draft) -> int:
 def _leave_out_media(draft: Draft, over: int, budget: Budget) -> None:
     """Media of the request go, the largest first, and what the request says names them."""
     raw, counter = draft.raw_human, draft.counter
-    if raw is None:
+    if raw is None or draft.human is None:
         return
-    kept_ranges = draft.parts.get(raw.digest, ((0, len(raw.parts)),))
+    key = draft.keys[draft.human]
+    kept_ranges = draft.parts.get(key, ((0, len(raw.parts)),))
     sent_indices = {at for start, stop in kept_ranges for at in range(start, stop)}
     sizes = {
         at: max(counter.media(part), counter.count(part.text))
@@ -699,7 +705,7 @@ def _leave_out_media(draft: Draft, over: int, budget: Budget) -> None:
     task = draft.measured["task"]
     _note_task(draft, task, max(0, task - freed), freed)
     draft.request = f"{text}\n{note}" if text else note
-    draft.parts = {**draft.parts, raw.digest: as_ranges(sent_indices - set(gone))}
+    draft.parts = {**draft.parts, key: as_ranges(sent_indices - set(gone))}
 
 
 def _leave_out_summary(draft: Draft, over: int, budget: Budget) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from aether_context.canonical import fold, hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
@@ -38,9 +39,11 @@ from aether_context.packing.carryover import plan_digest
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
 from aether_context.policy import StablePrefixSettings
-from aether_context.text.compression import extract
+from aether_context.text.compression import extract, lines_of
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
+
+_T = TypeVar("_T")
 
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
@@ -262,12 +265,17 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     """
     if ceiling is None:
         return rendered.before, rendered.after
+
+    def cut(text: str, tokens: int) -> str:
+        # Pieces of a long line are indented, too: none of them can stand for a header.
+        fenced = "\n".join("\n  ".join(lines_of(line)) for line in text.rstrip().split("\n"))
+        return f"{extract(fenced, max_tokens=tokens, counter=counter)}\n"
+
     checklist = rendered.after.removesuffix(request)
     room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
-        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=counter)}\n", rendered.after
-    text = f"{rendered.before}{checklist}".rstrip()
-    return f"{extract(text, max_tokens=ceiling, counter=counter)}\n", request
+        return cut(rendered.before, room), rendered.after
+    return cut(rendered.before + checklist, ceiling), request
 
 
 def _packed(draft: Draft) -> PackedMessage | None:
@@ -332,7 +340,7 @@ def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...
     outgoing: list[Outgoing] = []
     for item in draft.items:
         if item.origin == draft.human and packed is not None and packed.before:
-            content, members = packed_message(item.raw, item.origin, packed.text, draft.parts)
+            content, members = packed_message(item.raw, item.origin, packed.text, draft.parts.get(draft.key(item)))
             item = item._replace(content=content, outcome="payload", tokens=counter.content(content), members=members)
         outgoing.append(item)
     if draft.summary and draft.policy.conversation.summary == "head":
@@ -479,16 +487,16 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     return spend(draft.shares, used_by_layer, lending=draft.policy.budget.lending)
 
 
-def _extracts(draft: Draft) -> dict[str, int]:
-    """The ceilings of what is still sent; where contents are cut, those after them are counted anew."""
-    if not draft.extracts:
+def _still_sent(draft: Draft, by_key: Mapping[str, _T]) -> dict[str, _T]:
+    """What is kept of contents that are still sent; where contents are cut, those after them are counted anew."""
+    if not by_key:
         return {}
     gone = {item.origin for item in draft.cut}
     live = [at for at in range(len(draft.keys)) if at not in gone]
     later = occurrence_keys([draft.input.request.contents[at] for at in live])
     keys = {draft.keys[at]: key for at, key in zip(live, later, strict=True)}
     sent = {draft.key(item) for item in draft.items}
-    return {keys[key]: ceiling for key, ceiling in draft.extracts.items() if key in sent and key in keys}
+    return {keys[key]: value for key, value in by_key.items() if key in sent and key in keys}
 
 
 def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | None) -> Epoch:
@@ -508,8 +516,8 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         strategies=draft.states,
         asked=draft.input.asked,
         tools=draft.scope.kept or before.tools,
-        extracts=_extracts(draft),
-        parts={digest: kept_positions for digest, kept_positions in draft.parts.items() if digest in live},
+        extracts=_still_sent(draft, draft.extracts),
+        parts=_still_sent(draft, draft.parts),
     )
     if not draft.cut:
         return changed

@@ -53,6 +53,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
             tail=tail,
             sent=sent,
             now=source.identity.last_event_time,
+            redact=draft.policy.redact,
         )
         return result._replace(chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
 

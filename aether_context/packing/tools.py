@@ -70,7 +70,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         scores, encoder = source.tool_scores, source.tool_encoder
         if not scores:
             query = retrieval.query_for(source)
-            scores = retrieval.tool_scores(tools, query, draft.policy.retrieval.redact_before_retrieval)
+            scores = retrieval.tool_scores(tools, query, draft.policy.redact)
             encoder = retrieval.tool_encoder()
         room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in keeps)
         names = [tool.name for tool in tools if tool.name not in keeps]

@@ -52,6 +52,7 @@ def retrieve(
     tail: str = "",
     sent: Collection[str] = (),
     now: float = 0.0,
+    redact: tuple[str, ...] = (),
 ) -> Found:
     """Ranks one layer's candidates for a query.
 
@@ -67,6 +68,7 @@ def retrieve(
         tail: text that is sent anyway; what stands in it verbatim is left out.
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
+        redact: patterns of what is masked before anything is compared.
     """
     left: list[Left] = []
     fresh: list[Candidate] = []
@@ -91,7 +93,7 @@ def retrieve(
             fresh.append(candidate)
         else:
             left.append(Left(candidate=candidate, reason=reason))
-    scored = _scored(fresh, query, masker(settings.redact_before_retrieval))
+    scored = _scored(fresh, query, masker(redact))
     own = [candidate for candidate in scored if candidate.kind == "own"]
     own_chosen = diversify(own, weight=settings.mmr_lambda, k=k)
     found = [candidate for candidate in scored if not candidate.kind]

@@ -165,6 +165,11 @@ _FORMS = tuple(
         _YEAR,
     )
 )
+_ALSO_WORDS = frozenset({"may", "march", "mar", "dec"})
+_NO_VERB_NEXT = re.compile(
+    r"\W*$|\s*[^\w\s]|\s+(?:after|and|at|before|did|during|for|from|in|on|or|than|that|this|to|until|was|were|when|with)\b",
+    re.I,
+)
 _AGO = re.compile(
     r"\b(?P<many>\d{1,9}|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I
 )
@@ -190,7 +195,7 @@ def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
     found: set[Span] = set()
 
     def read(match: re.Match[str]) -> str:
-        span = _span(match, asked)
+        span = _span(match, asked) if _names_month(match) else None
         if span is None:
             return match[0]
         found.add(span)
@@ -236,6 +241,20 @@ def freshness(times: NDArray[np.float64], *, now: float) -> NDArray[np.float64]:
     """1 for what is of now, one half for what is 30 days old; unknown times 0."""
     age = np.maximum(0.0, now - times) / DAY_SECONDS
     return np.nan_to_num(np.exp2(-age / _HALF_LIFE_DAYS))
+
+
+def _names_month(match: re.Match[str]) -> bool:
+    """Whether a word in the place of a month is one; "may" and the like are where no verb is read out of them.
+
+    That is with a year or a day as in "5th", with a capital letter inside a sentence, and where no verb follows.
+    """
+    named = match.groupdict()
+    word, text = named.get("month") or "", match.string
+    if word.lower() not in _ALSO_WORDS or named.get("year") or re.search(r"\d(?:st|nd|rd|th)\b", match[0], re.I):
+        return True
+    start = match.start("month")
+    inside = re.fullmatch(r"[\w,][\s-]", text[max(0, start - 2) : start])
+    return bool(word.istitle() and inside) or _NO_VERB_NEXT.match(text, match.end()) is not None
 
 
 def _span(match: re.Match[str], asked: float) -> Span | None:

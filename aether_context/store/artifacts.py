@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from aether_context.canonical import JSON, canonical_json
+from aether_context.canonical import JSON, canonical_json, hash_bytes
 from aether_context.errors import ArtifactError
 from aether_context.store.files import Files, segment
 from aether_context.text.entities import SCHEME
@@ -61,7 +61,7 @@ class ArtifactFiles:
         """Writes a new version and returns its number. Two writers at the same moment get different numbers."""
         for path, names in self._name_files(owner, name).items():
             self._files.create(path, names)
-        content = canonical_json({**head, "name": name}).encode() + b"\n" + data
+        content = _content({**head, "name": name}, data)
         first = max(self.versions(owner, name), default=-1) + 1
         for number in range(first, first + _MOST_ATTEMPTS):
             if self._files.create(f"{self._folder(owner, name)}/{number}", content):
@@ -139,6 +139,19 @@ class ArtifactFiles:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
         return name if isinstance(name, str) and segment(name) == folder_name else None
+
+
+def _content(head: Mapping[str, JSON], data: bytes) -> bytes:
+    """The file of a version: its head with the hash of all of it, and its bytes."""
+    digest = hash_bytes(canonical_json(dict(head)).encode() + data)
+    return canonical_json({**head, "hash": digest}).encode() + b"\n" + data
+
+
+def is_artifact(content: bytes) -> bool:
+    """Whether a file holds a version as it was written."""
+    line, _, data = content.partition(b"\n")
+    head = json.loads(line)
+    return _content({key: value for key, value in head.items() if key != "hash"}, data) == content
 
 
 def relative_name(uri: str) -> str:

@@ -10,12 +10,14 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache, partial
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.errors import AetherContextError, MissingExtra, StoreError
@@ -35,8 +37,15 @@ _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 _AT_ONCE = 16
 _DRAFT = ".draft-"
 _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
+LATE_SECONDS = 0.3
+"""So long may a run wait for what is done at once by a store that works."""
+_LOOK_SECONDS = 0.05
+_QUIET_SECONDS = 10.0
+_MOST_HANGING, _HANGING_SECONDS = 8, 60.0
 
 _memory_lock = threading.Lock()
+_Answer: TypeAlias = "SimpleQueue[tuple[Any, Exception | None]]"
+"""Gets what a call gave, or raised."""
 
 
 class File(NamedTuple):
@@ -51,13 +60,81 @@ class File(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
 
+class Calls:
+    """Calls of one file system, each in a thread that is left behind where the call hangs.
+
+    While one hangs the others fail at once; each minute one is tried all the same, until eight threads hang. Threads
+    end when nothing was called for a while, and none of them keeps the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._waiting: SimpleQueue[tuple[Callable[[], Any], _Answer]] = SimpleQueue()
+        self._idle = 0
+        self.hanging: set[_Answer] = set()
+        self._try_at = 0.0
+
+    def run(self, act: Callable[[], _R], seconds: float) -> _R:
+        """What ``act`` gives; `StoreError` where that takes longer, or takes long while another call hangs."""
+        if self._process != os.getpid():  # a forked process has no threads of its parent
+            Calls.__init__(self)
+        began = time.monotonic()
+        answer: _Answer = SimpleQueue()
+        with self._lock:
+            if self.hanging and (len(self.hanging) >= _MOST_HANGING or began < self._try_at):
+                raise StoreError("the store does not answer: calls before this one hang")
+            self._try_at = began + _HANGING_SECONDS
+            self._waiting.put((act, answer))
+            if self._idle:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._work, name="aether-context-store", daemon=True).start()
+        while True:
+            with suppress(Empty):
+                result, error = answer.get(timeout=_LOOK_SECONDS)
+                break
+            passed = time.monotonic() - began
+            with self._lock:
+                if answer.empty() and (passed > seconds or (self.hanging and passed > LATE_SECONDS)):
+                    self.hanging.add(answer)
+                    raise StoreError(f"the store does not answer within {passed:.1f} s")
+        if error is not None:
+            raise error
+        given: _R = result
+        return given
+
+    def _work(self) -> None:
+        while True:
+            try:
+                act, answer = self._waiting.get(timeout=_QUIET_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._waiting.empty():
+                        self._idle -= 1
+                        return
+                continue
+            given: tuple[Any, Exception | None]
+            try:
+                given = act(), None
+            except Exception as error:
+                given = None, error
+            except BaseException as error:  # here it would not end the program, but silently end the thread
+                given = None, StoreError(f"the store's client raised {type(error).__name__}: {error}")
+            with self._lock:
+                self._idle += 1
+                self.hanging.discard(answer)
+                answer.put(given)
+            del act, answer, given  # nothing is kept until the next call
+
+
 class Files:
     """Reads and writes files below a base URL, each with `StoreError` where the store cannot do it.
 
-    A call of a remote file system may take ``timeout_seconds``, and a write a second more for each megabyte; None
-    leaves that to the client, which may try for half a minute. ``refuses`` is whether the remote file system itself
-    refuses to create a file that exists; it is None until the first file was created, which tries it. Where it does
-    not refuse, each write first asks whether the file exists.
+    A call may take ``timeout_seconds``, and a write a second more for each megabyte; None leaves that to the client,
+    which may try for half a minute, or for ever. ``refuses`` is whether the remote file system itself refuses to create
+    a file that exists; it is None until the first file was created, which tries it. Where it does not refuse, each
+    write first asks whether the file exists.
     """
 
     def __init__(
@@ -70,7 +147,9 @@ class Files:
         if not self.url:
             raise StoreError("the URL of a store is empty: give a folder or any fsspec URL")
         self.timeout_seconds = timeout_seconds
+        self.calls = Calls()
         self.refuses: bool | None = None
+        self._torn: set[str] = set()
         self.options = dict(options or {})
         self._open()
 
@@ -121,23 +200,31 @@ class Files:
 
     def create(self, path: str, data: bytes) -> bool:
         """Writes a file that is not there yet, whole or not at all; False where it is there already."""
-        with self._guarded(path, "written"):
-            if self.is_local:
-                return _write_local(path, data, is_new=True)
-            if self.is_in_memory:  # fsspec's own `pipe_file` walks over all files for each parent folder
-                from fsspec.implementations.memory import MemoryFile
+        return self._perform(partial(self._create, path, data), path, "written", len(data))
 
-                with _memory_lock:
-                    if path in self.fs.store:
-                        return False
-                    self.fs.store[path] = MemoryFile(self.fs, path, data)
-                    return True
-            if not self.refuses and self._call("exists", path):
-                return False
-            created = self._put(path, data)
-            if created and self.refuses is None:
-                self.refuses = not self._put(path, data)
-            return created
+    def _create(self, path: str, data: bytes) -> bool:
+        if self.is_local:
+            return _write_local(path, data, is_new=True)
+        if self.is_in_memory:  # fsspec's own `pipe_file` walks over all files for each parent folder
+            from fsspec.implementations.memory import MemoryFile
+
+            with _memory_lock:
+                if path in self.fs.store:
+                    return False
+                self.fs.store[path] = MemoryFile(self.fs, path, data)
+                return True
+        is_torn = path in self._torn
+        self._torn.add(path)  # a call that fails may leave the beginning of the data
+        created = (bool(self.refuses) or not self._call("exists", path)) and self._put(path, data)
+        if created and self.refuses is None:
+            self.refuses = not self._put(path, data)
+        elif is_torn and not created:
+            stored = self._call("cat_file", path)
+            if len(stored) < len(data) and data.startswith(stored):
+                self._call("pipe_file", path, data, size=len(data))
+                created = True
+        self._torn.discard(path)
+        return created
 
     def _put(self, path: str, data: bytes) -> bool:
         try:
@@ -150,82 +237,85 @@ class Files:
             raise
         return True
 
-    def try_writing(self) -> None:
-        """Writes a file and deletes it again."""
+    def try_writing(self, size: int = 0) -> None:
+        """Writes a file of so many bytes and deletes it again."""
         self.is_there()
         path = f"{self.root}/{_DRAFT}{os.getpid()}"
-        self.create(path, b"")
-        self.delete(path)
+        Files.replace(self, path, secrets.token_bytes(size))
+        with suppress(StoreError):
+            self.delete(path)
 
     def replace(self, path: str, data: bytes) -> None:
         """Writes a file in the place of another, whole or not at all."""
-        with self._guarded(path, "written"):
-            if self.is_local:
-                _write_local(path, data, is_new=False)
-            else:
-                self._call("pipe_file", path, data, size=len(data))
+        act: Callable[[], object] = partial(_write_local, path, data, is_new=False)
+        if not self.is_local:
+            act = partial(self._call, "pipe_file", path, data, size=len(data))
+        self._perform(act, path, "written", len(data))
 
-    def extend(self, path: str, data: bytes) -> None:
-        """Replaces a file by data that begins with its content. Nothing is written where it has other content, or where
-        there is no file."""
-        current = self.get(path)
-        if current is not None and len(current) < len(data) and data.startswith(current):
-            self.replace(path, data)
+    def extend(self, path: str, data: bytes) -> bool | None:
+        """Replaces a file by data that begins with its content. Nothing is written where it has other content, which is
+        False, or where there is no file, which is None."""
+        try:  # a class with other ways to read and write is asked for none of them here
+            stored = Files.read(self, path, 0, len(data) + 1)
+        except FileNotFoundError:
+            return None
+        if len(stored) < len(data) and data.startswith(stored):
+            Files.replace(self, path, data)
+            return True
+        return stored.startswith(data)  # another process may have been faster, with more
 
     def delete(self, path: str) -> None:
         """Deletes a file, and the folders that this leaves empty; one that is not there is passed over."""
-        with self._guarded(path, "deleted"):
-            with suppress(FileNotFoundError):
-                self._call("rm_file", path)
-            if not self.is_local:
+        self._perform(partial(self._delete, path), path, "deleted", 0)
+
+    def _delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._call("rm_file", path)
+        folder = os.path.dirname(path)
+        while self.is_local and folder.startswith(f"{self.root}/"):
+            try:
+                os.rmdir(folder)
+            except OSError:
                 return
-            folder = os.path.dirname(path)
-            while folder.startswith(f"{self.root}/"):
-                try:
-                    os.rmdir(folder)
-                except OSError:
-                    return
-                folder = os.path.dirname(folder)
+            folder = os.path.dirname(folder)
 
     # reading
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file, or those from ``start`` up to ``end``; `FileNotFoundError` where it is not there."""
-        with self._guarded(path, "read"):
-            if self.is_local:
-                with open(path, "rb") as file:
-                    file.seek(start or 0)
-                    return file.read(-1 if end is None else end - (start or 0))
-            data: bytes = self._call("cat_file", path, start=start, end=end)
-            return data
+        return self._perform(partial(self._read, path, start, end), path, "read", None if end is None else 0)
 
-    def get(self, path: str) -> bytes | None:
-        """The bytes of a file, None where it is not there."""
+    def _read(self, path: str, start: int | None, end: int | None) -> bytes:
+        if self.is_local:
+            with open(path, "rb") as file:
+                file.seek(start or 0)
+                return file.read(-1 if end is None else end - (start or 0))
+        data: bytes = self._call("cat_file", path, start=start, end=end)
+        return data
+
+    def get(self, path: str, end: int | None = None) -> bytes | None:
+        """The bytes of a file, or those up to ``end``; None where it is not there."""
         try:
-            return self.read(path)
+            return self.read(path, end=end)
         except FileNotFoundError:
             return None
 
     def lacks(self, path: str) -> bool:
         """Whether a file is surely not there; False where the store does not say."""
         try:
-            self.read(path, 0, 1)
-        except FileNotFoundError:
-            return True
+            return self.get(path, 1) is None
         except StoreError:
-            pass
-        return False
+            return False
 
     def is_there(self) -> bool:
         """Whether the base folder exists; `StoreError` where it is a file.
 
         In an object store a folder exists only while there is a file in it.
         """
-        with self._guarded(self.root, "read"):
-            try:
-                kind = self._call("info", self.root)["type"]
-            except (FileNotFoundError, NotADirectoryError):
-                return False
+        try:
+            kind = self._perform(partial(self._call, "info", self.root), self.root, "read", 0)["type"]
+        except FileNotFoundError:
+            return False
         if kind != "directory":
             raise StoreError(f"{self.url} is a file: a store is a folder, or the URL of one")
         return True
@@ -253,24 +343,25 @@ class Files:
 
     def _entries(self, path: str, *, find: bool = False) -> list[Mapping[str, Any]]:
         """What is in a folder, as fsspec describes it, or all files below it."""
-        with self._guarded(path, "listed"):
-            try:
-                if self.is_local:
-                    entries = _scanned(path)
-                elif not find:
-                    entries = self._call("ls", path, detail=True)
-                elif self.is_in_memory:  # its own `find` walks over all files for each folder
-                    entries = [
-                        {"name": name, "type": "file", "size": file.size, "created": file.created}
-                        for name, file in self.fs.store.copy().items()
-                        if name.startswith(path)
-                    ]
-                else:
-                    entries = self._call("find", path, detail=True).values()
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+        entries = self._perform(partial(self._list, path, find), path, "listed", None)
         # Object stores find by prefix, which may be the beginning of another folder's name; a file lists itself.
         return [entry for entry in entries if entry["name"].startswith(f"{path}/")]
+
+    def _list(self, path: str, find: bool) -> list[Mapping[str, Any]]:
+        try:
+            if self.is_local:
+                return _scanned(path)
+            if not find:
+                return list(self._call("ls", path, detail=True))
+            if self.is_in_memory:  # its own `find` walks over all files for each folder
+                return [
+                    {"name": name, "type": "file", "size": file.size, "created": file.created}
+                    for name, file in self.fs.store.copy().items()
+                    if name.startswith(path)
+                ]
+            return list(self._call("find", path, detail=True).values())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def at_once(self, act: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
         """What ``act`` gives for each item, in order; several at a time where each is a request over the network."""
@@ -285,36 +376,45 @@ class Files:
         return str(self.fs.unstrip_protocol(path))
 
     def _call(self, name: str, *args: Any, size: int = 0, **options: Any) -> Any:
-        """Calls the file system, within the time limit where there is one. ``size`` is what is written, in bytes."""
+        """Calls the file system, an asynchronous one within the time limit. ``size`` is what is written, in bytes."""
         fs = self.fs
         if self.timeout_seconds is None or not self._is_async:
             return getattr(fs, name)(*args, **options)
         from fsspec.asyn import sync
 
-        seconds = self.timeout_seconds + size / 1_000_000
-        return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=seconds, **options)
+        return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=Files.seconds(self, size), **options)
 
-    @contextmanager
-    def _guarded(self, path: str, action: str) -> Iterator[None]:
-        """Raises `StoreError` for whatever goes wrong, and for a local path that leaves the folder by ``..`` or a link.
+    def seconds(self, size: int | None) -> float:
+        """How long a call may take that writes so many bytes; None is for what may be long to read."""
+        return (self.timeout_seconds or 0.0) + (size or 0) / 1_000_000
 
+    def _perform(self, act: Callable[[], _R], path: str, action: str, size: int | None) -> _R:
+        """What ``act`` gives, within the time limit where there is one.
+
+        Raises `StoreError` for whatever goes wrong, and for a local path that leaves the folder by ``..`` or a link.
         ``action`` is what is done with the path, for the message.
         """
-        try:
-            if self.is_local:
-                expected = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
-                if not path.startswith(self.root) or os.path.realpath(path) != expected:
-                    raise StoreError(
-                        f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it"
-                    )
-            yield
-        except AetherContextError:
-            raise
-        except Exception as error:  # clients of object stores raise kinds of their own
-            if isinstance(error, FileNotFoundError) and action == "read":
+
+        def guarded() -> _R:
+            try:
+                if self.is_local:
+                    expected = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
+                    if not path.startswith(self.root) or os.path.realpath(path) != expected:
+                        raise StoreError(
+                            f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it"
+                        )
+                return act()
+            except AetherContextError:
                 raise
-            reason = str(error) or type(error).__name__
-            raise StoreError(f"{self.url}: {path} could not be {action}: {reason}") from error
+            except Exception as error:  # clients of object stores raise kinds of their own
+                if action == "read" and isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                    raise FileNotFoundError(path) from error
+                reason = str(error) or type(error).__name__
+                raise StoreError(f"{self.url}: {path} could not be {action}: {reason}") from error
+
+        if self.timeout_seconds is None or self.is_in_memory:
+            return guarded()
+        return self.calls.run(guarded, self.seconds(size))
 
 
 @lru_cache(maxsize=10_000)
@@ -367,14 +467,15 @@ def _write_local(path: str, data: bytes, *, is_new: bool) -> bool:
         return False
     draft = f"{os.path.dirname(path)}/{_DRAFT}{secrets.token_hex(8)}"
     try:
-        handle = os.open(draft, _DRAFT_FLAGS)
+        handle = os.open(draft, _DRAFT_FLAGS, 0o666)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle = os.open(draft, _DRAFT_FLAGS)
+        handle = os.open(draft, _DRAFT_FLAGS, 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(draft, 0o644)
+        with open(handle, "wb", buffering=0) as file:
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
         if is_new:
             try:
                 os.link(draft, path)

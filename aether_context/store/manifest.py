@@ -1,17 +1,18 @@
 """The manifest: a pack's receipt. It says what was sent, what was left out and why, and lets the pack be built again.
 
 A manifest is canonical JSON. It is written once and never edited. ``checksum`` is a hash over the request that was
-sent; ``digest`` is a hash over the manifest itself. Within an epoch a manifest names its ``parent`` and holds only
-what is new: contents and rows of the parent that are still valid are not repeated. Texts are not in the manifest: they
-follow it in the pack's file, under the hash in ``texts``, or are not recorded where the policy records hashes only.
+sent; ``digest`` is a hash over the manifest itself. From one cut to the next, manifests form a chain: each names the
+one that it ``extends``, and holds what is new: contents, rows, counts and settings of those before it are not repeated.
+The first of a chain holds everything, so that a chain stands alone. Texts are not in the manifest: they follow it in
+the pack's file, under the hash in ``texts``, or are not recorded where the policy records hashes only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aether_context.canonical import JSON, canonical_json, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError
@@ -32,7 +33,10 @@ from aether_context.pack import (
     WindowMark,
     describe,
 )
-from aether_context.store.pack_file import fields_of
+from aether_context.store.pack_file import check_signature, fields_of, signed
+
+PackName: TypeAlias = Annotated[str, Field(pattern=r"^[^/\\]+$")]
+"""The id of a pack, which is the name of its file: it leads out of no folder."""
 
 
 class _Record(BaseModel):
@@ -40,16 +44,12 @@ class _Record(BaseModel):
 
 
 class LayerBudget(_Record):
-    """A layer's budget before and after lending. The shares of all layers sum to at most 1."""
+    """A layer's budget after lending; `allocation` has the rest. The shares of all layers sum to at most 1."""
 
     tokens: int
     """Tokens, after lending."""
     share: float
     """``tokens`` as a share of the window, 0 to 1, rounded down."""
-    nominal_tokens: int | None = None
-    """Tokens before lending: the floor, or what the layer needs beyond it, or its share of the rest."""
-    nominal_share: float | None = None
-    """``nominal_tokens`` as a share of the window, 0 to 1, rounded down."""
 
 
 class ToolScope(_Record):
@@ -72,14 +72,12 @@ class ToolScope(_Record):
 
 
 class ContentList(_Record):
-    """The contents that this pack was built from, as a difference to the parent's contents that were not dropped."""
+    """The contents that this pack was built from, among all those that its chain has recorded, in their order."""
 
-    head: int = 0
-    """Number of the parent's contents that come first."""
     added: tuple[str, ...] = ()
-    """New contents that follow, by hash."""
-    tail: int = 0
-    """Number of the parent's last contents that follow these."""
+    """Contents that are new in the chain, by hash: they follow those of the packs before."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """Index ranges, among the chain's contents, of those that went in."""
 
 
 class Manifest(_Record):
@@ -87,11 +85,15 @@ class Manifest(_Record):
 
     schema_version: Literal[1] = 1
     """Version of this schema."""
-    pack_id: str
+    pack_id: PackName
     """``pack_{time of the last event}_{task}_{step}_{hash}``."""
-    parent: str | None = None
-    """The pack whose contents and rows this one extends; null where it stands alone."""
-    previous: str | None = None
+    number: int = 1
+    """The pack's number in its session, from 1."""
+    before: str = ""
+    """The digest of the pack with the number before, of whatever agent; empty where that is unknown."""
+    extends: PackName | None = None
+    """The pack before it in its chain; null where the chain begins with this one."""
+    call_before: PackName | None = None
     """The pack before it for the same agent; null where that is unknown."""
     app: str
     """Application."""
@@ -111,6 +113,8 @@ class Manifest(_Record):
     """The session's last event when the pack was built."""
     last_event_time: float = 0.0
     """Its time, seconds since 1970 UTC."""
+    caller: tuple[str, str, str] | None = None
+    """App, user and session whose tool this session runs in, as that of an agent that is a tool; null for none."""
     task_id: str = ""
     """The plan's task."""
     step_id: str = ""
@@ -136,6 +140,8 @@ class Manifest(_Record):
     """The policy's profile."""
     policy: str
     """Hash of the policy."""
+    settings: Mapping[str, Any] | None = None
+    """All settings of the policy; null where a pack before it in the chain holds them."""
     counter: str
     """Identity of the token counter."""
     encoder: str = "none"
@@ -166,7 +172,7 @@ class Manifest(_Record):
     first_call: bool = True
     """Whether this was the invocation's first model call, or the first that answers what another agent handed over."""
     chose: bool = False
-    """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates hold."""
+    """Whether candidates were ranked for this pack; where not, the rows of the candidates before hold."""
     rewritten: bool = False
     """Whether the host changed history that an earlier cut or request relied on."""
     cached_price: float = 0.1
@@ -194,7 +200,7 @@ class Manifest(_Record):
     epoch: Epoch
     """The epoch after this pack."""
     epoch_before: Epoch | None = None
-    """The epoch before this pack; null where it is the parent's."""
+    """The epoch before this pack; null where it is that after the pack it extends."""
     epoch_reason: EpochReason | None = None
     """Why an epoch began with this pack; null where none did."""
     prefix: Prefix
@@ -204,6 +210,8 @@ class Manifest(_Record):
     step used and none of whose results the session keeps."""
     artifact_uris: tuple[str, ...] = ()
     """Every ``artifact://`` address in the request, and the addresses of other evidence in the payload."""
+    saved: Mapping[str, str] = {}
+    """Addresses of texts that were taken out of messages, each with the hash of what the store holds of it."""
     superseded: Mapping[str, str] = {}
     """Those of ``artifact_uris`` whose result is out of date, each with the address of the latest: a later result of
     the same call, or a later text from the same source, that differs."""
@@ -223,26 +231,27 @@ class Manifest(_Record):
     """Token counts of texts, by short hash, where no row or ancestor holds them."""
     summaries: Mapping[str, str] = {}
     """Hashes of the summaries that a model wrote for this pack, by the hash over their prompts."""
-    setting: str
-    """Hash of the blob with system instruction, declarations and step."""
-    texts: tuple[str, ...] = ()
+    setting: str = ""
+    """The hash of system instruction, declarations and step, which stand among the texts of the first pack of the chain
+    that had them; empty where it is that of the pack that this one extends, or no texts are recorded."""
+    texts: str = ""
     """The hash of the texts that are new with this pack; empty where none are recorded."""
     stages: Mapping[str, str]
     """Short hashes of the stages' results."""
     checksum: str
     """Hash over the request that was sent."""
+    masked_checksum: str = ""
+    """Hash over the canonical JSON of the request with what ``redact`` masks in it, which is what is recorded and what
+    a replay gives; empty where nothing is masked in it."""
     digest: str = ""
-    """Hash over this manifest without this field."""
+    """Hash over this manifest without this field and the next."""
+    signature: str = ""
+    """HMAC of the digest; empty where no key was set."""
 
     @property
     def session_key(self) -> tuple[str, str, str]:
         """App, user, session."""
         return (self.app, self.user, self.session)
-
-    @property
-    def blobs(self) -> tuple[str, ...]:
-        """The hashes of its blobs."""
-        return (self.policy, *((self.setting, *self.texts) if self.texts else ()))
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
@@ -258,11 +267,15 @@ class Manifest(_Record):
     def of(cls, fields: Mapping[str, JSON]) -> Self:
         """A manifest from its fields; `ManifestError` where they are not those of a manifest."""
         try:
-            return cls.model_validate(fields)
+            manifest = cls.model_validate(fields)
+            manifest.model_dump(mode="json", include={"epoch", "epoch_before"})
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(piece) for piece in first["loc"])
             raise ManifestError(f"not a manifest: {path}: {first['msg']}") from error
+        except ValueError as error:
+            raise ManifestError(f"not a manifest: epoch: {error}") from error  # it is nested too deep
+        return manifest
 
     def to_json(self) -> str:
         """Canonical JSON without optional fields that have their default."""
@@ -270,21 +283,27 @@ class Manifest(_Record):
 
     def sealed(self) -> tuple[Self, dict[str, JSON]]:
         """This manifest with its digest, and its fields."""
-        fields = self._value()
-        fields.pop("digest", None)
-        fields["digest"] = digest = hash_json(fields)
-        return self.model_copy(update={"digest": digest}), fields
+        fields = self._unsealed()
+        digest = hash_json(fields)
+        seal = {"digest": digest, **signed(digest)}
+        return self.model_copy(update={"signature": "", **seal}), fields | seal
 
     def verify(self) -> None:
-        """Checks the manifest against its digest; `ChecksumMismatch` where a field is not what was written."""
-        value = self._value()
-        value.pop("digest", None)
-        digest = hash_json(value)
+        """Checks the manifest against its digest, and its signature where a key is set.
+
+        Raises:
+            ChecksumMismatch: a field is not what was written, or whoever wrote it did not have the key.
+        """
+        digest = hash_json(self._unsealed())
         if digest != self.digest:
             raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {digest}, its digest says {self.digest}")
+        check_signature(digest, self.signature, "the manifest")
 
     def _value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True) | {"schema_version": self.schema_version}
+
+    def _unsealed(self) -> dict[str, Any]:
+        return {name: value for name, value in self._value().items() if name not in ("digest", "signature")}
 
 
 def schema() -> dict[str, Any]:

@@ -1,151 +1,154 @@
-"""A pack as one file, ``{pack_id}.json.gz``: lines of JSON, compressed.
+"""A pack as one file, ``{pack_id}.json.gz``: gzip members of one line of JSON each.
 
-1. The manifest. One that extends others holds only what differs from the first manifest of its chain, which ``base``
-   names: a field that is left out is as in that manifest, and so is a layer that is left out of ``allocation`` or
-   ``layer_budgets``; null is a field's default.
+1. The manifest.
 2. The texts that are new with the pack; an empty line where none are recorded.
-3. The outcome, once the model has answered.
+3. The outcome, appended once the model has answered: a file without one is the beginning of the file with it.
 
-The outcome is a gzip member of its own behind the first: a file without an outcome is the beginning of the file with
-it. ``zcat`` shows all lines.
+``zcat`` shows all lines. The header of a member holds, as its comment, the first digits of the hash of the bytes that
+follow it. What gzip itself cannot tell from its checksum, such as a header with another time or a reference that leads
+to the same letters elsewhere, is told by that.
 """
 
 from __future__ import annotations
 
-import gzip
+import hmac
 import json
+import math
+import os
+import struct
 import zlib
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from aether_context.canonical import JSON, canonical_json
-from aether_context.errors import ManifestError, SchemaVersionError
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, short
+from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 
 SCHEMA_VERSION = 1
-BY_LAYER = ("allocation", "layer_budgets")
-"""Fields that hold a value for each layer."""
 ENDING = ".json.gz"
-BASE = "base"
-_FEW_BYTES, _MOST_BYTES = 8_192, 512 * 2**20
-"""How much of a file's first member is read at first, and the most that all members of a file may hold."""
+MANIFEST_BYTES, TEXTS_BYTES = 64 * 2**20, 512 * 2**20
+"""The most bytes that a manifest, and any other member of a file, may hold."""
+_MOST_DIGITS = 100
 
-_OWN = ("rows", "contents", "counts")
-"""Long fields whose values differ in every pack."""
-_OPEN = ("epoch", "epoch_before")
-"""Fields that hold the strategies' own JSON. Python takes 1, 1.0 and true for equal, but they are written differently,
-so these fields are compared as canonical JSON."""
-
-
-class Base(NamedTuple):
-    """The first manifest of a chain, which the others are written against: its pack and its fields.
-
-    It stays in memory as long as its chain goes on, so the values of the long fields are left out.
-    """
-
-    pack_id: str
-    fields: Mapping[str, JSON]
-
-    @classmethod
-    def of(cls, fields: Mapping[str, JSON]) -> Base:
-        return cls(pack_id=fields["pack_id"], fields={**fields, **{name: None for name in _OWN if name in fields}})
+# A member's header (RFC 1952): deflate, a comment follows, no time, no flags of the compressor, no operating system, so
+# that it is the same on every machine.
+_HEADER = b"\x1f\x8b\x08\x10\x00\x00\x00\x00\x00\xff"
+_DIGITS = 8
+_BODY = len(_HEADER) + _DIGITS + 1
+_TRAILER = 8
 
 
-def manifest_line(fields: Mapping[str, JSON], base: Base) -> bytes:
-    """The line of a manifest: what differs from its base, or all of it where it is the base itself."""
-    if base.pack_id != fields["pack_id"]:
-        written: dict[str, JSON] = dict.fromkeys(base.fields.keys() - fields.keys())
-        for name, field in fields.items():
-            base_field = base.fields.get(name)
-            if field == base_field and (name not in _OPEN or canonical_json(field) == canonical_json(base_field)):
-                continue
-            if name in BY_LAYER and isinstance(base_field, dict) and base_field.keys() == field.keys():
-                field = {layer: value for layer, value in field.items() if base_field[layer] != value}
-            written[name] = field
-        # A reader has to see an unknown version without the base.
-        fields = {**written, "schema_version": fields["schema_version"], BASE: base.pack_id}
-    return canonical_json(fields).encode()
+def member(line: bytes) -> bytes:
+    """A line as a member of a file."""
+    data = line + b"\n"
+    deflate = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    body = deflate.compress(data) + deflate.flush() + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+    return b"%b%b\0%b" % (_HEADER, _comment(body), body)
 
 
-def file_of(manifest: bytes, texts: bytes) -> bytes:
-    """The file of a pack without an outcome, from its lines."""
-    return compressed(b"%b\n%b\n" % (manifest, texts))
-
-
-def with_outcome(data: bytes, outcome: Mapping[str, JSON]) -> bytes:
-    """The file of a pack with its outcome."""
-    return data + compressed(b"%b\n" % canonical_json(dict(outcome)).encode())
-
-
-def compressed(data: bytes) -> bytes:
-    """A gzip member, the same for the same bytes."""
-    return gzip.compress(data, compresslevel=6, mtime=0)
-
-
-def decompressed(data: bytes) -> bytes:
-    """The content of gzip members; `ManifestError` where they are damaged, or larger than a pack can be."""
-    members: list[bytes] = []
-    remaining = _MOST_BYTES
-    while data:
-        stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
-        try:
-            members.append(stream.decompress(data, remaining + 1))
-        except zlib.error as error:
-            raise ManifestError(f"damaged: {error}") from error
-        remaining -= len(members[-1])
-        if remaining < 0:
-            raise ManifestError(f"damaged: it holds more than {_MOST_BYTES:,} bytes")
-        if not stream.eof:
-            raise ManifestError("damaged: it ends too soon")
-        data = stream.unused_data
-    return b"".join(members)
-
-
-def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
-    """Manifest, texts and outcome of a file, the outcome None where it has none; `ManifestError` where damaged."""
-    lines = decompressed(data).split(b"\n")
-    if len(lines) not in (3, 4) or lines[-1]:
-        raise ManifestError(f"not a manifest: {len(lines) - 1} lines")
-    return lines[0], lines[1], lines[2] if len(lines) == 4 else None
-
-
-def read_manifest(data: bytes) -> bytes:
-    """The first line of a file; the rest is not read."""
-    stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
+def read_member(data: bytes, most_bytes: int = TEXTS_BYTES) -> tuple[bytes, bytes]:
+    """The line of the first member, and the members behind it; `ManifestError` where it is damaged or too long."""
+    if not data.startswith(_HEADER):
+        raise ManifestError("damaged: it does not begin as a pack does")
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        content = stream.decompress(data, _FEW_BYTES)
-        while b"\n" not in content and stream.unconsumed_tail and len(content) < _MOST_BYTES:
-            content += stream.decompress(stream.unconsumed_tail, 16 * _FEW_BYTES)
+        line = inflate.decompress(data[_BODY:], most_bytes + 2)
     except zlib.error as error:
         raise ManifestError(f"damaged: {error}") from error
-    line, end, _ = content.partition(b"\n")
-    if not end:
-        raise ManifestError("damaged: it ends in its first line")
-    return line
+    if len(line) > most_bytes + 1:
+        raise ManifestError(f"damaged: a line of it holds more than {most_bytes:,} bytes")
+    if not inflate.eof or len(inflate.unused_data) < _TRAILER:
+        raise ManifestError("damaged: it ends too soon")
+    body = data[_BODY : len(data) - len(inflate.unused_data) + _TRAILER]
+    if data[len(_HEADER) : _BODY] != _comment(body) + b"\0":
+        raise ManifestError("damaged: its bytes are not those that its hash was taken of")
+    if line[-1:] != b"\n" or line.count(b"\n") != 1:
+        raise ManifestError(f"not a pack: {line.count(10)} lines in the place of one")
+    return line[:-1], inflate.unused_data[_TRAILER:]
 
 
-def merged(fields: Mapping[str, JSON], base: Mapping[str, JSON]) -> dict[str, JSON]:
-    """All fields of a manifest, from those in its file and those of its base."""
-    merged_fields = {**base, **fields}
-    del merged_fields[BASE]
-    for name in [name for name, value in fields.items() if value is None]:
-        del merged_fields[name]
-    for name in BY_LAYER:
-        if isinstance(merged_fields.get(name), dict) and isinstance(base.get(name), dict):
-            merged_fields[name] = {**base[name], **merged_fields[name]}
-    return merged_fields
+def _comment(body: bytes) -> bytes:
+    return short(hash_bytes(body), _DIGITS).encode()
+
+
+def file_of(manifest: Mapping[str, JSON], texts: bytes) -> bytes:
+    """The file of a pack without an outcome."""
+    return member(canonical_json(manifest).encode()) + member(texts)
+
+
+def with_outcome(data: bytes, digest: str, outcome: Mapping[str, JSON]) -> bytes:
+    """The file of a pack with its outcome, which names the manifest that it belongs to by its digest."""
+    value = {"outcome": dict(outcome), "pack": digest}
+    return data + member(canonical_json({**value, **signed(hash_json(value))}).encode())
+
+
+def read_outcome(line: bytes, digest: str) -> dict[str, JSON]:
+    """The outcome in a file's third line; `ManifestError` where it is none, or that of another manifest."""
+    value = parsed(line)
+    if not isinstance(value, dict) or not value.keys() >= {"outcome", "pack"}:
+        raise ManifestError("not an outcome")
+    outcome, pack = value["outcome"], value["pack"]
+    if pack != digest or not isinstance(outcome, dict):
+        raise ChecksumMismatch(f"the outcome is that of another pack, {pack}")
+    check_signature(hash_json({"outcome": outcome, "pack": pack}), value.get("signature"), "the outcome")
+    return outcome
+
+
+KEY = "AETHER_CONTEXT_KEY"
+"""The environment variable with the key that manifests and outcomes are signed with."""
+
+
+def signed(digest: str) -> dict[str, str]:
+    """The field with the signature of a digest; none where no key is set."""
+    key = os.environ.get(KEY, "")
+    return {"signature": hmac.new(key.encode(), digest.encode(), "sha256").hexdigest()} if key else {}
+
+
+def check_signature(digest: str, signature: JSON, what: str) -> None:
+    """Raises `ChecksumMismatch` where a key is set and the signature was not made with it."""
+    expected = signed(digest).get("signature", "")
+    if expected and not hmac.compare_digest(expected, str(signature)):
+        fault = "is not signed" if not signature else "was signed with another key, or forged"
+        raise ChecksumMismatch(f"{what} {fault}: {KEY} is set")
+
+
+def parsed(text: str | bytes) -> JSON:
+    """The value of a line; `ManifestError` where it is not JSON, or holds a number that no pack has."""
+    try:
+        return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"not a manifest: {error}") from error
+
+
+def _number(text: str) -> float:
+    if len(text) > _MOST_DIGITS or not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:_MOST_DIGITS]} is no number of a pack")
+    return int(text) if text.lstrip("-").isdecimal() else value
+
+
+def read_manifest(data: bytes) -> dict[str, JSON]:
+    """The fields of the manifest in a file; the rest is not read. Errors as for `fields_of`."""
+    return fields_of(read_member(data, MANIFEST_BYTES)[0])
+
+
+def read_texts(data: bytes) -> tuple[bytes, bytes | None]:
+    """The lines with the texts and the outcome of a file, the outcome None where it has none; `ManifestError` where
+    they are damaged."""
+    texts, rest = read_member(read_member(data, MANIFEST_BYTES)[1])
+    if not rest:
+        return texts, None
+    outcome, rest = read_member(rest)
+    if rest:
+        raise ManifestError("not a pack: it has more than three members")
+    return texts, outcome
 
 
 def fields_of(text: str | bytes) -> dict[str, JSON]:
-    """The fields in the JSON of a manifest, or of its difference to its base.
+    """The fields in the JSON of a manifest.
 
     Raises:
         SchemaVersionError: it was written by a later version.
         ManifestError: it is not a manifest.
     """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"not a manifest: {error}") from error
+    value = parsed(text)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if type(version) is not int or version < 1:
         raise ManifestError("not a manifest: it has no schema_version")

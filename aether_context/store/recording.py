@@ -1,9 +1,11 @@
-"""From a pack to its manifest, its texts and the blobs that it names."""
+"""From a pack to its manifest and its texts."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -11,11 +13,32 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
+from aether_context.canonical import (
+    JSON,
+    canonical_json,
+    canonical_object,
+    fold,
+    hash_bytes,
+    hash_json,
+    hash_text,
+    short,
+)
 from aether_context.conversation.turns import as_ranges
-from aether_context.pack import RECORDED, Candidate, CandidateOutcome, Epoch, Identity, Pack, Signals, Step, Tool
+from aether_context.pack import (
+    NOTHING,
+    RECORDED,
+    Candidate,
+    CandidateOutcome,
+    Content,
+    Epoch,
+    Identity,
+    Pack,
+    Signals,
+    Step,
+    Tool,
+)
 from aether_context.policy import PackPolicy
-from aether_context.store.pack_file import Base, file_of, manifest_line
+from aether_context.store.pack_file import file_of
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
@@ -39,48 +62,50 @@ class Tip(NamedTuple):
     """The end of a chain of manifests: what the next one may leave out.
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
-    begins a new chain. ``contents`` are the hashes of the contents that are still sent, ``rows`` the keys of rows and
-    ``counts`` the keys of token counts that the chain holds. ``held`` are the hashes of the chain's texts that are
-    still in use. ``base`` is the first manifest of the chain.
+    begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
+    among these; ``sent`` are the places of those that are still sent. ``rows`` and ``counts`` are the keys of the rows
+    and token counts that the chain holds, ``held`` the hashes of its epochs' texts, settings and policies; ``setting``
+    is that of the last one.
     """
 
     pack_id: str
     counted: tuple[str, str]
-    contents: tuple[str, ...]
+    log: Mapping[str, tuple[int, ...]]
+    logged: int
+    sent: tuple[int, ...]
     rows: frozenset[str]
     counts: frozenset[str]
     held: frozenset[str]
+    setting: str
     epoch: Epoch
-    base: Base
 
 
 class Recording(NamedTuple):
-    """A manifest ready to be written.
+    """A manifest ready to be written, with its fields.
 
-    ``texts`` are the pack's texts, ``data`` the bytes of its file without an outcome, ``blobs`` the blobs that the
-    manifest names, by hash, ``tip`` what the next manifest extends, ``saved`` texts to be stored by their URI.
+    ``texts`` are the pack's texts, ``tip`` what the next manifest extends, ``saved`` texts to be stored by their URI.
     """
 
     manifest: Manifest
+    fields: Mapping[str, JSON]
     texts: bytes
-    data: bytes
-    blobs: Mapping[str, bytes]
     tip: Tip
     saved: Mapping[str, str]
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the pack's file without an outcome."""
+        return file_of(self.fields, self.texts)
 
     def changed(self, **values: object) -> Recording:
         """The same with other values in its manifest."""
         manifest, fields = self.manifest.model_copy(update=values).sealed()
-        base = self.tip.base
-        if base.pack_id == self.manifest.pack_id:
-            base = Base.of(fields)
-        data = file_of(manifest_line(fields, base), self.texts)
-        return self._replace(manifest=manifest, data=data, tip=self.tip._replace(pack_id=manifest.pack_id, base=base))
+        return self._replace(manifest=manifest, fields=fields, tip=self.tip._replace(pack_id=manifest.pack_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a session's packs have in common: a blob of its own. All but ``step`` is taken from the request."""
+    """What a session's packs have in common. All but ``step`` is taken from the request."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
@@ -97,47 +122,62 @@ OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
 _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
-def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Recording:
+def record(
+    pack: Pack,
+    policy: PackPolicy,
+    counter: str,
+    tip: Tip | None,
+    *,
+    number: int = 1,
+    before: str = "",
+    sent: Pack | None = None,
+) -> Recording:
     """The recording of a pack.
 
     Args:
+        sent: the pack whose masked form it is; None where nothing in it is masked.
         counter: identity of the token counter.
         tip: the end of the chain to extend. None begins a new chain, and so does a pack with a cut, or one that was
             counted by another counter or for another model.
+        number: the pack's number in its session.
+        before: the digest of the manifest with the number before; empty where that is unknown.
     """
     from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
 
     source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
     counted = (counter, request.model)
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
-    parent = None if starts_chain else tip
-    grown = pack.appended if parent is not None and parent.pack_id == source.previous_pack else None
+    extended = None if starts_chain else tip
+    grown = pack.appended if extended is not None and extended.pack_id == source.previous_pack else None
 
     outcomes = pack.outcomes if grown is None else pack.outcomes[len(pack.outcomes) - grown :]
     keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
-    known_rows = parent.rows if parent is not None else frozenset()
+    known_rows = extended.rows if extended is not None else frozenset()
     rows = tuple(
         outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known_rows or not is_content(outcome)
     )
-    counts = {key: tokens for key, tokens in pack.counts.items() if parent is None or key not in parent.counts}
+    counts = {key: tokens for key, tokens in pack.counts.items() if extended is None or key not in extended.counts}
     for outcome in outcomes:
         if is_content(outcome):
             counts.pop(short(outcome.hash, 16), None)
 
-    parent_contents = parent.contents if parent is not None else ()
-    if grown is not None:
-        head = len(request.contents) - grown
-        new_contents = request.contents[head:]
-        contents = ContentList(head=head, added=tuple(content.digest for content in new_contents))
-    else:
-        new_contents, digests = request.contents, [content.digest for content in request.contents]
-        max_shared = min(len(digests), len(parent_contents))
-        head = next((index for index in range(max_shared) if digests[index] != parent_contents[index]), max_shared)
-        max_shared -= head
-        tail = next(
-            (index for index in range(max_shared) if digests[-1 - index] != parent_contents[-1 - index]), max_shared
-        )
-        contents = ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
+    # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
+    log = extended.log if extended is not None else NOTHING
+    first_free = extended.logged if extended is not None else 0
+    places = list(extended.sent) if extended is not None and grown is not None else []
+    new: list[Content] = []
+    for content in request.contents[len(places) :]:
+        known, after = log.get(content.digest, ()), places[-1] + 1 if places else 0
+        at = bisect_left(known, after)
+        if at == len(known):
+            new.append(content)
+        places.append(known[at] if at < len(known) else first_free + len(new) - 1)
+    contents = ContentList(added=tuple(content.digest for content in new), ranges=as_ranges(places))
+    new_wires = {content.digest: content.wire for content in new if content.digest not in log}
+    if new:
+        log = dict(log)
+        for place, content in enumerate(new, first_free):
+            log[content.digest] = (*log.get(content.digest, ()), place)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
     epoch_before = epoch
@@ -145,16 +185,19 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         epoch_before, texts_before = _without_texts(source.epoch)
         epoch_texts |= texts_before
 
-    setting, setting_blob = _written(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
-    blobs = {policy.digest: policy.canonical.encode()}
-    held = parent.held if parent is not None else frozenset()
-    texts = b""
+    held = extended.held if extended is not None else frozenset()
+    settings = None if policy.digest in held else json.loads(policy.canonical)
+    held |= {policy.digest}
+    texts, setting_digest = b"", ""
     if policy.record == "full":
-        blobs[setting] = setting_blob
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
-        wires = {content.digest: content.wire for content in new_contents if content.digest not in held}
+        setting, setting_digest = _written(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
-        members = {"contents": f"[{','.join(wires.values())}]"} if wires else {}
+        members = {"contents": f"[{','.join(new_wires.values())}]"} if new_wires else {}
+        if new_wires and policy.redact:
+            members["digests"] = canonical_json(list(new_wires))
+        if setting_digest not in held:
+            members["setting"] = setting
         other_texts = {
             "candidates": [_plain(candidate) for candidate in source.candidates] if pack.chose else [],
             "epoch": new_epoch,
@@ -163,7 +206,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         }
         members |= {name: canonical_json(value) for name, value in other_texts.items() if value}
         texts = canonical_object(members).encode("utf-8", "surrogatepass")
-        held = held.union(wires, new_epoch)
+        held = held.union(new_epoch, {setting_digest})
 
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
@@ -174,11 +217,15 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     uris = tuple(sorted(pack.artifact_uris))
     manifest, manifest_fields = Manifest(
         pack_id=pack_id(identity, step),
-        parent=parent.pack_id if parent is not None else None,
-        previous=source.previous_pack or None,
+        number=number,
+        before=before,
+        extends=extended.pack_id if extended is not None else None,
+        call_before=source.previous_pack or None,
         **{name: getattr(identity, name) for name in Identity._fields},
         **{name: getattr(source, name) for name in GIVEN},
-        **{name: getattr(pack, name) for name in _FROM_PACK},
+        **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
+        checksum=pack.checksum if sent is None else sent.checksum,
+        masked_checksum="" if sent is None else hash_text(request_json(pack)),
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,
@@ -186,13 +233,12 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         model=request.model,
         profile=policy.profile,
         policy=policy.digest,
+        settings=settings,
         counter=counter,
         layer_budgets={
             layer: LayerBudget(
                 tokens=tokens.final,
                 share=tokens.final * 10_000 // budget_base / 10_000,
-                nominal_tokens=tokens.nominal,
-                nominal_share=tokens.nominal * 10_000 // budget_base / 10_000,
             )
             for layer, tokens in allocation.layers.items()
         },
@@ -216,35 +262,33 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         truncation_events=pack.events,
         strategy_acts=pack.acts,
         epoch=epoch,
-        epoch_before=None if parent is not None and parent.epoch == epoch_before else epoch_before,
+        epoch_before=None if extended is not None and extended.epoch == epoch_before else epoch_before,
         artifact_uris=uris,
+        saved={uri: hash_text(text) for uri, text in pack.saved.items()},
         superseded={uri: source.evidence[uri] for uri in uris if source.evidence.get(uri)},
         request_tokens_method=pack.method,
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
-        setting=setting,
-        texts=(hash_bytes(texts),) if texts else (),
+        setting=setting_digest if extended is None or extended.setting != setting_digest else "",
+        texts=hash_bytes(texts) if texts else "",
         stages=stage_hashes(pack),
     ).sealed()
 
-    if grown is not None:
-        sent_contents = (*parent_contents, *contents.added)
-    else:
-        content_outcomes = pack.outcomes[: len(request.contents)]
-        sent_contents = tuple(outcome.hash for outcome in content_outcomes if outcome.state != "dropped")
-        held = held.intersection((*sent_contents, *epoch_texts))
+    content_outcomes = pack.outcomes[: len(places)] if grown is None else ()
+    dropped = {at for at, outcome in enumerate(content_outcomes) if outcome.state == "dropped"}
     new_tip = Tip(
         pack_id=manifest.pack_id,
         counted=counted,
-        contents=sent_contents,
+        log=log,
+        logged=first_free + len(new),
+        sent=tuple(place for at, place in enumerate(places) if at not in dropped),
         rows=frozenset(keys) if grown is None else known_rows | frozenset(keys),
-        counts=frozenset(pack.counts) | (parent.counts if parent is not None else frozenset()),
+        counts=frozenset(pack.counts) | (extended.counts if extended is not None else frozenset()),
         held=held,
+        setting=setting_digest,
         epoch=epoch,
-        base=parent.base if parent is not None else Base.of(manifest_fields),
     )
-    data = file_of(manifest_line(manifest_fields, new_tip.base), texts)
-    return Recording(manifest=manifest, texts=texts, data=data, blobs=blobs, tip=new_tip, saved=pack.saved)
+    return Recording(manifest=manifest, fields=manifest_fields, texts=texts, tip=new_tip, saved=pack.saved)
 
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
@@ -264,7 +308,7 @@ def stage_hashes(pack: Pack) -> dict[str, str]:
         **{stage: pack.stages[stage] for stage in _STAGES},
         "write": pack.checksum,
     }
-    return {stage: short(hash_json(result), 12) for stage, result in results.items()}
+    return {stage: short(hash_json(result)) for stage, result in results.items()}
 
 
 def pack_id(identity: Identity, step: Step) -> str:
@@ -295,10 +339,10 @@ def _words(*names: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _written(setting: Setting) -> tuple[str, bytes]:
-    """The hash of a setting's blob, and the blob."""
-    data = canonical_json(SETTING.dump_python(setting, mode="json")).encode()
-    return hash_bytes(data), data
+def _written(setting: Setting) -> tuple[str, str]:
+    """A setting as canonical JSON, and its hash."""
+    text = canonical_json(SETTING.dump_python(setting, mode="json"))
+    return text, hash_text(text)
 
 
 def _plain(candidate: Candidate) -> dict[str, object]:
@@ -310,3 +354,17 @@ def _plain(candidate: Candidate) -> dict[str, object]:
 def is_content(row: CandidateOutcome) -> bool:
     """Whether a row is one of the host's own contents."""
     return row.layer in ("conversation", "task")
+
+
+def request_json(pack: Pack) -> str:
+    """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
+    return canonical_json(
+        {
+            "system": pack.system,
+            "tools": [
+                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
+            ],
+            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
+            "allowed_tools": pack.allowed_tools,
+        }
+    )

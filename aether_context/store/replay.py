@@ -1,8 +1,7 @@
-"""Rebuilds packs from their manifests, with what the ancestors of these hold, and compares the requests."""
+"""Rebuilds packs from their manifests, with what those before them in their chains hold, and compares the requests."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,90 +18,79 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, stage_hashes
+from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, request_json, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
+_MOST_CONTENTS = 1_000_000
 _MOST_RESOLVED = 16
 """The most resolved manifests that are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A manifest with what its ancestors hold: the hashes of the contents that went in, rows by id, and counts."""
+    """A manifest with what those before it in its chain hold: the hashes of the contents that went in, rows by id, and
+    counts; ``log`` are the hashes of all contents that the chain has recorded so far."""
 
     manifest: Manifest
     contents: tuple[str, ...]
     rows: Mapping[str, CandidateOutcome]
     counts: Mapping[str, int]
+    log: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A pack built again. ``request`` is its canonical JSON; ``matches`` says whether it is the recorded request."""
+    """A pack built again; ``matches`` says whether it is the recorded request.
+
+    That is the masked form of what was sent where the manifest has a ``masked_checksum``.
+    """
 
     manifest: Manifest
     pack: Pack
-    request: str
     matches: bool
+
+    @property
+    def request(self) -> str:
+        """The request as canonical JSON."""
+        return request_json(self.pack)
 
 
 class _Chain:
-    """Contents, rows and counts of a chain of manifests, extended manifest by manifest, the oldest first."""
+    """The log of contents, the rows and the counts of a chain of manifests, taken in one by one, the oldest first."""
 
     def __init__(self, resolved: Resolved | None) -> None:
-        self._parent = resolved.manifest if resolved is not None else None
-        self._contents = list(resolved.contents) if resolved is not None else []
+        self._log = list(resolved.log) if resolved is not None else []
         self._rows = dict(resolved.rows) if resolved is not None else {}
         self._counts = dict(resolved.counts) if resolved is not None else {}
+        self._contents: tuple[str, ...] = ()
 
     def resolved(self, manifest: Manifest) -> Resolved:
-        return Resolved(manifest=manifest, contents=tuple(self._contents), rows=self._rows, counts=self._counts)
+        return Resolved(
+            manifest=manifest, contents=self._contents, rows=self._rows, counts=self._counts, log=tuple(self._log)
+        )
 
     def extend(self, manifest: Manifest) -> None:
-        parent, self._parent = self._parent, manifest
-        changed, content_rows = manifest.contents, [row for row in manifest.rows if is_content(row)]
+        self._log += manifest.contents.added
+        numbers = _indices(manifest.contents.ranges, _MOST_CONTENTS)
+        if any(not 0 <= number < len(self._log) for number in numbers):
+            raise ReplayError(f"{manifest.pack_id} names contents that its chain does not hold")
+        self._contents = tuple(self._log[number] for number in numbers)
+        content_rows = [row for row in manifest.rows if is_content(row)]
         self._counts.update(manifest.counts)
         self._counts.update({short(row.hash, 16): row.tokens for row in content_rows})
-        if parent is None:
-            self._contents = list(changed.added)
-            self._rows = {row.id: row for row in manifest.rows}
-            return
-        # Contents that the parent dropped are not in its children. A row's id begins with its place in the host's list.
-        dropped = {row.id.split("_")[0] for row in parent.rows if is_content(row) and row.state == "dropped"}
-        if dropped:
-            placed = zip(_indices(parent.positions, len(self._contents)), self._contents, strict=True)
-            self._contents = [content for place, content in placed if f"c{place}" not in dropped]
-        contents = self._contents
-        appends = not dropped and changed.head == len(contents) and not changed.tail
-        if not appends:
-            self._contents = [
-                *contents[: changed.head],
-                *changed.added,
-                *contents[len(contents) - changed.tail :],
-            ]
-        else:
-            contents += changed.added
-        if (
-            not manifest.chose
-            and appends
-            and len(content_rows) == len(changed.added)
-            and not any(row.id in self._rows for row in content_rows)
-        ):
-            self._rows.update({row.id: row for row in manifest.rows})
-            return
         # A content's row holds while the content goes in, a candidate's until candidates are ranked again.
         new_rows = {row.id: row for row in manifest.rows}
         unmatched = Counter(self._contents)
         unmatched.subtract(row.hash for row in content_rows)
-        parent_rows: dict[str, CandidateOutcome] = {}
+        rows: dict[str, CandidateOutcome] = {}
         for row in self._rows.values():
             if not is_content(row):
                 if not manifest.chose:
-                    parent_rows[row.id] = row
+                    rows[row.id] = row
             elif row.state != "dropped" and row.id not in new_rows and unmatched[row.hash] > 0:
                 unmatched[row.hash] -= 1
-                parent_rows[row.id] = row
-        self._rows = parent_rows | new_rows
+                rows[row.id] = row
+        self._rows = rows | new_rows
 
 
 class Replayer:
@@ -112,29 +100,28 @@ class Replayer:
         self.store = store
         self._links: dict[str, Manifest] = {}
         self._resolved: LRUCache[str, Resolved] = LRUCache(_MOST_RESOLVED)
-        self._read: set[str] = set()
         self._texts: dict[str, dict[str, JSON]] = {}
         self._contents: dict[str, Content] = {}
         self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
-        """The manifest with what its ancestors hold.
+        """The manifest with what those before it in its chain hold.
 
         Raises:
             PackNotFound: one of them is missing.
-            ReplayError: it is its own ancestor.
+            ReplayError: it extends itself, or names contents that they do not hold.
         """
         if manifest.pack_id in self._resolved:
             return self._resolved[manifest.pack_id]
         waiting, names = [manifest], {manifest.pack_id}
-        while (parent := waiting[-1].parent) is not None and parent not in self._resolved:
-            link = self._links.get(parent) or self.store.parent(waiting[-1])
+        while (extended := waiting[-1].extends) is not None and extended not in self._resolved:
+            link = self._links.get(extended) or self.store.extended(waiting[-1])
             assert link is not None
             if link.pack_id in names:
                 raise ReplayError(f"{link.pack_id} extends itself: its manifest is not what was written")
             waiting.append(link)
             names.add(link.pack_id)
-        chain = _Chain(self._resolved.get(waiting[-1].parent or ""))
+        chain = _Chain(self._resolved.get(waiting[-1].extends or ""))
         for link in reversed(waiting):
             chain.extend(link)
             self._links[link.pack_id] = link
@@ -142,38 +129,31 @@ class Replayer:
         return resolved
 
     def line(self, manifest: Manifest) -> Iterator[Manifest]:
-        """The manifest and its ancestors, the oldest last."""
+        """The manifest and those before it in its chain, the oldest last."""
         self.resolve(manifest)
         link: Manifest | None = self._links[manifest.pack_id]
         while link is not None:
             yield link
-            link = self._links[link.parent] if link.parent is not None else None
+            link = self._links[link.extends] if link.extends is not None else None
 
     def pack_input(self, manifest: Manifest) -> PackInput:
         """What the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
         resolved = self.resolve(manifest)
         missing: list[str] = []
-        recorded = self._json(manifest, manifest.setting, "system instruction, declarations and step", missing)
-        read_packs = []
+        recorded: JSON = None
+        wanted = next((link.setting for link in self.line(manifest) if link.setting), "")
         for link in self.line(manifest):
-            if link.pack_id in self._read:
-                break
             if not link.texts:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
-            read_packs.append(link.pack_id)
-            for digest in reversed(link.texts):
-                if digest in self._texts:
-                    continue
-                texts = self._texts[digest] = self._json(link, digest, f"texts of {link.pack_id}", missing)
-                for wire in wires(texts):
-                    if (name := hash_text(wire)) not in self._contents:
-                        self._contents[name] = content_from_wire(wire)
-                self._epoch_texts.update(texts.get("epoch", {}))
+            texts = self._read(link, missing)
+            if link.setting == wanted:
+                recorded = texts.get("setting", recorded)
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
+        if recorded is None:
+            missing.append("system instruction, declarations and step")
         if missing:
             raise ReplayIncomplete(missing)
-        self._read.update(read_packs)
         setting = SETTING.validate_python(recorded)
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
         contents = [self._contents[digest] for digest in resolved.contents]
@@ -188,13 +168,13 @@ class Replayer:
         )
         epoch = manifest.epoch_before
         if epoch is None:
-            epoch = self._links[manifest.parent].epoch if manifest.parent is not None else manifest.epoch
+            epoch = self._links[manifest.extends].epoch if manifest.extends is not None else manifest.epoch
         epoch = replace(
             epoch,
             summary=self._epoch_texts[epoch.summary] if epoch.summary else "",
             payloads=tuple(replace(packed, text=self._epoch_texts[packed.text]) for packed in epoch.payloads),
         )
-        texts = self._texts[manifest.texts[0]]
+        texts = self._texts[manifest.texts]
         return PackInput(
             identity=Identity(**{name: getattr(manifest, name) for name in Identity._fields}),
             **{name: getattr(manifest, name) for name in GIVEN},
@@ -210,18 +190,33 @@ class Replayer:
             summaries=texts.get("summaries", {}),
         )
 
-    def _json(self, manifest: Manifest, digest: str, description: str, missing: list[str]) -> dict[str, JSON]:
-        try:
-            value: dict[str, JSON] = json.loads(self.store.blob(manifest, digest))
-        except BlobNotFound:
-            missing.append(f"{description} ({digest})")
-            return {}
-        return value
+    def _read(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
+        """The texts that are new with a pack, each of which is known from then on."""
+        if manifest.texts not in self._texts:
+            try:
+                self.take(manifest, self.store.texts(manifest))
+            except BlobNotFound:
+                missing.append(f"the texts of {manifest.pack_id}")
+                return {}
+        return self._texts[manifest.texts]
+
+    def take(self, manifest: Manifest, texts: dict[str, JSON]) -> None:
+        """Takes in the texts of a pack, which need not be read again then."""
+        self._texts[manifest.texts] = texts
+        for name, wire in contents_of(texts).items():
+            if name not in self._contents:
+                self._contents[name] = replace(content_from_wire(wire), digest=name)
+        self._epoch_texts.update(texts.get("epoch", {}))
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
+        self.resolve(manifest)
+        links = (link for link in self.line(manifest) if link.policy == manifest.policy)
+        settings = next((link.settings for link in links if link.settings is not None), None)
+        if settings is None:
+            raise ReplayIncomplete([f"the settings of policy {manifest.policy}"])
         try:
-            return PackPolicy(**json.loads(self.store.blob(manifest, manifest.policy)))
+            return PackPolicy(**settings)
         except PolicyError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
@@ -236,17 +231,19 @@ class Replayer:
             # A value that cannot be read was changed since it was written, or written by another version.
             problem = f"{type(error).__name__}: {error}"
             raise ReplayError(f"{manifest.pack_id} could not be replayed: {problem}") from error
-        matches = pack.checksum == manifest.checksum
+        masked = manifest.masked_checksum
+        matches = hash_text(request_json(pack)) == masked if masked else pack.checksum == manifest.checksum
         if policy is None and window is None and not matches:
             hashes = stage_hashes(pack)
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
-        return Replayed(manifest=manifest, pack=pack, request=request_json(pack), matches=matches)
+        return Replayed(manifest=manifest, pack=pack, matches=matches)
 
 
-def wires(texts: Mapping[str, JSON]) -> list[str]:
-    """The wires of the contents among a pack's texts."""
-    return [canonical_json(value) for value in texts.get("contents", ())]
+def contents_of(texts: Mapping[str, JSON]) -> dict[str, str]:
+    """The wires of the contents among a pack's texts, by the hashes of what was sent."""
+    wires = [canonical_json(value) for value in texts.get("contents", ())]
+    return dict(zip(texts.get("digests") or map(hash_text, wires), wires, strict=True))
 
 
 def _indices(ranges: Sequence[tuple[int, int]], limit: int) -> list[int]:
@@ -260,7 +257,7 @@ def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = Non
     """Builds a recorded pack again. To replay many of a session, keep a `Replayer`.
 
     Args:
-        store: holds the blobs of the manifest and of its ancestors.
+        store: holds the pack and those before it in its chain.
         policy: another policy to build it with; None takes the recorded one.
 
     Raises:
@@ -269,17 +266,3 @@ def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = Non
         ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
     """
     return Replayer(store).replay(manifest, policy)
-
-
-def request_json(pack: Pack) -> str:
-    """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
-    return canonical_json(
-        {
-            "system": pack.system,
-            "tools": [
-                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
-            ],
-            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
-            "allowed_tools": pack.allowed_tools,
-        }
-    )

@@ -1,78 +1,43 @@
-"""What may be deleted from a store: packs, evidence and caches by age, size and reference, or all files of a user.
+"""What may be deleted from a store: what is older than an age, or all files of a user or of one session.
 
-Agents may write to the store meanwhile. Nothing younger than a grace period is deleted. Packs that were written since
-the plan was made are looked for before each deletion and after it, and a text that one of them names is put back.
+Only files whose names are ours are deleted, see `layout`; others are left and counted. Agents may write meanwhile.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from aether_context.errors import ManifestError, StoreError
+from aether_context.errors import AetherContextError, StoreError
 from aether_context.store.files import File
-from aether_context.store.pack_file import BASE, ENDING, SCHEMA_VERSION
+from aether_context.store.layout import Entry, entry_of
+from aether_context.store.manifest import Manifest
+from aether_context.store.pack_file import ENDING
 from aether_context.store.packs import PackStore
-from aether_context.store.spool import spool_of
+from aether_context.store.spool import SpooledFiles, spool_of
 
 DAY_SECONDS = 86_400.0
-_BATCH_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How long packs, evidence and caches are kept.
-
-    Nothing is deleted within ``grace_seconds`` after it was written. ``most_bytes`` is the most that one user's packs
-    may take, None any amount.
-    """
-
-    packs_seconds: float = 30 * DAY_SECONDS
-    evidence_seconds: float = 14 * DAY_SECONDS
-    caches_seconds: float = 7 * DAY_SECONDS
-    most_bytes: int | None = None
-    grace_seconds: float = 3_600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What a pack refers to: the place of the pack that it extends, if any, and the hashes of its blobs.
-
-    ``base`` is the place of the first pack of its chain, without which its manifest cannot be read. A pack that is not
-    readable may refer to more; so may a foreign one, which has a schema version that this version does not know.
-    """
-
-    parent: str = ""
-    base: str = ""
-    blobs: frozenset[str] = frozenset()
-    is_readable: bool = True
-    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would be deleted of one user, whose folder is ``owner``."""
+    """What would be deleted of one user.
 
-    owner: str
-    packs: Mapping[str, tuple[File, ...]]
-    """The files of packs, by place; a pack comes before those that it extends."""
-    blobs: tuple[File, ...]
-    evidence: tuple[File, ...]
-    caches: tuple[File, ...]
-    unreadable: tuple[str, ...]
-    """Manifests that could not be read. Which texts they need is unknown, so no text of the user is deleted."""
-    kept_bytes: int
-    links: Mapping[str, Link]
-    """What each pack referred to when the plan was made, by place."""
+    Attributes:
+        files: the files to delete, a pack before those that it extends.
+        foreign: number of files in the same folders that are not ours.
+        forgotten: numbers of packs that go for their age, by their session: app, user, session.
+        unreadable: packs that could not be read. Nobody knows which chain they belong to, so they stay, with all of
+            their session.
+    """
 
-    @property
-    def files(self) -> tuple[File, ...]:
-        """All files that would be deleted."""
-        return (*chain(*self.packs.values()), *self.blobs, *self.evidence, *self.caches)
+    files: tuple[File, ...]
+    foreign: int = 0
+    forgotten: tuple[tuple[tuple[str, str, str], tuple[int, ...]], ...] = ()
+    unreadable: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -80,262 +45,153 @@ class Plan:
         return sum(file.size for file in self.files)
 
 
-def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
-    """What the rules would delete of one user.
+def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Plan:
+    """What is older than ``seconds`` of one user, whose folder is ``owner``.
 
-    A pack is kept while it is young or a kept pack extends it, a blob while a kept pack names it. A pack whose schema
-    version is unknown is kept whatever its age, with the packs that it extends.
+    A chain of packs goes as a whole, once its last pack is that old: the first pack of one that goes on stays. What
+    was taken out of messages and results goes where no pack that stays names it, the rest by its own age.
 
     Args:
-        owner: the user's folder.
         now: seconds since 1970 UTC.
     """
-    packs, kinds = _by_kind(owner, store.files.below(owner))
-    links = _links(store, packs)
+    entries, foreign = _entries(store, owner)
+    sessions: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        sessions[entry.session].append(entry)
 
-    def is_old(file: File, seconds: float) -> bool:
-        return _age([file], now) >= max(seconds, rules.grace_seconds)
+    def is_old(entry: Entry) -> bool:
+        return entry.file.modified is not None and now - entry.file.modified >= seconds
 
-    records = [file for file in kinds["evidence"] if is_old(file, rules.evidence_seconds)]
-    proven = _evidence_of(store, set(kinds["evidence"]) - set(records))
-    raw = [file for file in kinds["raw"] if is_old(file, rules.evidence_seconds) and _digest(file) not in proven]
-    caches = [file for file in kinds["caches"] if is_old(file, rules.caches_seconds)]
-    kept_bytes = sum(
-        file.size for file in {*kinds["evidence"], *kinds["raw"], *kinds["caches"]} - {*records, *raw, *caches}
-    )
-
-    ages = {pack: _age(files, now) for pack, files in packs.items()}
-    sizes = {pack: sum(file.size for file in files) for pack, files in packs.items()}
-    limit = max(rules.packs_seconds, rules.grace_seconds)
-    kept = _with_ancestors((pack for pack in packs if links[pack].is_foreign or ages[pack] < limit), links)
-    unreadable = tuple(sorted(pack for pack in kept if not links[pack].is_readable))
-    if rules.most_bytes is not None and not unreadable:
-        blob_sizes = {_digest(file): file.size for file in kinds["blobs"]}
-        links_kept = {pack: links[pack] for pack in kept}
-        kept = _within(rules.most_bytes - kept_bytes, rules.grace_seconds, ages, sizes | blob_sizes, links_kept)
-    needed_blobs = {digest for pack in kept for digest in links[pack].blobs}
-    blobs = [
-        file for file in kinds["blobs"] if not unreadable and _digest(file) not in needed_blobs and is_old(file, 0.0)
-    ]
-    kept_bytes += sum(sizes[pack] for pack in kept)
-    kept_bytes += sum(file.size for file in set(kinds["blobs"]) - set(blobs))
+    gone: list[Entry] = []
+    forgotten, unreadable = [], []
+    for session, of_session in sessions.items():
+        packs = [entry for entry in of_session if entry.kind == "pack"]
+        manifests, damaged = _manifests(store, packs)
+        unreadable += damaged
+        chains: dict[str, list[Entry]] = defaultdict(list)
+        for entry in packs:
+            chains[_first(entry.stem, manifests)].append(entry)
+        old = packs if all(map(is_old, packs)) else []
+        if not old and not damaged:
+            old = [entry for chain in chains.values() if all(map(is_old, chain)) for entry in chain]
+        gone += old
+        if len(old) == len(packs):  # nothing of the session is left to be numbered
+            gone += [entry for entry in of_session if session and entry.kind in ("name", "forgotten") and packs]
+        elif old:
+            numbers = tuple(sorted(manifests[entry.stem].number for entry in old))
+            forgotten.append((manifests[old[0].stem].session_key, numbers))
+        stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry not in old]
+        named = {name.rsplit("/", 1)[-1] for one in stay for name in (*one.artifact_uris, *one.saved)}
+        for entry in of_session:
+            if entry.kind == "message" and is_old(entry) and entry.file.name not in named and not damaged:
+                gone.append(entry)
+            elif entry.kind == "record" and is_old(entry) and not damaged:
+                digits = _digest_of(store, entry)[:16]
+                if not any(name.startswith(digits) for name in named):
+                    gone.append(entry)
+    gone += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
+    proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in gone}
+    gone += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
     return Plan(
-        owner=owner,
-        packs={pack: tuple(files) for pack, files in sorted(packs.items(), reverse=True) if pack not in kept},
-        blobs=tuple(blobs),
-        evidence=(*records, *raw),
-        caches=tuple(caches),
-        unreadable=unreadable,
-        kept_bytes=kept_bytes,
-        links=links,
+        files=_in_order(gone), foreign=foreign, forgotten=tuple(forgotten), unreadable=tuple(sorted(unreadable))
     )
 
 
-def carry_out(store: PackStore, planned: Plan, deleted: Callable[[File], None] = lambda _: None) -> Plan:
-    """Deletes the files of a plan that no pack needs by now, and calls ``deleted`` with each.
+def all_of(store: PackStore, app: str, user: str, session: str | None = None) -> Plan:
+    """Everything of a user, or of one session with those of the agents that ran as tools for it.
 
-    Returns the plan without the files that packs written meanwhile need.
-    """
-    planned = _without_needed(store, planned)
-    for file in (*chain(*planned.packs.values()), *planned.evidence, *planned.caches):
-        store.files.delete(file.path)
-        deleted(file)
-    # Blobs go in batches. After each, those that a pack written in the same moment names are put back.
-    contents: dict[str, bytes] = {}
-    size = 0
-    for count, file in enumerate(planned.blobs, 1):
-        data = store.files.get(file.path)
-        if data is not None:
-            contents[file.path] = data
-            size += len(data)
-            store.files.delete(file.path)
-            deleted(file)
-        if count == len(planned.blobs) or size > _BATCH_BYTES:
-            for path in sorted(contents.keys() - {blob.path for blob in _without_needed(store, planned).blobs}):
-                store.files.create(path, contents[path])
-            contents, size = {}, 0
-    _forget_hours(store, planned.packs)
-    return planned
-
-
-def forget(store: PackStore, app: str, user: str, session: str | None = None) -> tuple[File, ...]:
-    """All files of a user or of one session: packs, texts, evidence, caches, artifacts and names.
-
-    Those that wait on this machine to be written are among them. A session's texts that other sessions of the user name
-    are not. The user's summaries and vectors are, since nobody knows which session they came from.
+    What waits on this machine to be written is among it. A user's summaries and calibration go with any session, since
+    nobody knows which one they came from; evidence stays that other sessions of the user name.
     """
     owner = store.files.place(app, user)
-    folder = owner if session is None else store.files.place(app, user, session)
-    files = store.files.below(owner)
-    own_files = [file for file in files if file.path.startswith(f"{folder}/")]
-    hours = f"{store.files.root}/hours"
-    entry_of_folder = re.compile(rf"/\d+/\d+{re.escape(folder.removeprefix(store.files.root))}(/|$)")
-    entries = [file for file in store.files.below(hours) if entry_of_folder.match(file.path.removeprefix(hours))]
-    spool, listed = spool_of(store.files), {file.path for file in (*files, *entries)}
-    for path, size in (spool.paths() if spool is not None else {}).items():
-        if path not in listed and (path.startswith(f"{folder}/") or entry_of_folder.match(path.removeprefix(hours))):
-            entries.append(File(path=path, size=size, modified=None))
-    if session is None:
-        return (*own_files, *entries)
-    packs, kinds = _by_kind(owner, own_files)
-    other_packs, others = _by_kind(owner, [file for file in files if not file.path.startswith(f"{folder}/")])
-    links = _links(store, other_packs)
-    if not all(link.is_readable for link in links.values()):
-        raise StoreError(
-            f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: "
-            f"`{store.command('verify')}` names them"
-        )
-    digests = {digest for link in _links(store, packs).values() for digest in link.blobs}
-    digests |= _evidence_of(store, kinds["evidence"])
-    digests -= {digest for link in links.values() for digest in link.blobs}
-    digests -= _evidence_of(store, others["evidence"])
-    texts = [file for file in (*others["blobs"], *others["raw"]) if _digest(file) in digests]
-    caches = [file for file in others["caches"] if file.path.startswith((f"{owner}/summaries/", f"{owner}/vectors/"))]
-    return (*own_files, *texts, *caches, *entries)
-
-
-def carry_out_forgetting(
-    store: PackStore, files: Sequence[File], deleted: Callable[[File], None] = lambda _: None
-) -> None:
-    """Deletes the files that `forget` returned, and the writes to their paths that wait in this machine's spool."""
     spool = spool_of(store.files)
-    newest_first = sorted(files, key=lambda file: file.path, reverse=True)  # a pack goes before those that it extends
-    for file in sorted(newest_first, key=lambda file: file.name == "name.json"):
+    store = store if spool is None else store.through(SpooledFiles(store.files, spool))
+    entries, foreign = _entries(store, owner)
+    if session is not None:
+        sessions = _with_called(store, entries, store.files.place(app, user, session))
+        own = [entry for entry in entries if entry.session in sessions]
+        others = [entry for entry in entries if entry.session not in sessions]
+        named = {_digest_of(store, entry) for entry in own if entry.kind == "record"}
+        named -= {_digest_of(store, entry) for entry in others if entry.kind == "record"}
+        shared = [entry for entry in others if entry.kind in ("summary", "calibration") or entry.stem in named]
+        entries = own + [entry for entry in shared if entry.session == ""]
+    return Plan(files=_in_order(entries), foreign=foreign)
+
+
+def carry_out(store: PackStore, plan: Plan, deleted: Callable[[File], None] = lambda _: None) -> None:
+    """Deletes the files of a plan, and what waits on this machine to be written there; calls ``deleted`` with each."""
+    spool = spool_of(store.files)
+    for key, numbers in plan.forgotten:
+        store.note_forgotten(*key, numbers)
+    for file in plan.files:
         if spool is not None:
             spool.drop(file.path)
         store.files.delete(file.path)
         deleted(file)
 
 
-_KINDS = {"blobs": "blobs", "evidence": "raw", "summaries": "caches", "vectors": "caches", "calibration": "caches"}
+def _entries(store: PackStore, owner: str) -> tuple[list[Entry], int]:
+    """The files of ours in a user's folder, with those that wait on this machine, and how many others there are."""
+    files = {file.path: file for file in store.files.below(owner)}
+    spool = spool_of(store.files)
+    for path, size in (spool.paths() if spool is not None else {}).items():
+        if path.startswith(f"{owner}/"):
+            files.setdefault(path, File(path=path, size=size, modified=None))
+    entries = [entry_of(file, store.files.root) for file in files.values()]
+    ours = [entry for entry in entries if entry is not None]
+    return ours, len(entries) - len(ours)
 
 
-def _by_kind(owner: str, files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
-    """The files of a user's packs by place, and the other files by kind.
+def _with_called(store: PackStore, entries: Sequence[Entry], session: str) -> set[str]:
+    """A session's folder, and those of the sessions that ran only as tools of it, or of one of these."""
+    found = {session.removeprefix(f"{store.files.root}/")}
+    manifests, _ = _manifests(store, [entry for entry in entries if entry.kind == "pack"])
+    callers: dict[str, set[str]] = defaultdict(set)
+    for manifest in manifests.values():
+        caller = store.files.place(*manifest.caller).removeprefix(f"{store.files.root}/") if manifest.caller else ""
+        callers[store.files.place(*manifest.session_key).removeprefix(f"{store.files.root}/")].add(caller)
+    while more := {folder for folder, of_folder in callers.items() if of_folder <= found} - found:
+        found |= more
+    return found
 
-    The kind ``raw`` are the bytes of evidence, ``evidence`` its records and the texts that were cut out of messages.
+
+def _in_order(entries: Iterable[Entry]) -> tuple[File, ...]:
+    """Files in the order in which they go: packs from the newest, and the names of folders last."""
+    newest_first = sorted(entries, key=lambda entry: entry.file.path, reverse=True)
+    ordered = sorted(newest_first, key=lambda entry: (entry.kind != "pack", entry.kind == "name"))
+    return tuple(entry.file for entry in ordered)
+
+
+def _manifests(store: PackStore, packs: Sequence[Entry]) -> tuple[dict[str, Manifest], list[str]]:
+    """The manifests of packs by their names, and the paths of those that cannot be read.
+
+    One that was deleted meanwhile, or waits on this machine only, is in neither.
     """
-    packs: dict[str, list[File]] = defaultdict(list)
-    kinds: dict[str, list[File]] = defaultdict(list)
-    for file in files:
-        segments = file.path.removeprefix(f"{owner}/").split("/")
-        if segments[0] in _KINDS:
-            kinds[_KINDS[segments[0]]].append(file)
-        elif len(segments) > 2 and segments[1] == "packs":
-            packs["/".join([owner, *segments[:3]]).removesuffix(ENDING)].append(file)
-        elif len(segments) > 2 and segments[1] in ("messages", "evidence"):
-            kinds["evidence"].append(file)
-    return packs, kinds
+    manifests: dict[str, Manifest] = {}
+    damaged: list[str] = []
 
-
-def _age(files: Iterable[File], now: float) -> float:
-    """Seconds since the newest of some files was written; 0 where that is unknown."""
-    return min((now - (file.modified if file.modified is not None else now) for file in files), default=0.0)
-
-
-def _digest(file: File) -> str:
-    return file.name.split(".", 1)[0]
-
-
-def _evidence_of(store: PackStore, files: Iterable[File]) -> set[str]:
-    """The hashes of the bytes that records of evidence name."""
-
-    def named_in(path: str) -> str:
+    def read(entry: Entry) -> None:
         try:
-            return str(json.loads(store.files.read(path))["digest"]).rsplit(":", 1)[-1]
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
-            return ""
+            manifests[entry.stem] = store.read(entry.file.path.removesuffix(ENDING))
+        except StoreError:
+            pass
+        except AetherContextError:
+            damaged.append(entry.file.path)
 
-    paths = sorted(file.path for file in files if file.path.endswith(".json"))
-    return set(store.files.at_once(named_in, paths)) - {""}
-
-
-def _links(store: PackStore, packs: Iterable[str]) -> dict[str, Link]:
-    """What packs refer to, by place. A pack may leave out policy and setting, which its base then names."""
-
-    def link(pack: str) -> Link:
-        try:
-            lines = store.lines(pack)
-            if lines is None:  # a deletion was interrupted here
-                return Link()
-            value = json.loads(lines[0])
-            parent, base, version = value.get("parent"), value.get(BASE), value.get("schema_version")
-            is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
-            required = (
-                [] if is_foreign else [name for name in ("policy", "setting") if name in value or BASE not in value]
-            )
-            digests = [*(value[name] for name in required), *(() if is_foreign else value.get("texts") or ())]
-            names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
-        except (ManifestError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return Link(is_readable=False)
-        places = [f"{pack.rsplit('/', 1)[0]}/{name}" if isinstance(name, str) else "" for name in (parent, base)]
-        return Link(parent=places[0], base=places[1], blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
-
-    packs = list(packs)
-    return dict(zip(packs, store.files.at_once(link, packs), strict=True))
+    store.files.at_once(read, packs)
+    return manifests, damaged
 
 
-def _with_ancestors(packs: Iterable[str], links: Mapping[str, Link]) -> set[str]:
-    """Packs, and those that they extend, directly or not."""
-    kept: set[str] = set()
-    waiting = list(packs)
-    while waiting:
-        pack = waiting.pop()
-        if pack in links and pack not in kept:
-            kept.add(pack)
-            waiting += (links[pack].parent, links[pack].base)
-    return kept
+def _first(name: str, manifests: dict[str, Manifest]) -> str:
+    """The name of the first pack of a pack's chain, or of the first one that is there."""
+    seen = {name}
+    while name in manifests and (extended := manifests[name].extends) in manifests and extended not in seen:
+        seen.add(name := extended)
+    return name
 
 
-def _within(
-    bytes_left: int,
-    grace_seconds: float,
-    ages: Mapping[str, float],
-    sizes: Mapping[str, int],
-    links: Mapping[str, Link],
-) -> set[str]:
-    """The packs that fit into ``bytes_left``: the chains that were written to last, and those too young to go."""
-    chains: dict[str, list[str]] = defaultdict(list)
-    for pack in sorted(links):
-        root = links[pack].base if links[pack].base in links else pack
-        while (parent := links[root].parent) in links:
-            root = parent
-        chains[root].append(pack)
-    age = {root: min(ages[pack] for pack in packs) for root, packs in chains.items()}
-    kept: set[str] = set()
-    for root in sorted(chains, key=lambda root: (age[root], root)):
-        added = {name for pack in chains[root] for name in (pack, *links[pack].blobs)} - kept
-        bytes_left -= sum(sizes.get(name, 0) for name in added)
-        if bytes_left < 0 and age[root] >= grace_seconds:
-            break
-        kept |= added
-    return kept & links.keys()
-
-
-def _without_needed(store: PackStore, planned: Plan) -> Plan:
-    """The plan without what packs need that were written since the plan was made."""
-    pack_files, _ = _by_kind(planned.owner, store.files.below(planned.owner))
-    links = {**planned.links, **_links(store, [pack for pack in pack_files if pack not in planned.links])}
-    needed = _with_ancestors(links.keys() - planned.links.keys(), links)
-    unreadable = sorted(pack for pack in needed if not links[pack].is_readable)
-    needed_blobs = {digest for pack in needed for digest in links[pack].blobs}
-    return replace(
-        planned,
-        packs={pack: files for pack, files in planned.packs.items() if pack not in needed},
-        blobs=() if unreadable else tuple(file for file in planned.blobs if _digest(file) not in needed_blobs),
-        unreadable=(*planned.unreadable, *unreadable),
-    )
-
-
-def _forget_hours(store: PackStore, packs: Iterable[str]) -> None:
-    """Deletes the hours' entries of sessions without packs of that hour, and the names of sessions without files."""
-    sessions: dict[str, list[str]] = defaultdict(list)
-    for pack in packs:
-        sessions[pack.rsplit("/", 2)[0]].append(pack)
-    for session, deleted_packs in sessions.items():
-        files = store.files.below(session)
-        hours_left = {store.hour_of(pack) for pack in _by_kind(session.rpartition("/")[0], files)[0]}
-        for hour in sorted({store.hour_of(pack) for pack in deleted_packs} - hours_left):
-            store.files.delete(hour + session.removeprefix(store.files.root))
-        if all(file.path == f"{session}/name.json" for file in files):
-            store.files.delete(f"{session}/name.json")
+def _digest_of(store: PackStore, record: Entry) -> str:
+    """The digits of the hash of the bytes that a record of evidence names; empty where it cannot be read."""
+    with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
+        return str(json.loads(store.files.read(record.file.path))["digest"]).rsplit(":", 1)[-1]
+    return ""

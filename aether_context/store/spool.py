@@ -1,8 +1,8 @@
 """A local queue for writes that the store could not take. They are written in order as soon as it can.
 
 The queue is an SQLite file: a write is on the disk when the call returns, and the next process goes on with what this
-one left. A write that is damaged, or whose path another file has taken, is moved to the table ``aside`` of the same
-file, so that it does not block those behind it.
+one left. A write that the store refuses while it takes others goes on waiting behind these. One that is damaged, or
+whose path another file has taken, is moved to the table ``aside`` of the same file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aether_context.canonical import hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
-from aether_context.store.files import Files
+from aether_context.store.files import LATE_SECONDS, Files
 
 if TYPE_CHECKING:
     import sqlite3
@@ -33,16 +33,19 @@ FOLDER = "AETHER_CONTEXT_SPOOL"
 """The environment variable that names the folder of spools; ``off`` turns them off."""
 
 _LEAST_FREE_BYTES = 256 * 2**20
-_MOST_TRIES = 3
+_MOST_DELIVERED = 32
 _BUSY_SECONDS = 10.0
-_TIMEOUT_SECONDS = 5.0
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 10.0
-_OUTAGE_FLUSH_SECONDS = 0.5
+TIMEOUT_SECONDS = 5.0
+"""So long may a call of the store take that no run waits for, and so long what the model itself asks the store for."""
+_FIRST_PAUSE_SECONDS, _REFUSED_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 4.0, 10.0
+_SPARE_SECONDS = 30.0
+_CALM_SECONDS = 60.0
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS waiting (
     number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE, exclusive INTEGER NOT NULL,
-    data BLOB NOT NULL, hash TEXT NOT NULL, tries INTEGER NOT NULL DEFAULT 0);
+    hash TEXT NOT NULL, refused INTEGER NOT NULL DEFAULT 0, data BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS turn ON waiting (refused, number);
 CREATE TABLE IF NOT EXISTS aside (
     number INTEGER PRIMARY KEY, path TEXT NOT NULL, data BLOB NOT NULL, reason TEXT NOT NULL);
 """
@@ -90,6 +93,10 @@ class Spool:
     def is_empty(self) -> bool:
         return not self.ask("SELECT 1 FROM waiting LIMIT 1")
 
+    def holds_back(self) -> bool:
+        """Whether a write waits that later ones wait behind."""
+        return bool(self.ask("SELECT 1 FROM waiting WHERE refused = 0 LIMIT 1"))
+
     def paths(self) -> dict[str, int]:
         """The paths of the writes that wait or were set aside, each with its size in bytes."""
         held = "SELECT path, data FROM waiting UNION ALL SELECT path, data FROM aside"
@@ -100,9 +107,11 @@ class Spool:
         self.ask("DELETE FROM waiting WHERE path = ?", path)
         self.ask("DELETE FROM aside WHERE path = ?", path)
 
-    def aside(self) -> list[tuple[str, str]]:
-        """The paths of the writes that were set aside, each with the reason."""
-        return self.ask("SELECT path, reason FROM aside ORDER BY number")
+    def remove(self, delivered: Sequence[tuple[int, str]]) -> None:
+        """Removes writes from the queue, by number and hash: one whose data was replaced meanwhile stays."""
+        if delivered:
+            with self._open() as database:
+                database.executemany("DELETE FROM waiting WHERE number = ? AND hash = ?", delivered)
 
     def ask(self, statement: str, *values: object) -> list[Any]:
         """The rows that an SQL statement returns; none where there is no file yet."""
@@ -158,22 +167,26 @@ class SpooledFiles(Files):
 
     While any write waits, all later ones wait behind it, so that a manifest never arrives before the blobs that it
     names. A store that failed is tried again after half a second, then after longer and longer pauses of up to ten.
-    While ``spares_store`` is set, for a store that is too slow, writes go to the spool at once. A write that neither
-    store nor spool takes is a `StoreError`.
+    One that took longer than ``LATE_SECONDS`` is spared for half a minute: what is to be written goes to the spool,
+    and nobody waits for the thread that delivers it. A write that neither store nor spool takes is a `StoreError`.
     """
 
     def __init__(self, files: Files, spool: Spool) -> None:
-        super().__init__(files.url, files.options, _TIMEOUT_SECONDS)
+        super().__init__(files.url, files.options, TIMEOUT_SECONDS)
         self.spool = spool
-        self.spares_store = False
         self._is_down = False
-        self._warned = False
-        self._retry_at = 0.0
+        self._told = self._warned = False
+        self._tell_at = self._direct_at = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._rounds = 0
         self._nudge = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    def seconds(self, size: int | None) -> float:
+        """As of `Files` for the thread that delivers, and for whole files that are read: a model asked for them."""
+        is_awaited = size is not None and threading.current_thread() is not self._thread
+        return LATE_SECONDS if is_awaited else super().seconds(size)
 
     def create(self, path: str, data: bytes) -> bool:
         return self._write(super().create, path, data, Write.CREATE) is not False
@@ -181,33 +194,30 @@ class SpooledFiles(Files):
     def replace(self, path: str, data: bytes) -> None:
         self._write(super().replace, path, data, Write.REPLACE)
 
-    def extend(self, path: str, data: bytes) -> None:
-        self._write(self._extend, path, data, Write.EXTEND)
-
-    def _extend(self, path: str, data: bytes) -> bool | None:
-        """`extend` in the store itself; False where the path has other content, None where there is no file."""
-        stored = self._stored(path)
-        if stored is None:
-            return None
-        if len(stored) < len(data) and data.startswith(stored):
-            super().replace(path, data)
-            return True
-        return stored.startswith(data)  # another process may have been faster, with more
+    def extend(self, path: str, data: bytes) -> bool | None:
+        return self._write(super().extend, path, data, Write.EXTEND)
 
     def _write(self, operation: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
-        may_try = not self.spares_store and (not self._is_down or time.monotonic() > self._retry_at)
-        if may_try and self._is_empty():
+        began = time.monotonic()
+        if began > self._direct_at and not self._holds_back():
             try:
-                with _contained():
-                    result = operation(path, data)
+                result = operation(path, data)
             except StoreError as error:
-                self._mark_down(error)
+                if time.monotonic() - began < LATE_SECONDS:
+                    self._mark_down(error)
+                else:
+                    self.spare()
             else:
-                self._is_down = False
+                if self._is_down and self._is_empty():
+                    self._mark_up()
                 return result
         added = self.spool.add(path, data, write)
         self.deliver()
         return added
+
+    def spare(self) -> None:
+        """Lets the spool take for a while what comes."""
+        self._direct_at = time.monotonic() + _SPARE_SECONDS
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         waiting = [] if self._is_empty() else self.spool.ask("SELECT data FROM waiting WHERE path = ?", path)
@@ -215,7 +225,7 @@ class SpooledFiles(Files):
         return data
 
     def lacks(self, path: str) -> bool:
-        return not self._is_down and not self.spares_store and super().lacks(path)
+        return time.monotonic() > self._direct_at and super().lacks(path)
 
     def deliver(self) -> None:
         """Starts a thread that writes what waits to the store."""
@@ -225,25 +235,30 @@ class SpooledFiles(Files):
             if self._thread is None or not self._thread.is_alive():  # a forked process has no threads of its parent
                 self._thread = threading.Thread(target=self._run, name="aether-context-spool", daemon=True)
                 self._thread.start()
+        if not self._is_down:
+            self._nudge.set()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Blocks until the spool is empty; False where that took too long or the store is down."""
-        if self._is_down:
-            timeout_seconds = min(timeout_seconds, _OUTAGE_FLUSH_SECONDS)
+        """Blocks until no write waits that the store takes; False where that took too long or the store is down."""
         deadline, rounds = time.monotonic() + timeout_seconds, self._rounds
         self._nudge.set()
         self.deliver()
-        while not (empty := self._is_empty()):
-            if time.monotonic() > deadline or (self._is_down and self._rounds > rounds):
-                break
+        while self._holds_back():
+            is_away = self.calls.hanging or (self._is_down and self._rounds > rounds)
+            if is_away or time.monotonic() > deadline:
+                return False
             time.sleep(0.01)
-        return empty
+        return True
 
-    def set_aside(self) -> int:
-        """How many writes were set aside; 0 where the spool cannot be read."""
+    def missing(self) -> int:
+        """How many writes were set aside or are refused; 0 where the spool cannot be read."""
+        refused = "SELECT number FROM waiting WHERE refused > 0"
         with suppress(StoreError):
-            return sum(count for (count,) in self.spool.ask("SELECT count(*) FROM aside"))
+            return len(self.spool.ask(f"{refused} UNION ALL SELECT number FROM aside"))
         return 0
+
+    def _holds_back(self) -> bool:
+        return not self._is_empty() and self.spool.holds_back()
 
     def _is_empty(self) -> bool:
         """Whether nothing waits. A spool that cannot be read counts as empty, so that it blocks no write."""
@@ -256,10 +271,22 @@ class SpooledFiles(Files):
             return True
 
     def _mark_down(self, error: Exception) -> None:
-        if not self._is_down:
-            logger.warning("packs wait in %s: %s", self.spool.path, error)
         self._is_down = True
-        self._retry_at = time.monotonic() + self._pause
+        self._direct_at = max(self._direct_at, time.monotonic() + self._pause)
+        self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        """A line in the log for the first failure of an outage; one less than a minute later is of the same outage."""
+        if not self._told and time.monotonic() >= self._tell_at:
+            logger.warning("packs wait in %s: %s", self.spool.path, error)
+            self._told = True
+
+    def _mark_up(self) -> None:
+        self._is_down = False
+        self._pause = _FIRST_PAUSE_SECONDS
+        if self._told:
+            logger.info("what waited in %s is in %s", self.spool.path, self.url)
+            self._told, self._tell_at = False, time.monotonic() + _CALM_SECONDS
 
     def _run(self) -> None:
         while True:
@@ -267,78 +294,85 @@ class SpooledFiles(Files):
                 if self._is_empty():
                     self._thread = None
                     return
+            delivered = False
             try:
                 delivered = self._deliver_all()
             except StoreError as error:
-                logger.error("what waits in %s cannot be written: %s", self.spool.path, error)
-                delivered = False
+                self._mark_down(error)
             self._rounds += 1
             if delivered:
-                logger.info("what waited in %s is in %s", self.spool.path, self.url)
+                self._mark_up()
             else:
                 self._nudge.clear()
                 self._nudge.wait(self._pause)
                 self._pause = min(2 * self._pause, _LAST_PAUSE_SECONDS)
 
     def _deliver_all(self) -> bool:
-        """Writes all that waits to the store, the oldest first; False where the store is down."""
-        oldest = "SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1"
-        while waiting := self.spool.ask(oldest):
-            number, path, write, data, digest, tries = waiting[0]
-            fault = ""
-            try:
-                with _contained():
-                    if hash_bytes(data) != digest:
-                        fault = "it was damaged"
-                    elif write == Write.REPLACE:
-                        super().replace(path, data)
-                    elif write == Write.EXTEND or not super().create(path, data):
-                        extended = self._extend(path, data)
-                        if extended is False:
-                            fault = "another file is in its place"
-                        elif extended is None and write == Write.CREATE:
-                            raise StoreError(f"{path} was deleted in the moment when it was written")
-            except StoreError as error:
-                if not self._answers():
-                    self._mark_down(error)
-                    return False
-                if tries < _MOST_TRIES:
-                    self.spool.ask("UPDATE waiting SET tries = tries + 1 WHERE number = ?", number)
+        """Writes all that waits to the store, the oldest first; False where it has to be tried again after a pause."""
+        following = (
+            "SELECT refused, number, path, exclusive, data, hash FROM waiting "
+            "WHERE (refused, number) > (?, ?) ORDER BY refused, number LIMIT 1"
+        )
+        delivered: list[tuple[int, str]] = []
+        last = (0, 0)
+        try:
+            while waiting := self.spool.ask(following, *last):
+                refused, number, path, write, data, digest = waiting[0]
+                try:
+                    fault = self._deliver(path, write, data, digest)
+                except StoreError as error:
+                    if not self._is_refused(len(data), error):
+                        return False
+                    self.spool.ask("UPDATE waiting SET refused = refused + 1 WHERE number = ?", number)
+                    if refused:
+                        return False
                     continue
-                fault = str(error)
-            if fault:
-                logger.error("%s is set aside in %s: %s", path, self.spool.path, fault)
-                self.spool.ask("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", number, path, data, fault)
-            # A write whose data was replaced meanwhile stays in the queue.
-            self.spool.ask("DELETE FROM waiting WHERE number = ? AND hash = ?", number, digest)
-            self._pause = _FIRST_PAUSE_SECONDS
-        self._is_down = False
-        return True
+                if fault:
+                    logger.error("%s is set aside in %s: %s", path, self.spool.path, fault)
+                    self.spool.ask("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", number, path, data, fault)
+                delivered.append((number, digest))
+                self._pause, last = _FIRST_PAUSE_SECONDS, (refused, number)
+                if len(delivered) >= _MOST_DELIVERED:
+                    self.spool.remove(delivered)
+                    delivered, last = [], (0, 0)
+        finally:
+            self.spool.remove(delivered)
+        return self.spool.is_empty()
 
-    def _answers(self) -> bool:
-        """Whether the store can be read at all."""
+    def _deliver(self, path: str, write: int, data: bytes, digest: str) -> str:
+        """Writes to the store itself what waited; why that can never be, or nothing where it is there.
+
+        A write that fails is tried once more at once: many a store fails now and then.
+        """
+        if hash_bytes(data) != digest:
+            return "it was damaged"
+        for is_last in (False, True):
+            try:
+                if write == Write.REPLACE:
+                    super().replace(path, data)
+                elif write == Write.EXTEND or not super().create(path, data):
+                    extended = super().extend(path, data)
+                    if extended is False:
+                        return "another file is in its place"
+                    if extended is None and write == Write.CREATE:
+                        raise StoreError(f"{path} was deleted in the moment when it was written")
+                break
+            except StoreError:
+                if is_last:
+                    raise
+        return ""
+
+    def _is_refused(self, size: int, error: StoreError) -> bool:
+        """Whether a write that failed goes on waiting behind all others: the store takes others of its size.
+
+        That is told by a write, since a full disk can be read. The first one is tried until the pauses have grown, so
+        that for a store that fails now and then it does not come after what follows on it.
+        """
         try:
-            with _contained():
-                self._stored(f"{self.root}/.asked")
+            self.try_writing(size)
         except StoreError:
+            self._mark_down(error)
             return False
-        return True
-
-    def _stored(self, path: str) -> bytes | None:
-        """The bytes that the store itself has at a path, None where it has no file there."""
-        try:
-            return super().read(path)
-        except FileNotFoundError:
-            return None
-
-
-@contextmanager
-def _contained() -> Iterator[None]:
-    """Turns `SystemExit` and `KeyboardInterrupt` in a thread of ours into `StoreError`. There they would not end the
-    program, but silently end the thread."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as error:
-        if threading.current_thread() is threading.main_thread():
-            raise
-        raise StoreError(f"the store's client raised {type(error).__name__}: {error}") from error
+        self._tell(error)
+        others = self.spool.ask("SELECT 1 FROM waiting WHERE refused > 0 LIMIT 1")
+        return bool(others) or self._pause >= _REFUSED_PAUSE_SECONDS

@@ -205,14 +205,20 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     if counter.count(text) <= max_tokens:
         return text
     sentences, ranked = _sentences(text, query)
-    chosen: set[int] = set()
-    for index in ranked:
-        if counter.count(_joined(sentences, chosen | {index})) <= max_tokens:
-            chosen.add(index)
-        elif chosen:
-            break
-    if chosen:
-        return _joined(sentences, chosen)
+    first = 0
+    while first < len(ranked) and counter.count(_joined(sentences, {ranked[first]})) > max_tokens:
+        first += 1
+    # As many as fit, in steps that grow until they do not: a text may have a sentence for every other character.
+    size, step, grows = 0, 1, True
+    while step:
+        more = first + size + step
+        if more <= len(ranked) and counter.count(_joined(sentences, set(ranked[first:more]))) <= max_tokens:
+            size += step
+        else:
+            grows = False
+        step = 2 * step if grows else step // 2
+    if size:
+        return _joined(sentences, set(ranked[first : first + size]))
     best = sentences[ranked[0]] if ranked else text
     per_character = counter.count(best) / max(1, len(best))
     length = int(max_tokens / max(per_character, 1e-9))

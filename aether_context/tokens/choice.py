@@ -1,288 +1,210 @@
-"""Chooses the token counter of a model: the registered counters, the order in which they are tried, and what follows
-when one fails.
-
-Counters are registered by name, those that need google-genai by `aether_context.adk.models.gemini`.
-"""
+"""Chooses the token counter of a model: the estimate, or what the policy asks for, as long as it works."""
 
 from __future__ import annotations
 
 import math
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
-from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError, near_names
+from aether_context.errors import PolicyError, TokenCountingError, near_names
+from aether_context.pack import Accuracy
 from aether_context.policy import TokenSettings
 from aether_context.tokens.counters import (
-    CachedCounter,
     TokenCounter,
-    TokenizerCounter,
-    anthropic_counter,
-    encoding_name,
-    estimate_for,
+    Tokenizer,
+    counter_for,
     family_of,
-    file_counter,
+    sound,
+    tiktoken_tokenizer,
+    tokenizer_of_file,
 )
-from aether_context.tokens.framing import through_litellm
 from aether_context.tokens.model_limits import bare_model_name
 
 RETRY_SECONDS = 30.0
 """How long a counter that failed is not used."""
 
-CHAIN = ("file", "gemini-local", "tiktoken", "anthropic-api", "gemini-api", "litellm", "estimate")
-"""The order of ``auto``: a vocabulary given as a file, one that is downloaded, the provider's own count, LiteLLM's
-counter, the built-in estimate. Those that need the network are used only where the policy allows it."""
+_MOST_ADDED = 32
+"""Tokens that a counter may put around a text."""
+_MANY_CHARACTERS = 16
+"""So many characters a token are rare: the estimate has a say then."""
+_FAR_TOO_FEW = 8
+
+_BUILT_IN = ("auto", "estimate", "file", "tiktoken", "gemini-local")
+_REGISTERED: dict[str, Tokenizer] = {}
+
+MakeTokenizer: TypeAlias = Callable[[str], Tokenizer]
+"""Makes the tokenizer of a model; may raise anything."""
 
 
-class Offer(NamedTuple):
-    """A registered counter.
+class CountsTexts(Protocol):
+    """All that a counter of an app's own has to have."""
 
-    Attributes:
-        name: its name in the policy's `tokens.counter`.
-        about: how it counts and for which models, in a line.
-        suits: whether ``auto`` may take it for a model.
-        make: creates the counter of a model; raises `MissingExtra` or `TokenCountingError` where it cannot.
-        network: when it uses the network: never, to fetch its vocabulary, or for every new text.
-    """
-
-    name: str
-    about: str
-    suits: Callable[[str, TokenSettings], bool]
-    make: Callable[[str, TokenSettings], TokenCounter]
-    network: Literal["none", "once", "always"] = "none"
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
 
 
 class Pick(NamedTuple):
     """The counter of a model.
 
     Attributes:
-        offer: the name under which it is registered.
-        remote: whether it uses the network for every new text.
-        problems: why the counters before it are not used, a sentence each.
+        name: its name in the policy's `tokens.counter`.
+        may_wait: whether it is an app's own, which may be slow or ask somebody over the network.
+        problems: why another one is not used, a sentence each.
     """
 
     counter: TokenCounter
-    offer: str
-    remote: bool
+    name: str
+    may_wait: bool = False
     problems: tuple[str, ...] = ()
 
 
-def register(offer: Offer) -> None:
-    """Registers a counter, in the place of one with the same name."""
-    OFFERS[offer.name] = offer
+def register_counter(name: str, counter: CountsTexts) -> None:
+    """Makes a counter available to policies as ``tokens.counter``; one of that name is replaced.
+
+    It is called from any thread, with texts without lone surrogates. Where it raises, takes longer than ten seconds or
+    gives a number that cannot be, the estimate counts for `RETRY_SECONDS`, and the manifest says so.
+
+    Args:
+        counter: has ``count(text)``. What else it may have: ``count_all(texts)``, for many at once; ``name``, which
+            manifests record and which changes when counts do; ``accuracy``, as a `TokenCounter` has it, else
+            ``heuristic``.
+
+    Raises:
+        PolicyError: the name is empty or one of the package's own, or the counter cannot be used.
+    """
+    if not name.strip() or name in _BUILT_IN:
+        raise PolicyError(f"counter name {name!r} is empty or taken: choose another one", field="name")
+    if not callable(getattr(counter, "count", None)):
+        raise PolicyError(f"counter {counter!r} cannot count: give it a method count(text)", field="counter")
+    accuracy: Accuracy = getattr(counter, "accuracy", "heuristic")
+    if accuracy not in ("exact", "approximate", "heuristic"):
+        hint = "give it 'exact', 'approximate' or 'heuristic'"
+        raise PolicyError(f"counter {name!r} has accuracy = {accuracy!r}: {hint}", field="accuracy")
+    count_all = getattr(counter, "count_all", None) or (lambda texts: [counter.count(text) for text in texts])
+    _REGISTERED[name] = Tokenizer(str(getattr(counter, "name", name)), count_all, accuracy)
 
 
 class Counters:
     """The counters of one policy. Threads may share them.
 
-    A counter that fails is not used for `RETRY_SECONDS` and then tried again; meanwhile the next one counts.
+    A counter that fails is not used for `RETRY_SECONDS` and then tried again; meanwhile the estimate counts.
 
     Args:
         clock: seconds, from any beginning.
+        tokenizers: more that the policy may name.
 
     Raises:
-        PolicyError: the policy names a counter that is not registered.
+        PolicyError: the policy names a counter that nobody has registered.
     """
 
-    def __init__(self, settings: TokenSettings, *, clock: Callable[[], float]) -> None:
-        if settings.counter != "auto" and settings.counter not in OFFERS:
-            hint = near_names(settings.counter, ["auto", *OFFERS])
-            raise PolicyError(f"tokens.counter = {settings.counter!r}: {hint}", field="tokens.counter")
+    def __init__(
+        self,
+        settings: TokenSettings,
+        *,
+        clock: Callable[[], float],
+        tokenizers: Mapping[str, MakeTokenizer] | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = clock
-        self._counters: dict[tuple[str, str], TokenCounter] = {}
-        self._failed: dict[tuple[str, str], tuple[float, str]] = {}
-        """The time until which a counter is not used, and why; "" where it was not requested by name."""
-        self._ready: dict[str, tuple[float, Pick]] = {}
-        """A model's counter, and the time until which it is used: when one before it is tried again."""
+        self._tokenizers = {"file": self._of_file, "tiktoken": tiktoken_tokenizer, **(tokenizers or {})}
+        names = ("auto", "estimate", *self._tokenizers, *_REGISTERED)
+        if settings.counter not in names:
+            hint = near_names(settings.counter, names)
+            raise PolicyError(f"tokens.counter = {settings.counter!r}: {hint}", field="tokens.counter")
+        self._picks: dict[str, Pick] = {}
+        self._failed: dict[str, tuple[float, str]] = {}
+        """The time until which a model's counter is not used, and why."""
         self._lock = threading.Lock()
 
     def ready(self, model: str) -> Pick | None:
         """The model's counter where it is available at once; None where `pick` may have to load something."""
-        valid_until, pick = self._ready.get(model, (-math.inf, None))
-        return pick if self._clock() < valid_until else self._first(model, load=False)
+        estimate = Pick(counter_for(model), "estimate")
+        if self._name(model) == "estimate":
+            return estimate
+        failed_until, problem = self._failed.get(model, (-math.inf, ""))
+        if self._clock() < failed_until:
+            return estimate._replace(problems=(problem,))
+        return self._picks.get(model)
 
     def pick(self, model: str) -> Pick:
-        """The first counter in the model's chain that works."""
+        """The model's counter; the estimate where it cannot be had."""
         with self._lock:
-            pick = self._first(model, load=True)
-        assert pick is not None, "the estimate always counts"
-        return pick
-
-    def fail(self, model: str, pick: Pick, error: TokenCountingError) -> None:
-        """Records that a counter could not count, so that it is not used for `RETRY_SECONDS`."""
-        self._failed[pick.offer, model] = self._clock() + RETRY_SECONDS, str(error)
-        self._ready.pop(model, None)
-
-    def _first(self, model: str, *, load: bool) -> Pick | None:
-        problems: list[str] = []
-        retry_at = math.inf
-        for offer in self._chain(model):
-            key = offer.name, model
-            failed_until, reason = self._failed.get(key, (-math.inf, ""))
-            if self._clock() >= failed_until:
-                if key not in self._counters and not load and offer.name != "estimate":
-                    return None
+            if self.ready(model) is None:
                 try:
-                    if key not in self._counters:
-                        self._counters[key] = _create(offer, model, self._settings)
-                    counter, remote = self._counters[key], offer.network == "always"
-                    pick = Pick(counter=counter, offer=offer.name, remote=remote, problems=tuple(problems))
-                    self._ready[model] = retry_at, pick
-                    return pick
-                except AetherContextError as error:
-                    is_requested = self._settings.counter != "auto" or offer.name == "file"
-                    reason = str(error) if is_requested or not isinstance(error, MissingExtra) else ""
-                    failed_until = self._clock() + RETRY_SECONDS
-                    self._failed[key] = failed_until, reason
-            retry_at = min(retry_at, failed_until)
-            if reason:
-                problems.append(reason)
-        return None
+                    self._picks[model] = self._make(model)
+                except TokenCountingError as error:
+                    self.fail(model, error)
+        return self.ready(model) or Pick(counter_for(model), "estimate")
 
-    def _chain(self, model: str) -> Iterator[Offer]:
-        settings = self._settings
-        if settings.counter != "auto":
-            yield OFFERS[settings.counter]
-            yield OFFERS["estimate"]
-            return
-        for offer in (OFFERS[name] for name in CHAIN if name in OFFERS):
-            if (settings.network or offer.network == "none") and offer.suits(model, settings):
-                yield offer
+    def fail(self, model: str, error: TokenCountingError) -> None:
+        """Records that the model's counter could not count, so that it is not used for `RETRY_SECONDS`."""
+        self._failed[model] = self._clock() + RETRY_SECONDS, str(error)
+
+    def _name(self, model: str) -> str:
+        if self._settings.counter != "auto":
+            return self._settings.counter
+        return "estimate" if self._file(model) is None else "file"
+
+    def _file(self, model: str) -> str | None:
+        """The vocabulary file that the settings name for a model or its family."""
+        files = self._settings.files
+        return next((files[name] for name in (model, bare_model_name(model), family_of(model)) if name in files), None)
+
+    def _of_file(self, model: str) -> Tokenizer:
+        path = self._file(model)
+        if path is None:
+            raise TokenCountingError(
+                "file", f"tokens.files names none for {model!r} or its family {family_of(model)!r}"
+            )
+        return tokenizer_of_file(path)
+
+    def _make(self, model: str) -> Pick:
+        name = self._name(model)
+        try:
+            make = self._tokenizers.get(name)
+            tokenizer = _REGISTERED[name] if make is None else make(model)
+        except TokenCountingError:
+            raise
+        except ImportError as error:
+            cure = f"pip install {error.name}" if error.name else ""
+            raise TokenCountingError(name, str(error), suggestion=cure) from error
+        except Exception as error:  # a model that it does not know, a download that fails
+            raise TokenCountingError(name, f"{type(error).__name__}: {error}") from error
+        return Pick(_Checked(name, tokenizer, counter_for(model)), name, may_wait=make is None)
 
 
-def _create(offer: Offer, model: str, settings: TokenSettings) -> TokenCounter:
-    if offer.network == "always":
-        require_network(offer.name, "sends every text over the network", settings)
-    try:
-        return offer.make(model, settings)
-    except AetherContextError:
-        raise
-    except Exception as error:  # a registered counter may fail in any way
-        raise TokenCountingError(offer.name, f"{type(error).__name__}: {error}") from error
+class _Checked:
+    """A tokenizer whose every failure is a `TokenCountingError`, and so is a number that no tokenizer gives.
 
-
-def counter_for(model: str, settings: TokenSettings | None = None) -> TokenCounter:
-    """The counter of a model, in any of ADK's spellings; the built-in estimate where no settings are given.
-
-    Models of one family share their estimate and its cache.
-
-    Raises:
-        MissingExtra: the counter that the settings name needs a package that is not installed.
-        PolicyError: it is not registered.
-        TokenCountingError: it cannot be created.
+    Args:
+        called: its name in the policy's `tokens.counter`.
+        estimate: tells a number that is far too small.
     """
-    if settings is None:
-        return estimate_for(model)
-    counters = Counters(settings, clock=lambda: 0.0)
-    if settings.counter != "auto":
-        return _create(OFFERS[settings.counter], model, settings)
-    return counters.pick(model).counter
 
+    def __init__(self, called: str, tokenizer: Tokenizer, estimate: TokenCounter) -> None:
+        self.name, self.accuracy = tokenizer.name, tokenizer.accuracy
+        self._called = called
+        self._lengths = tokenizer.lengths
+        self._estimate = estimate
 
-def file_of(model: str, settings: TokenSettings) -> str | None:
-    """The vocabulary file that the settings name for a model or its family."""
-    names = (model, bare_model_name(model), family_of(model))
-    return next((settings.files[name] for name in names if name in settings.files), None)
+    def count(self, text: str) -> int:
+        return self.count_all((text,))[0]
 
+    def count_all(self, texts: Sequence[str]) -> list[int]:
+        try:
+            counts = list(self._lengths([sound(text) for text in texts]))
+        except (TokenCountingError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in a tokenizer written in Rust is no Exception
+            raise TokenCountingError(self._called, f"it raised {type(error).__name__}: {error}") from error
+        if len(counts) != len(texts) or not all(map(self._is_sound, texts, counts)):
+            raise TokenCountingError(self._called, "it gave numbers that cannot be, such as none or far too few tokens")
+        return [max(1, tokens) if text else 0 for text, tokens in zip(texts, counts, strict=True)]
 
-def require_network(name: str, why: str, settings: TokenSettings) -> None:
-    """Refuses a counter that uses the network where the policy does not allow it."""
-    if not settings.network:
-        raise TokenCountingError(name, f"it {why}: set tokens.network = true to allow that, or give tokens.files")
-
-
-def _from_file(model: str, settings: TokenSettings) -> TokenCounter:
-    path = file_of(model, settings)
-    if path is None:
-        raise TokenCountingError("file", f"tokens.files names none for {model!r} or its family {family_of(model)!r}")
-    return CachedCounter(file_counter(path, model))
-
-
-def _by_tiktoken(model: str, settings: TokenSettings) -> TokenCounter:
-    """Counts by tiktoken's vocabularies. xAI publishes none, so its models are counted by OpenAI's."""
-    path = file_of(model, settings)
-    if path is not None:
-        return CachedCounter(file_counter(path, model))
-    try:
-        import tiktoken
-    except ImportError as error:
-        raise MissingExtra("tiktoken", "counting by tiktoken") from error
-    name = encoding_name(model)
-    require_network("tiktoken", f"downloads the vocabulary {name} from openaipublic.blob.core.windows.net", settings)
-    try:
-        encoding = tiktoken.get_encoding(name)
-    except Exception as error:  # whatever the download raises
-        raise TokenCountingError("tiktoken", f"{name} could not be downloaded: {error}") from error
-    counter = TokenizerCounter(
-        f"tiktoken/{name}",
-        lambda texts: [len(tokens) for tokens in encoding.encode_ordinary_batch(texts)],
-        accuracy="exact" if _is_openai(model) else "heuristic",
-    )
-    return CachedCounter(counter)
-
-
-def _by_litellm(model: str, settings: TokenSettings) -> TokenCounter:
-    """Counts by LiteLLM's choice: OpenAI's vocabulary for most models, on pieces of 1,024 characters."""
-    if any(name in model.lower() for name in ("llama-2", "llama-3", "replicate", "command-r")):
-        require_network("litellm", "downloads this model's tokenizer from huggingface.co", settings)
-    try:
-        import litellm
-    except ImportError as error:
-        raise MissingExtra("litellm", "LiteLLM's counter") from error
-    counter = TokenizerCounter(
-        f"litellm/{bare_model_name(model)}",
-        lambda texts: [litellm.token_counter(model=model, text=text) for text in texts],
-        accuracy="approximate" if _is_openai(model) else "heuristic",
-    )
-    return CachedCounter(counter)
-
-
-def _is_openai(model: str) -> bool:
-    return family_of(model) == "openai" or bare_model_name(model).startswith(("gpt-4", "gpt-3"))
-
-
-OFFERS: dict[str, Offer] = {
-    offer.name: offer
-    for offer in (
-        Offer(
-            name="file",
-            about="The vocabulary file that `tokens.files` names for the model or its family.",
-            suits=lambda model, settings: file_of(model, settings) is not None,
-            make=_from_file,
-        ),
-        Offer(
-            name="tiktoken",
-            about="OpenAI's vocabularies, for OpenAI's models, and as a stand-in for xAI's, which are not published. "
-            "Downloads them, unless a file is given.",
-            suits=lambda model, settings: _is_openai(model) or bare_model_name(model).startswith("grok"),
-            make=_by_tiktoken,
-            network="once",
-        ),
-        Offer(
-            name="anthropic-api",
-            about="Anthropic's `count_tokens`, for Claude models. Sends every new text there.",
-            # Claude called at Anthropic itself, not at another provider.
-            suits=lambda model, settings: (
-                family_of(model).startswith("claude") and (model.startswith("anthropic/") or not through_litellm(model))
-            ),
-            make=lambda model, settings: anthropic_counter(model, estimate_for(model)),
-            network="always",
-        ),
-        Offer(
-            name="litellm",
-            about="LiteLLM's `token_counter`, for OpenAI's models that ADK calls through LiteLLM, once that is loaded; "
-            "by name for any model.",
-            suits=lambda model, settings: "litellm" in sys.modules and through_litellm(model) and _is_openai(model),
-            make=_by_litellm,
-        ),
-        Offer(
-            name="estimate",
-            about="A table per family of models. Needs nothing, and never fails.",
-            suits=lambda model, settings: True,
-            make=lambda model, settings: estimate_for(model),
-        ),
-    )
-}
-"""The registered counters by name."""
+    def _is_sound(self, text: str, tokens: object) -> bool:
+        """Whether a text can have so many tokens: four a character at most, and not far fewer than estimated."""
+        if type(tokens) is not int or not bool(text.strip()) <= tokens <= 4 * len(text) + _MOST_ADDED:
+            return False
+        tokens = max(tokens, bool(text))  # some leave out white space
+        return tokens * _MANY_CHARACTERS >= len(text) or tokens * _FAR_TOO_FEW >= self._estimate.count(text)

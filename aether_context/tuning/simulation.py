@@ -142,7 +142,7 @@ class _Session:
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if not room or all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             return source
-        limit, redact = settings.most_memories(source.window), settings.redact_before_retrieval
+        limit, redact = settings.most_memories(source.window), policy.redact
         embedder = "none" if settings.embedder == "none" else "static"
         asked, mask = source.identity.last_event_time, masker(redact)
         hits = self._indexes.search(

@@ -7,18 +7,6 @@ file. Needs the extra ``viewer``.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from aether_context.viewer.server import create_app
-    from aether_context.viewer.single_file import report
+from aether_context.viewer.server import create_app, report
 
 __all__ = ["create_app", "report"]
-
-
-def __getattr__(name: str) -> Any:
-    """Each is loaded when it is asked for: FastAPI takes a while."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'server' if name == 'create_app' else 'single_file'}"), name)

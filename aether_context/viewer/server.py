@@ -1,4 +1,4 @@
-"""The web app over a store: routes, access, and the values of each page."""
+"""The web app over a store: who may read it, its pages, and a session's pages in one file."""
 
 from __future__ import annotations
 
@@ -8,47 +8,38 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from cachetools import LRUCache
-from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aether_context.errors import (
-    AetherContextError,
-    ContextOptimizationError,
-    PackNotFound,
-    PolicyError,
-    ReplayError,
-)
+from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
-from aether_context.viewer.differences import POLICIES, policy_of, side_by_side, what_if
-from aether_context.viewer.evidence import raw_of
-from aether_context.viewer.packs import PackPage, pack_page
-from aether_context.viewer.pages import STATIC, Links, environment, render, static
-from aether_context.viewer.rows import PackRows, policies_of
-from aether_context.viewer.sessions import Wanted, session_list
-from aether_context.viewer.timeline import COMPARED, compared, timeline
+from aether_context.viewer.calls import Calls, Session, by_session
+from aether_context.viewer.packs import changed_lines, is_shortened, raw_of, spans, summary
+from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render
+from aether_context.views import difference, read_view
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 COOKIE = "aether_context_viewer"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_SAFE = re.compile(r"[a-z0-9~][a-z0-9._~-]{0,80}")
-_PACK = re.compile(r"pack_[A-Za-z0-9._-]{1,200}")
-_MOST_RAW = 200_000
-_SECONDS = 0.25
-"""How long a page of many packs reads new files; the next request reads the rest."""
+_MOST_SESSIONS, _MOST_CALLS, _MOST_IN_FILE, _MOST_RAW = 25, 200, 20, 200_000
+"""Sessions and calls on a page, packs in a file, bytes of an artifact."""
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src {STYLE_SOURCE}; img-src data:; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -60,7 +51,7 @@ _HEADERS = {
 
 def create_app(
     store: PackStore | str | os.PathLike[str], *, token: str | None = None, hosts: Sequence[str] | None = None
-) -> FastAPI:
+) -> Starlette:
     """An app that shows a store's packs, alone or mounted in another one. It writes nothing.
 
     Args:
@@ -78,22 +69,62 @@ def create_app(
     if token is not None and not token:
         raise ValueError("the token is empty: give one, or None for none")
     viewer = _Viewer(store if isinstance(store, PackStore) else PackStore(store))
-    app = FastAPI(title="aether-context", openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.rows, app.state.replayers = viewer.rows, viewer.replayers
-    for path, page in {
-        "/": viewer.sessions,
-        "/s/{app}/{user}/{session}": viewer.session,
-        "/s/{app}/{user}/{session}/{pack}": viewer.pack,
-        "/s/{app}/{user}/{session}/{pack}/raw": viewer.raw,
-        "/s/{app}/{user}/{session}/{pack}/what-if": viewer.what_if,
-        "/diff": viewer.diff,
-        "/p/{pack}": viewer.find,
-        "/static/{name}": viewer.static,
-    }.items():
-        app.add_route(path, viewer.guarded(page), methods=["GET"])
-    app.add_exception_handler(HTTPException, viewer.refused)
-    app.add_middleware(_Guard, token=token, hosts=hosts)
-    return app
+    pages = {"/": viewer.sessions, "/session": viewer.session, "/pack/{pack}": viewer.pack, "/raw/{pack}": viewer.raw}
+    return Starlette(
+        routes=[Route(path, viewer.route(page), methods=["GET"]) for path, page in pages.items()],
+        middleware=[Middleware(_Guard, token=token, hosts=hosts)],
+        exception_handlers={HTTPException: viewer.refused},
+    )
+
+
+def report(store: PackStore, app: str, user: str, session: str) -> str:
+    """The HTML of a session: its calls, and the newest of its packs in full. It holds no script and loads nothing.
+
+    Raises:
+        PackNotFound: the session has no packs.
+    """
+    places, replayer = store.places(app, user, session), Replayer(store)
+    if not places:
+        raise PackNotFound(f"no packs of session {session!r} of app {app!r} and user {user!r} are in {store.url}")
+    links = Links(in_file=frozenset(place.rpartition("/")[2] for place in places[-_MOST_IN_FILE:]))
+    packs: list[tuple[str, str]] = []
+    for place in places[-_MOST_IN_FILE:]:
+        name, layout = place.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
+        try:
+            packs.append((name, render("pack.html", links, **layout, **_pack_values(replayer, store.read(place)))))
+        except Exception as error:  # whoever can write into the store can put anything into its files
+            fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
+            packs.append((name, render("base.html", links, **layout, **fault)))
+    shown = Session(Calls(store).of(places))
+    values = {"shown": shown, "calls": [*enumerate(shown.calls, 1)], "paging": (1, 1), "packs": packs}
+    return render("session.html", links, title=session, **values)
+
+
+def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None = None) -> dict[str, Any]:
+    """What the page of a pack shows, or what differs from another pack where that is given."""
+    view, store, is_beside = read_view(replayer, manifest), replayer.store, other is not None
+    compared = difference(read_view(replayer, other), view) if other is not None else None
+    gaps = [*view.gaps]
+    try:
+        manifest.verify()
+        if compared is None and manifest.call_before and manifest.prefix.broken_by:
+            previous = store.read(f"{store.place(manifest).rpartition('/')[0]}/{manifest.call_before}")
+            compared = difference(read_view(replayer, previous), view)
+    except ChecksumMismatch as error:
+        gaps.insert(0, str(error))
+    except AetherContextError as error:
+        gaps.append(f"where the common prefix ends is not shown: {error}")
+    return {
+        "title": manifest.pack_id,
+        "view": view,
+        "gaps": gaps,
+        "summary": summary(view),
+        "messages": [(piece, [*spans(piece, view)]) for piece in view.request or ()],
+        "is_beside": is_beside,
+        "compared": compared,
+        "lines": changed_lines,
+        "is_shortened": is_shortened,
+    }
 
 
 class _Guard:
@@ -113,12 +144,10 @@ class _Guard:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                present = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(pair for pair in headers if pair[0] not in present)]
+                message["headers"] = [*message["headers"], *headers]
             await send(message)
 
-        request = Request(scope)
-        refusal = self._refusal(request)
+        refusal = self._refusal(Request(scope))
         await (self.app if refusal is None else refusal)(scope, receive, answer)
 
     def _refusal(self, request: Request) -> Response | None:
@@ -146,14 +175,8 @@ class _Guard:
         query = f"?{urlencode(parameters)}" if parameters else ""
         # One slash at the beginning: two would be the address of another host.
         answer = RedirectResponse("/" + request.url.path.lstrip("/\\") + query, status_code=303)
-        answer.set_cookie(
-            COOKIE,
-            self.cookie,
-            httponly=True,
-            samesite="lax",
-            secure=request.url.scheme == "https",
-            path=request.scope.get("root_path") or "/",
-        )
+        is_secure, path = request.url.scheme == "https", request.scope.get("root_path") or "/"
+        answer.set_cookie(COOKIE, self.cookie, httponly=True, samesite="lax", secure=is_secure, path=path)
         return answer
 
 
@@ -166,197 +189,102 @@ class _Viewer:
 
     def __init__(self, store: PackStore) -> None:
         self.store = store
-        self.rows = PackRows(store)
+        self.calls = Calls(store)
         self._lock = threading.Lock()
-        self.replayers: LRUCache[str, Replayer] = LRUCache(2)
-        self._policy_of = policies_of(store)
 
-    def guarded(self, page: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+    def route(self, page: Callable[[Request], Response]) -> Callable[[Request], Any]:
         """The route of a page. Errors of the store become error pages."""
-        from starlette.concurrency import run_in_threadpool
 
         def answer(request: Request) -> Response:
             try:
                 with self._lock:
                     return page(request)
-            except PackNotFound as error:
-                raise HTTPException(404, str(error)) from error
-            except AetherContextError as error:
-                raise HTTPException(502, str(error)) from error
             except HTTPException:
                 raise
+            except AetherContextError as error:
+                raise HTTPException(404 if isinstance(error, PackNotFound) else 502, str(error)) from error
             except Exception as error:  # whoever can write into the store can put anything into its files
                 logger.exception("%s cannot be shown", request.url.path)
-                raise HTTPException(422, self._not_a_pack(request, error)) from error
+                what, verify = f"{type(error).__name__}: {str(error)[:300]}", self.store.command("verify")
+                detail = f"This holds what no pack does ({what}): see what `{verify}` says of it."
+                raise HTTPException(422, detail) from error
 
         async def route(request: Request) -> Response:
             return await run_in_threadpool(answer, request)
 
         return route
 
-    def _not_a_pack(self, request: Request, error: Exception) -> str:
-        """The message where a page fails: its pack's fields have the right types, but impossible values."""
-        parameters = {**request.path_params, **{name: request.query_params.get(name) for name in ("a", "b")}}
-        names = [parameters[name] for name in ("pack", "a", "b") if parameters.get(name)] or [
-            parameters.get("session", "a pack")
-        ]
-        name, verify = " or ".join(names), self.store.command("verify")
-        return (
-            f"{name} holds what no pack does ({type(error).__name__}: {str(error)[:300]}): it was changed since it was "
-            f"written, or another version wrote it. See what `{verify}` says of it."
-        )
-
     async def refused(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        detail = _masked(error.detail) if isinstance(error, HTTPException) else ""
-        return self._page(request, "error.html", status=status, title=str(status), detail=detail, code=status)
+        status, detail = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
+        title = "Not found" if status == 404 else "This cannot be shown"
+        return self._page(request, "base.html", status=status, title=title, detail=_masked(detail))
 
-    def _page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    def _page(self, request: Request, template: str, **values: Any) -> Response:
         links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
-        text = render(template, links, **{"store": _masked(self.store.url), "follows": False, **values})
-        tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
-        if status == 200 and request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"etag": tag})
-        return Response(text, status, {"etag": tag}, media_type="text/html; charset=utf-8")
-
-    # pages
+        text = render(template, links, store=_masked(self.store.url), **values)
+        return Response(text, values.get("status", 200), media_type="text/html; charset=utf-8")
 
     def sessions(self, request: Request) -> Response:
-        rows = self.rows.all(most_seconds=_SECONDS)
-        query = dict(request.query_params)
-        shown = session_list(rows, Wanted.of(query), _whole(query.get("page")) or 1)
-        response = self._page(request, "sessions.html", title="Sessions", shown=shown, rows=self.rows, follows=True)
-        if self.rows.unread:
-            response.headers["refresh"] = "1"
-        return response
+        """The sessions, the newest first."""
+        given = {name: request.query_params.get(name, "").strip()[:200] for name in ("words", "app", "user")}
+        sessions = by_session(self.store.places(given["app"] or None, given["user"] or None))
+        if words := given["words"].casefold().split():
+            newest = self.calls.of(places[-1] for places in sessions)
+            names = [" ".join(call.names).casefold() for call in newest]
+            sessions = [places for places, text in zip(sessions, names, strict=True) if all(map(text.count, words))]
+        page, paging = _paged(request, sessions, _MOST_SESSIONS, 1)
+        values = {"given": given, "found": len(sessions), "paging": paging}
+        shown = [Session(self.calls.of(places)) for places in page]
+        return self._page(request, "sessions.html", title="Sessions", shown=shown, **values)
 
     def session(self, request: Request) -> Response:
-        place = self._session_place(request)
-        rows, unread = self.rows.of_session(place, most_seconds=_SECONDS)
-        if not rows:
+        """The calls of a session, by default the newest of them."""
+        owner = _owner(request)
+        places = self.store.places(*owner) if all(owner) else []
+        if not places:
             raise HTTPException(404, "no packs of this session are in the store")
-        agent = request.query_params.get("agent", "")
-        selected = [row for row in reversed(rows) if not agent or row.agent == agent]
-        if not selected:
-            raise HTTPException(404, "no packs of this agent are in the session")
-        is_compared = "compare" in request.query_params or len(selected) <= COMPARED
-        comparison = compared(self.store, selected) if is_compared and not unread else None
-        shown = timeline(selected, self._policy_of, _whole(request.query_params.get("page")))
-        agents = sorted({row.agent for row in rows})
-        response = self._page(
-            request, "session.html", title=rows[0].session, shown=shown, agents=agents, agent=agent, place=place,
-            unread=unread, sides=comparison, follows=True,
-        )  # fmt: skip
-        if unread:
-            response.headers["refresh"] = "1"
-        return response
+        shown = Session(self.calls.of(places))
+        calls, paging = _paged(request, [*enumerate(shown.calls, 1)], _MOST_CALLS, 10**9)
+        values = {"shown": shown, "calls": calls, "paging": paging, "packs": ()}
+        return self._page(request, "session.html", title=shown.owner[2], **values)
 
     def pack(self, request: Request) -> Response:
-        place = self._pack_place(request)
-        manifest = self._manifest(place)
-        whole = "all" in request.query_params
-        shown = self.page_of(manifest, place)
-        return self._page(
-            request, "pack.html", title=manifest.pack_id, shown=shown, place=place, whole=whole, prefix="",
-        )  # fmt: skip
+        """A pack, or with ``beside`` what differs from that one."""
+        manifest, beside = self._manifest(request, request.path_params["pack"]), request.query_params.get("beside")
+        other = self._manifest(request, beside) if beside else None
+        return self._page(request, "pack.html", prefix="", **_pack_values(Replayer(self.store), manifest, other))
 
     def raw(self, request: Request) -> Response:
-        """The content of an address in a pack, as plain text whatever it is."""
-        place = self._pack_place(request)
-        manifest = self._manifest(place)
-        uri = request.query_params.get("uri", "")
+        """The content of an address in a pack, as text whatever it is."""
+        manifest, uri = self._manifest(request, request.path_params["pack"]), request.query_params.get("uri", "")
         known = {*manifest.artifact_uris, *(row.uri for row in Replayer(self.store).resolve(manifest).rows.values())}
         data = raw_of(self.store, manifest, uri) if uri and uri in known else None
         if data is None:
             raise HTTPException(404, "the store does not hold what this address of the pack stands for")
+        size = f"{len(data):,} bytes" + (f", the first {_MOST_RAW:,} of them" if len(data) > _MOST_RAW else "")
         text = data[:_MOST_RAW].decode("utf-8", "replace")
-        return self._page(
-            request, "raw.html", title="Evidence", uri=uri, text=text, size=len(data), most=_MOST_RAW, place=place,
-            manifest=manifest,
-        )  # fmt: skip
+        return self._page(request, "base.html", title="Raw evidence", detail=f"{uri}: {size}", text=text)
 
-    def diff(self, request: Request) -> Response:
-        places = [self._place_named(request.query_params.get(name, "")) for name in ("a", "b")]
-        before, after = map(self._manifest, places)
-        shown = side_by_side(self._replayer(places[1]), before, after)
-        names = ("the first", "the second")
-        return self._page(request, "diff.html", title="Side by side", shown=shown, places=places, names=names)
+    def _manifest(self, request: Request, name: str) -> Manifest:
+        """The manifest of a pack of the session in the address, or else of any that `PackStore.find` finds."""
+        owner = _owner(request)
+        places = self.store.places(*owner) if all(owner) else []
+        place = next((place for place in places if place.endswith(f"/{name}")), None)
+        return self.store.read(place or self.store.find(name[:300]))
 
-    def what_if(self, request: Request) -> Response:
-        place = self._pack_place(request)
-        manifest = self._manifest(place)
-        given = {name: request.query_params.get(name, "") for name in ("policy", "window", "toml")}
-        shown, problem = None, ""
-        if any(given.values()):
-            replayer = self._replayer(place)
-            try:
-                window = _whole(given["window"])
-                if given["window"] and not window:
-                    raise PolicyError("the window is a number of tokens", field="window")
-                policy = policy_of(replayer.policy(manifest), name=given["policy"], toml=given["toml"], window=window)
-                shown = what_if(replayer, manifest, policy)
-            except (PolicyError, ReplayError, ContextOptimizationError) as error:
-                problem = str(error)
-        return self._page(
-            request, "what_if.html", title="What if", shown=shown, problem=problem, given=given, manifest=manifest,
-            place=place, policies=POLICIES, names=("as recorded", "instead"),
-        )  # fmt: skip
 
-    def find(self, request: Request) -> Response:
-        """A redirection to a pack by its id, the beginning of it, or the hash at its end."""
-        place = self._place_named(request.path_params["pack"])
-        links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
-        return RedirectResponse(links.pack_at(place), status_code=303)
+def _owner(request: Request) -> tuple[str, str, str]:
+    """App, user and session in an address; empty where it does not name them."""
+    return tuple(request.query_params.get(name, "") for name in ("app", "user", "session"))  # type: ignore[return-value]
 
-    def static(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in STATIC:
-            raise HTTPException(404, "there is no such file")
-        headers = {"cache-control": "public, max-age=31536000, immutable"}
-        return Response(static(name), 200, headers, media_type=STATIC[name])
 
-    # values of pages
-
-    def page_of(self, manifest: Manifest, place: str) -> PackPage:
-        """The values of a pack's page."""
-        rows, _ = self.rows.of_session(place.split("/packs/")[0], most_seconds=_SECONDS / 2)
-        line = [row for row in reversed(rows) if (row.agent, row.branch) == (manifest.agent, manifest.branch)]
-        return pack_page(self._replayer(place), manifest, line)
-
-    def _replayer(self, place: str) -> Replayer:
-        """The replayer of a pack's session, kept for the sessions viewed last."""
-        session = place.split("/packs/")[0]
-        if session not in self.replayers:
-            self.replayers[session] = Replayer(self.store)
-        return self.replayers[session]
-
-    def _place_named(self, text: str) -> str:
-        """The place of a pack by its address, or by what `PackStore.find` takes."""
-        *names, pack = text.split("/")
-        if len(names) == 3 and all(map(_SAFE.fullmatch, names)) and _PACK.fullmatch(pack):
-            return f"{'/'.join(names)}/packs/{pack}"
-        return self.store.find(text[:300]).removeprefix(f"{self.store.files.root}/")
-
-    def _manifest(self, place: str) -> Manifest:
-        return self.store.read(f"{self.store.files.root}/{place}")
-
-    def _session_place(self, request: Request) -> str:
-        names = [request.path_params[name] for name in ("app", "user", "session")]
-        if not all(_SAFE.fullmatch(name) for name in names):
-            raise HTTPException(404, "there is no such session")
-        return "/".join(names)
-
-    def _pack_place(self, request: Request) -> str:
-        name = request.path_params["pack"]
-        if not _PACK.fullmatch(name):
-            raise HTTPException(404, "there is no such pack")
-        return f"{self._session_place(request)}/packs/{name}"
+def _paged(request: Request, items: Sequence[_T], most: int, default: int) -> tuple[Sequence[_T], tuple[int, int]]:
+    """The items of the page that is asked for; its number and the number of pages."""
+    text, pages = request.query_params.get("page", ""), max(1, -(-len(items) // most))
+    page = max(1, min(int(text) if text.isdecimal() and len(text) < 9 else default, pages))
+    return items[(page - 1) * most : page * most], (page, pages)
 
 
 def _masked(text: str) -> str:
     """A text with the user names and passwords in URLs masked."""
     return re.sub(r"://[^/\s@]*@", "://…@", text)
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 9 else None

@@ -12,9 +12,10 @@ from aether_context.views.difference import (
     TextChange,
     difference,
 )
-from aether_context.views.packs import PackView, Piece, read_view, view_of, view_under
+from aether_context.views.packs import WHY, PackView, Piece, read_view, view_of, view_under
 
 __all__ = [
+    "WHY",
     "CandidateChange",
     "Comparison",
     "Difference",

@@ -16,7 +16,7 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.packing.payload import SYSTEM_CONTRACT
 from aether_context.store import Manifest, PackStore
 from aether_context.store.recording import SETTING, Setting
-from aether_context.store.replay import wires
+from aether_context.store.replay import contents_of
 from aether_context.text.entities import artifact_uris
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
@@ -139,7 +139,7 @@ class Unpacked:
         self._store = store
         self._priced_as = priced_as
         self._hosts: dict[tuple[str, ...], _Host] = {}
-        self._settings: dict[str, Setting | None] = {}
+        self._settings: dict[tuple[str, ...], Setting] = {}
         self._wholes: dict[tuple[str, str, str], dict[str, int]] = {}
         self._left_out: dict[str, int] = {}
         self._gone: set[str] = set()
@@ -197,14 +197,14 @@ class Unpacked:
 
     def _setting(self, manifest: Manifest) -> Setting | None:
         """System instruction and declarations as the host gave them; None where they are not recorded."""
-        if manifest.setting not in self._settings:
-            setting = None
-            with suppress(AetherContextError, ValueError):
-                setting = (
-                    SETTING.validate_json(self._store.blob(manifest, manifest.setting)) if manifest.texts else None
-                )
-            self._settings[manifest.setting] = setting
-        return self._settings[manifest.setting]
+        key = (*manifest.session_key, manifest.agent, manifest.branch)
+        if manifest.extends is None:
+            self._settings.pop(key, None)
+        with suppress(AetherContextError, ValueError):
+            recorded = self._store.texts(manifest).get("setting")
+            if recorded is not None:
+                self._settings[key] = SETTING.validate_python(recorded)
+        return self._settings.get(key)
 
     def _read_extracts(self, manifest: Manifest) -> None:
         """Notes how many tokens the extracts among a pack's new texts leave out, by the hashes of their contents."""
@@ -212,12 +212,12 @@ class Unpacked:
             return
         counter = counter_for(manifest.model)
         try:
-            texts = wires(json.loads(self._store.blob(manifest, manifest.texts[0])))
+            texts = contents_of(self._store.texts(manifest))
         except (AetherContextError, ValueError):
             self._gone.add(manifest.pack_id)
             return
-        for content in map(content_from_wire, texts):
-            left_out = 0
+        for name, wire in texts.items():
+            content, left_out = content_from_wire(wire), 0
             for part in content.responses:
                 for uri in _extracted(part.text):
                     whole_tokens = self._whole(manifest, uri)
@@ -226,7 +226,7 @@ class Unpacked:
                     else:
                         left_out += max(0, int(whole_tokens * _escaping(part.text, counter)) - counter.count(part.text))
             if left_out:
-                self._left_out[content.digest] = left_out
+                self._left_out[name] = left_out
 
     def _whole(self, manifest: Manifest, uri: str) -> int | None:
         """Tokens of the whole result behind an extract; None where its record is gone."""

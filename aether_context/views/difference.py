@@ -154,7 +154,7 @@ def difference(before: PackView, after: PackView) -> Difference:
                 break
             same += 1
         shared = sum(piece.tokens for piece in after.request[:same])
-        reason = new.prefix.broken_by if new.previous == old.pack_id and old.session_key == new.session_key else None
+        reason = new.prefix.broken_by if new.call_before == old.pack_id and old.session_key == new.session_key else None
         parting = _parting(before.request[same:], after.request[same:], reason)
     return Difference(
         before=before,

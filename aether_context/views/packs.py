@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from aether_context.canonical import JSON, hash_text
+from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
 from aether_context.pack import CandidateOutcome, Content, Outcome, Pack, Part, content_name
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, record
-from aether_context.store.replay import Replayer, wires
+from aether_context.store.replay import Replayer, contents_of
 
 PiecePart: TypeAlias = Literal["system", "tool", "content"]
+
+WHY: Mapping[str, str] = {
+    "below_floor": "it has too little to do with the request and the step",
+    "beyond_k": "as many better ones as may enter were there",
+    "duplicate": "the same text is there already",
+    "expired": "it had expired",
+    "over_allocation": "its layer would have passed its tokens",
+    "high_water": "the request had passed the high-water mark",
+    "byte_net": "the request had too many bytes, and no usage was reported",
+    "window": "it would not have fitted the window",
+    "compression_off": "the policy allows no shorter form of it",
+    "already_in_conversation": "it stands in the conversation anyway",
+    "not_in_scope": "the step does not name it",
+    "no_message": "there is no human message to put it into",
+    "threshold": "the estimate had passed the share of the window that placeholders begin at",
+    "turn_budget": "the latest turns alone fill the ceiling for whole turns",
+    "middle": "it is neither the beginning nor the end of the conversation",
+    "by_hand": "a cut was asked for",
+    "strategy": "a registered strategy left it out",
+}
+"""Each reason for leaving something out, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,15 +159,15 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[CandidateOutcome]) -> dict[str, str]:
-    """The texts of rows, by the rows' ids, from the recordings of the manifest and its ancestors."""
+    """The texts of rows, by the rows' ids, from the recordings of the manifest and those before it in its chain."""
     hashes = {row.id: row.hash for row in rows}
     texts: dict[str, str] = {}
     for link in replayer.line(manifest):
         if not link.texts or texts.keys() == hashes.keys():
             break
-        recorded = json.loads(replayer.store.blob(link, link.texts[0]))
+        recorded = replayer.store.texts(link)
         candidates = {candidate["id"]: candidate["text"] for candidate in recorded.get("candidates", ())}
-        contents = {hash_text(wire): wire for wire in wires(recorded)}
+        contents = contents_of(recorded)
         for name in hashes.keys() - texts.keys():
             if name in candidates:
                 texts[name] = candidates[name]

@@ -1,6 +1,6 @@
 """How close token counts are to exact ones, by kind of text, and how fast they are made.
 
-    python count_accuracy.py token-counts.jsonl [--gemma tokenizer.json] [--o200k o200k_base.tiktoken]
+    python count_accuracy.py token-counts.jsonl [--gemma tokenizer.json] [--o200k tokenizer.json]
 
 Each line of the file is {"kind", "text", "gemma3", "o200k"}, the last two being exact counts by those vocabularies.
 Without an argument the file is looked for in the folder that AETHER_CONTEXT_DATA names. Vocabularies that are given are
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.tokens import EstimateCounter, TokenCounter, counter_for, framing_of
+from aether_context.policy import TokenSettings
+from aether_context.tokens import Counters, EstimateCounter, TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter, TokenCache
-from aether_context.tokens.counters import file_counter
 
 VOCABULARIES = (("gemini-2.5-flash", "gemma3"), ("gpt-4o", "o200k"))
 
@@ -55,19 +55,22 @@ def speeds(rows: list[dict[str, Any]]) -> dict[str, float]:
     megabyte = (english * (1_000_000 // len(english) + 1))[:1_000_000]
     chinese = "".join(row["text"] for row in rows if "zh" in row["kind"]) or "\u5728\u8fd9"
     han = (chinese * (333_000 // len(chinese) + 1))[:333_000]
-    cold = EstimateCounter("gemini", ("gemini",), accuracy="approximate")
+
+    def cold() -> EstimateCounter:
+        return EstimateCounter("gemini", ("gemini",), accuracy="approximate")
+
     framing = framing_of("gemini-2.5-flash")
     contents = [content_of_parts("user", [part_of({"text": text})]) for text in messages]
     cache = TokenCache()
-    PackCounter(cold, cache, framing=framing).contents(contents)
+    PackCounter(cold(), cache, framing=framing).contents(contents)
     return {
         "100 messages of 1,000 characters, cold": median_ms(
-            lambda: PackCounter(cold, framing=framing).contents(contents)
+            lambda: PackCounter(cold(), framing=framing).contents(contents)
         ),
-        "the same, one by one": median_ms(lambda: [cold.count(text) for text in messages]),
-        "the same, remembered": median_ms(lambda: PackCounter(cold, cache, framing=framing).contents(contents)),
-        "1 MB of ASCII": median_ms(lambda: cold.count(megabyte)),
-        "1 MB of Chinese": median_ms(lambda: cold.count(han)),
+        "the same, one by one": median_ms(lambda: [cold().count(text) for text in messages]),
+        "the same, remembered": median_ms(lambda: PackCounter(cold(), cache, framing=framing).contents(contents)),
+        "1 MB of ASCII": median_ms(lambda: cold().count(megabyte)),
+        "1 MB of Chinese": median_ms(lambda: cold().count(han)),
     }
 
 
@@ -83,7 +86,8 @@ def main() -> None:
     columns |= {f"generic/{field}": ratios(rows, counter_for("unknown"), field) for _, field in VOCABULARIES}
     for file, (model, field) in zip((given.gemma, given.o200k), VOCABULARIES, strict=True):
         if file:
-            columns[f"file/{field}"] = ratios(rows, file_counter(file, model), field)
+            counters = Counters(TokenSettings(counter="file", files={model: file}), clock=time.monotonic)
+            columns[f"file/{field}"] = ratios(rows, counters.pick(model).counter, field)
     print(f"{'kind':22s}", *(f"{head:>24s}" for head in columns))
     for kind in columns[f"generic/{VOCABULARIES[0][1]}"]:
         print(f"{kind:22s}", *(f"{column[kind]:24.3f}" for column in columns.values()))

@@ -1,10 +1,10 @@
 """The estimate against two vocabularies for eleven kinds of text, as the table in docs/tokens.md.
 
-    python language_table.py token-counts.jsonl --gemma tokenizer.json --o200k o200k_base.tiktoken
+    python language_table.py token-counts.jsonl --gemma tokenizer.json --o200k tokenizer.json
 
 Each line of the first file is {"kind", "text", "gemma3", "o200k"}; texts in six languages are taken from it. Python is
 the standard library's own source; JSON, logs, base64 and emoji are made here, always the same. The vocabularies are
-files in any form that `tokens.files` takes. A figure is the count divided by the exact one.
+files as `tokens.files` takes them. A figure is the count divided by the exact one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import base64
 import inspect
 import json
 import random
+import time
 from collections.abc import Iterator
 from json import decoder, encoder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aether_context.tokens import counter_for
-from aether_context.tokens.counters import file_counter
+from aether_context.policy import TokenSettings
+from aether_context.tokens import Counters, counter_for
 
 LANGUAGES = {
     "English": "chat",
@@ -92,7 +93,9 @@ def main() -> None:
     parser.add_argument("--o200k", required=True, help="the vocabulary of GPT-4o")
     given = parser.parse_args()
     rows = [json.loads(line) for line in given.counts.read_text(encoding="utf-8").splitlines()]
-    exact = [file_counter(path, model) for path, model in zip((given.gemma, given.o200k), MODELS, strict=True)]
+    files = dict(zip(MODELS, (given.gemma, given.o200k), strict=True))
+    counters = Counters(TokenSettings(counter="file", files=files), clock=time.monotonic)
+    exact = [counters.pick(model).counter for model in MODELS]
     heads = ["text"]
     for vocabulary in ("Gemma 3", "o200k"):
         heads += [f"characters a token, {vocabulary}", "estimate", "characters / 4"]

@@ -6,15 +6,17 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
+from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.adk.session import storable
 from aether_context.canonical import JSON, canonical_json
-from aether_context.errors import AetherContextError, PolicyError
+from aether_context.errors import PolicyError
 from aether_context.pack import Identity, Pack, PackInput, SummaryRequest
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -164,23 +166,23 @@ class ModelSummarizer:
         for _ in range(2):
             if not pack.summary_requests or written.problems:
                 break
-            tasks: list[asyncio.Task[None]] = []
             try:
-                async with asyncio.timeout_at(deadline):
-                    if unknown := await self._unknown(pack.summary_requests, pack.identity, policy, written):
-                        asked = (self._ask(batch, pack.identity, policy, written) for batch in _batches(unknown))
-                        tasks = [asyncio.create_task(request) for request in asked]
-                        await asyncio.wait(tasks)
+                left = deadline - asyncio.get_running_loop().time()
+                await within(left, self._complete(pack, policy, written))
             except TimeoutError:
                 written.problems.append(f"summarizer: no answer within {seconds:g} s")
             except Exception as error:
                 written.problems.append(f"summarizer: {type(error).__name__}")
-            finally:
-                for task in tasks:
-                    task.cancel()
             told = (*problems, *dict.fromkeys(written.problems))
             pack = await build(pack.source._replace(summaries=dict(written.texts), problems=told))
         return pack, written.cost.to_json()
+
+    async def _complete(self, pack: Pack, policy: PackPolicy, written: _Written) -> None:
+        """Takes what was written before, and asks for the rest all at once."""
+        unknown = await self._unknown(pack.summary_requests, pack.identity, policy, written)
+        async with asyncio.TaskGroup() as group:
+            for batch in _batches(unknown):
+                group.create_task(self._ask(batch, pack.identity, policy, written))
 
     async def _unknown(
         self, requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, written: _Written
@@ -192,10 +194,10 @@ class ModelSummarizer:
             text = self._known.get(place)
             if text is None and policy.record == "full":
                 try:
-                    text = await asyncio.to_thread(self._store.summary, *place)
-                except AetherContextError as error:
-                    written.problems.append(f"summarizer: {type(error).__name__} in the store")
-            if text is None:
+                    text = await in_thread(partial(self._store.summary, *place))
+                except BaseException as error:
+                    written.problems.append(f"summarizer: {type(failure(error)).__name__} in the store")
+            if not isinstance(text, str):
                 unknown.append(request)
             else:
                 self._known.put(place, text)
@@ -211,9 +213,9 @@ class ModelSummarizer:
                 "id": number,
                 "kind": request.kind,
                 "max_words": max(4, int(request.max_tokens * 0.6)),
-                "query": request.query,
-                "earlier": request.earlier,
-                "text": request.text,
+                "query": policy.mask(request.query),
+                "earlier": policy.mask(request.earlier),
+                "text": policy.mask(request.text),
             }
             for number, request in enumerate(batch, start=1)
         ]
@@ -222,8 +224,8 @@ class ModelSummarizer:
             entries = await self._model.ask(
                 name, _INSTRUCTION, items, "summaries", written.cost, types.Schema.model_validate(_ANSWER)
             )
-        except Exception as error:
-            written.problems.append(f"summarizer: {type(error).__name__}")
+        except BaseException as error:
+            written.problems.append(f"summarizer: {type(failure(error)).__name__}")
             return
         texts: dict[str, str] = {}
         for entry in entries:  # what does not fit the form is left out

@@ -13,8 +13,8 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from aether_context.adk.bounds import within
-from aether_context.adk.call import Call, Known, ReadCall, Seen, words_of
+from aether_context.adk.bounds import Waits
+from aether_context.adk.call import Call, Known, ReadCall, Seen, caller_of, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Preloaded,
@@ -73,12 +73,13 @@ _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 class Gatherer:
     """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
-    ``records`` are what sessions know of their evidence.
+    ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for.
     """
 
-    def __init__(self, records: SessionRecords) -> None:
+    def __init__(self, records: SessionRecords, waits: Waits) -> None:
         self.reader = Reader()
         self._records = records
+        self._waits = waits
         self._plans: SharedLRU[object, Planned] = SharedLRU(_MOST_PLANS)
 
     def planned(self, call: Call) -> Planned:
@@ -122,13 +123,13 @@ class Gatherer:
         last, raw = call.last, call.request.contents
         if last is None:
             return None
-        before, source = last.seen, last.pack.source
+        before, source, policy = last.seen, last.pack.source, call.policy
         previous = source.request
         if (
-            last.policy is not call.policy
+            last.policy is not policy
             or last.planned != call.planned
             or previous.model != call.model
-            or previous.system != system_text(call.request.config)[0]
+            or previous.system != (policy.mask if policy.redact_prompt else str)(system_text(call.request.config)[0])
             or call.passthrough_reason
             or source.window != call.window.tokens
             or not holds_epoch(call.state, source.identity, last.stored)
@@ -232,7 +233,7 @@ class Gatherer:
             encoder = before.memory_encoder
         is_asked = identity.call == 1 or (opens and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
-            found, found_by = await _memories(call, problems, preloaded=block is not None)
+            found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
             candidates += found
             encoder = found_by if block is None else encoder
         candidates = _with_evidence(candidates, planned, records, can_read)
@@ -385,6 +386,7 @@ def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Ide
             break
         number += _is_answer(event, agent, branch)
     last = events[-1] if events else None
+    caller = caller_of((app, user, session))
     return Identity(
         app=app,
         user=user,
@@ -395,6 +397,7 @@ def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Ide
         call=number,
         last_event_id=last.id if last is not None else "",
         last_event_time=last.timestamp if last is not None else 0.0,
+        caller=caller.session if caller is not None else None,
     )
 
 
@@ -511,8 +514,10 @@ def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[
     return headless, problems
 
 
-async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tuple[tuple[Candidate, ...], str]:
-    """The app's memories, under a deadline each, and what compared their meanings where they have a score.
+async def _memories(
+    call: Call, problems: list[str], waits: Waits, *, preloaded: bool
+) -> tuple[tuple[Candidate, ...], str]:
+    """The app's memories, under one deadline, and what compared their meanings where they have a score.
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
     it; and what a search for request and step finds, where ADK has not preloaded that. A failure is noted and costs
@@ -520,13 +525,14 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
     and ``memory_k`` at least; their scores count.
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
-    seconds = settings.memory_timeout_seconds
+    name, invocation, seconds = f"memory {id(service)}", call.invocation.invocation_id, settings.memory_timeout_seconds
+    within = partial(waits.within, name, invocation, seconds)
     candidates: list[Candidate] = []
     if settings.memory_k == 0:
         return (), ""
     if isinstance(service, HybridMemoryService):
         try:
-            for memory in await within(seconds, service.preferences(session.app_name, session.user_id)):
+            for memory in await within(service.preferences(session.app_name, session.user_id)):
                 candidates.append(
                     memory_candidate(memory.text, timestamp=memory.timestamp, name=memory.name, standing=True)
                 )
@@ -535,17 +541,18 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
         return tuple(candidates), ""
+    query = await masked_aside(call.policy.mask, query)
     room = call.window.tokens * _TOKEN_CHARACTERS
     found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):
-            entries = (await within(seconds, call.context.search_memory(query))).memories
+            entries = (await within(call.context.search_memory(query))).memories
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
             return (*candidates, *found_memories(entries, room, preferences=True)), ""
         most = settings.most_memories(call.window.tokens)
-        for remembered in await within(seconds, service.find(session.app_name, session.user_id, query, most)):
+        for remembered in await within(service.find(session.app_name, session.user_id, query, most)):
             if room <= 0 and len(found) >= settings.memory_k:
                 break
             memory = remembered.memory

@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import ContextVar, copy_context
-from functools import cache, cached_property
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
@@ -18,74 +18,44 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key
+from aether_context.adk.bounds import LeftOut, Waits, failure, in_background, in_thread
+from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key, masked_aside
 from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LOADER, SpokenTurns
 from aether_context.errors import EmbeddingError
 from aether_context.pack import Candidate, Content, Identity
-from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval import query_for
 from aether_context.retrieval.ranking import LEAST_TOKENS
 from aether_context.state import unique
-from aether_context.store import PackStore
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import SessionIndexes
     from aether_context.retrieval.embedders import Embedder, Purpose, Vectors
-    from aether_context.store.vectors import UserVectors
 
-_MOST_VECTORS, _MOST_SHELVES = 50_000, 512
-_MOST_QUERIES = 64
-_SHARE_OF_DEADLINE = 0.25
+_MOST_VECTORS, _MOST_USERS = 10_000, 64
 
 
-class Shelves:
-    """Embedders by user. What one user's texts led to is kept apart from every other user's.
+class UserEmbedders:
+    """Embedders by user: what one user's texts led to is kept apart from every other user's. 64 users' are kept."""
 
-    In memory 50,000 vectors of 512 users are kept, those of the user in use aside; where a policy records texts, the
-    store keeps them, too.
-
-    Args:
-        later: carries out a write to the store, off this path.
-    """
-
-    def __init__(self, store: PackStore, later: Callable[[Callable[[], None]], None]) -> None:
-        self._store = store
-        self._later = later
-        # A shelf counts as many as it holds, within bounds: one user's may fill the cache, which holds at most so many.
-        self._shelves: LRUCache[tuple[str, ...], UserVectors] = LRUCache(
-            _MOST_VECTORS, lambda shelf: min(max(shelf.count, _MOST_VECTORS // _MOST_SHELVES), _MOST_VECTORS)
-        )
+    def __init__(self) -> None:
+        self._by_user: LRUCache[tuple[str, ...], Embedder] = LRUCache(_MOST_USERS)
         self._lock = threading.Lock()
 
-    def of(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> Embedder:
+    def of(self, embedder: Embedder, identity: Identity) -> Embedder:
         """An embedder as it is where it remembers nothing, else one that remembers for this user alone."""
         from aether_context.retrieval.embedders import CachedEmbedder
-        from aether_context.store.vectors import UserVectors
 
         if not isinstance(embedder, CachedEmbedder):
             return embedder
-        key = (identity.app, identity.user, embedder.name, policy.record)
         with self._lock:
-            # Taken out and put again, since it has grown, and its old size would count as well.
-            shelf = self._shelves.pop(key, None)
-            if shelf is None:
-                shelf = UserVectors(
-                    CachedEmbedder(embedder.embedder, max_texts=_MOST_QUERIES),
-                    identity.app,
-                    identity.user,
-                    self._store if policy.record == "full" else None,
-                    self._later,
-                    wait_seconds=_SHARE_OF_DEADLINE * policy.retrieval.memory_timeout_seconds,
-                )
-            self._shelves[key] = shelf
-        return shelf
+            key = (identity.app, identity.user, embedder.name)
+            return self._by_user.setdefault(key, CachedEmbedder(embedder.embedder, max_texts=_MOST_VECTORS))
 
 
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
-_MOST_THREADS = 32
 
 _MOST_SAID = 100_000
 """Contents and events of all sessions that are kept read, those of the session in use aside."""
@@ -97,11 +67,12 @@ class Recall:
     """Ranks candidates by words and meaning. Safe to share between sessions and event loops.
 
     Args:
-        shelves: keep vectors that are costly to make.
+        waits: what invocations have waited for.
     """
 
-    def __init__(self, shelves: Shelves) -> None:
-        self._shelves = shelves
+    def __init__(self, waits: Waits) -> None:
+        self._embedders = UserEmbedders()
+        self._waits = waits
         self._said: LRUCache[AgentKey, SpokenTurns] = LRUCache(
             _MOST_SAID, lambda said: min(max(len(said), 1), _MOST_SAID)
         )
@@ -112,8 +83,6 @@ class Recall:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._loading: dict[str, Future[Vectors]] = {}
-        # Threads of its own, since an event loop that ends waits for those of `asyncio.to_thread`.
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="aether-context-embedder")
 
     @cached_property
     def _indexes(self) -> SessionIndexes:
@@ -137,7 +106,7 @@ class Recall:
         def rank(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import ranked
 
-            asked, redact = source.identity.last_event_time, read.call.policy.retrieval.redact_before_retrieval
+            asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
         candidates, encoder, problems = await self._compared(read, rank)
@@ -180,7 +149,7 @@ class Recall:
         memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
         if not entries and not memories:
             return read
-        asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
+        asked, redact = source.identity.last_event_time, read.call.policy.redact
         limit = settings.most_memories(source.window)
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
@@ -217,7 +186,7 @@ class Recall:
             # While it is out, nobody else reads on in it; what fails on the way is not put back.
             said = self._said.pop(agent, None)
         if said is None:
-            said = SpokenTurns()
+            said = SpokenTurns(read.call.policy.mask)
         said.read(read.history, source.request.positions)
         room = said.room(read.history, end, source.window - source.kept_free)
         turns = said.turns(read.call.context.session.events, end) if room else ()
@@ -247,19 +216,21 @@ class Recall:
             embedder = self._embedder(name)
             if embedder is None or name in _INSTANT:
                 return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
-            embedder = self._shelves.of(embedder, read.source.identity, policy)
-            query = masker(policy.retrieval.redact_before_retrieval)(query_for(read.source))
-            if embedder.local and not await self._is_loaded(name, embedder, query, seconds):
+            embedder = self._embedders.of(embedder, read.source.identity)
+            query = await masked_aside(policy.mask, query_for(read.source))
+            within = partial(self._waits.within, name, read.call.invocation.invocation_id, seconds)
+            if embedder.local and not await self._is_loaded(name, embedder, query, within):
                 problem = "is still loading"
             else:
                 embedder = embedder if embedder.local else _Watched(embedder)
-                acting = self._threads.submit(copy_context().run, act, embedder)
-                if await _is_done(acting, seconds):
-                    return acting.result(), embedder.name, tuple(dict.fromkeys(failures))
-                acting.cancel()  # where no thread has begun it
-                problem = f"takes longer than {seconds:g} s"
-        except Exception as error:  # whatever an embedder raises
-            problem = f"failed ({type(error).__name__})"
+                found = await within(in_thread(partial(act, embedder)))
+                return found, embedder.name, tuple(dict.fromkeys(failures))
+        except LeftOut:
+            problem = "is left out for a while"
+        except TimeoutError:
+            problem = f"takes longer than {seconds:g} s"
+        except BaseException as error:  # whatever an embedder raises
+            problem = f"failed ({type(failure(error)).__name__})"
         finally:
             _FAILURES.reset(token)
         instead = None if name in _INSTANT else self._embedder("static")
@@ -268,7 +239,9 @@ class Recall:
         failures.append(f"the embedder {name} {problem}: ranked by {ranked_by}")
         return candidates, "none" if instead is None else instead.name, tuple(dict.fromkeys(failures))
 
-    async def _is_loaded(self, name: str, embedder: Embedder, query: str, seconds: float) -> bool:
+    async def _is_loaded(
+        self, name: str, embedder: Embedder, query: str, within: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+    ) -> bool:
         """Whether an embedder has answered yet. The call that asks it first waits for so long, later ones do not.
 
         Raises:
@@ -278,19 +251,19 @@ class Recall:
             loading = self._loading.get(name)
             begun = loading is not None
             if loading is None:
-                loading = self._loading[name] = self._threads.submit(embedder.embed, [query], purpose="query")
-        if not loading.done() and (begun or not await _is_done(loading, seconds)):
-            return False
+                loading = self._loading[name] = in_background(partial(embedder.embed, [query], purpose="query"))
+        if not loading.done():
+            if begun:
+                return False
+            with contextlib.suppress(Exception):  # which `loading` holds, too
+                await within(in_thread(loading.result))
+            if not loading.done():
+                return False
         if loading.exception() is not None:
             with self._lock:
                 self._loading.pop(name, None)
         loading.result()
         return True
-
-
-async def _is_done(work: Future[Any], seconds: float) -> bool:
-    """Waits for work at most so long, and leaves it to go on."""
-    return work.done() or bool((await asyncio.to_thread(wait, [work], seconds)).done)
 
 
 def _embedder(name: str) -> Embedder | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +45,8 @@ class SpokenTurns:
     the history and the session's events, so that any process comes to the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mask: Callable[[str], str] = str) -> None:
+        self._mask = mask
         # By place in the history. A length that nothing has asked for yet is None.
         self._glances: list[object] = []
         self._outlines: list[Outline] = []
@@ -213,7 +214,7 @@ class SpokenTurns:
             return before
         from aether_context.retrieval.call_indexes import turn_entries
 
-        return tuple(turn_entries(place, text, time=source.time, speaker=source.author))
+        return tuple(turn_entries(place, self._mask(text), time=source.time, speaker=source.author))
 
 
 class _Source(NamedTuple):

@@ -15,7 +15,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL_MARK
-from aether_context.pack import Outgoing, Pack, Part, Tool
+from aether_context.pack import Content, Outgoing, Pack, Part, Tool
 from aether_context.packing.tools import FIND_TOOLS
 
 
@@ -121,7 +121,18 @@ def _part(pack: Pack, contents: list[types.Content], origin: int, at: int, wante
     if origin < 0 or at < 0:
         return types.Part(text=wanted.text)
     part = (contents[origin].parts or [])[at]
-    known = pack.source.request.contents[origin].parts[at]
+    return _changed(part, pack.source.request.contents[origin].parts[at], wanted)
+
+
+def rewritten(raw: types.Content, known: Content, wanted: Content) -> types.Content:
+    """A content of the host with what its wire form says otherwise than it did; itself where that is nothing."""
+    if known.wire == wanted.wire:
+        return raw
+    parts = zip(raw.parts or (), known.parts, wanted.parts, strict=True)
+    return _copied(raw.role, [_changed(part, before, after) for part, before, after in parts])
+
+
+def _changed(part: types.Part, known: Part, wanted: Part) -> types.Part:
     if known.wire == wanted.wire:
         return part
     wire, before = json.loads(wanted.wire), json.loads(known.wire)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -18,6 +19,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from typing_extensions import override
 
+from aether_context.adk.bounds import in_thread
 from aether_context.canonical import JSON, hash_json, plain, short
 from aether_context.errors import SearchIndexError, StoreUnavailable
 from aether_context.retrieval.ranking import similarity
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from aether_context.memory import Memory, Remembered
     from aether_context.retrieval.embedders import Embedder
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("aether_context")
 
 SCHEME = "hybrid"
 """What a URI of such a service begins with, once `register_memory_service` was called."""
@@ -37,7 +39,7 @@ SCORE = "aether_score"
 SUPERSEDED_BY = "aether_superseded_by"
 """The key of an entry's metadata under which the id of a later one stands that may contradict it."""
 
-_OPTIONS = ("embedder", "limit")
+_OPTIONS = ("embedder", "limit", "redact")
 _POSTGRES = f"{SCHEME}+postgresql"
 
 
@@ -55,7 +57,9 @@ class HybridMemoryService(BaseMemoryService):
             libpq's parameters are options, too.
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         limit: most memories that a search returns to those who do not say how many they want, as ADK's tools do.
-        redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
+        redact: names of rules or groups, or regular expressions: what is masked in what is added, in queries and in
+            what is embedded. A service that has none takes over its app's policy's at the first model call; one that
+            takes in sessions before that needs it here, or in the URI (``?redact=secrets,personal``).
         max_users: so many users' indexes are kept in memory at once.
         agents_dir: where a relative path of a URI begins; ADK gives it.
 
@@ -71,7 +75,7 @@ class HybridMemoryService(BaseMemoryService):
         *,
         embedder: str | Embedder | None = None,
         limit: int = 20,
-        redact: Callable[[str], str] | None = None,
+        redact: Sequence[str] = (),
         max_users: int = 64,
         agents_dir: str | None = None,
     ) -> None:
@@ -84,6 +88,8 @@ class HybridMemoryService(BaseMemoryService):
             limit = int(number)
         self.limit = limit
         embedder = options.get("embedder", embedder)
+        if (names := options.get("redact")) is not None:
+            redact = names.split(",")
         self.memories = Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
@@ -172,11 +178,11 @@ class HybridMemoryService(BaseMemoryService):
 
     async def find(self, app_name: str, user_id: str, query: str, limit: int) -> list[Remembered]:
         """What `search_memory` finds, without ADK's types, which cost more than the search."""
-        return await asyncio.to_thread(self.memories.search, app_name, user_id, query, limit)
+        return await in_thread(partial(self.memories.search, app_name, user_id, query, limit))
 
     async def preferences(self, app_name: str, user_id: str) -> list[Memory]:
         """A user's preferences, the newest first: memories whose metadata has ``"kind": "preference"``."""
-        return await asyncio.to_thread(self.memories.preferences, app_name, user_id)
+        return await in_thread(partial(self.memories.preferences, app_name, user_id))
 
     @override
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:

@@ -7,26 +7,30 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.adk.call import AgentKey, agent_key
+from aether_context.adk.call import AgentKey, SessionKey, agent_key
 from aether_context.adk.tracing import PackSpan
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
-from aether_context.pack import Identity, Pack
+from aether_context.pack import Identity, Pack, pack_of_event
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore, Recording, Tip, record
+from aether_context.store import PackStore, Recording, Tip, pack_id, record
+from aether_context.store.files import Files
+from aether_context.store.masking import MaskedPacks
 from aether_context.store.pack_file import ENDING
-from aether_context.store.spool import SpooledFiles, spool_of
+from aether_context.store.spool import TIMEOUT_SECONDS, SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
 
 if TYPE_CHECKING:
@@ -51,6 +55,9 @@ _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
+_STORE_SECONDS = 0.4
+_CALM_SECONDS = 60.0
+"""Failures that are less apart are one outage, and one line in the log."""
 
 
 CallKey: TypeAlias = tuple[str | int, ...]
@@ -71,7 +78,8 @@ class Recorder:
         self._recorded = recorded
         spool = spool_of(store.files)
         self._spooled = SpooledFiles(store.files, spool) if spool is not None else None
-        self.store = store.through(self._spooled) if self._spooled is not None else store
+        files = self._spooled or Files(store.files.url, store.files.options, TIMEOUT_SECONDS)
+        self.store = store if files.is_in_memory else store.through(files)
         if self._spooled is not None:
             self._spooled.deliver()
         self._waiting: deque[tuple[Callable[[], object], CallKey | None]] = deque()
@@ -80,29 +88,55 @@ class Recorder:
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
         self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_CHAINS)
-        self._written: LRUCache[CallKey, tuple[str, bytes]] = LRUCache(_MOST_CHAINS)
+        self._written: LRUCache[CallKey, tuple[Manifest, bytes]] = LRUCache(_MOST_CHAINS)
+        self._numbers: LRUCache[SessionKey, int] = LRUCache(_MOST_CHAINS)
+        self._earlier: LRUCache[SessionKey, str] = LRUCache(_MOST_CHAINS)
+        self._digests: LRUCache[SessionKey, tuple[int, str]] = LRUCache(_MOST_CHAINS)
+        self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
-        self._set_aside = self._spooled.set_aside() if self._spooled is not None else 0
-        self._fails = False
-        self._warned = False
+        self._missing = self._spooled.missing() if self._spooled is not None else 0
+        self._fails = self._gave_up = False
+        self._warn_at = 0.0
         self._interrupted = 0
 
-    def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan) -> None:
-        """Queues a pack; its span is told when it is written."""
-        of_call = _call_key(pack.identity)
+    def number(self, session: SessionKey, events: Sequence[Event]) -> int:
+        """The number of a session's next pack: one more than the last that this process or an event of it knows."""
+        with self._starting:
+            if session not in self._numbers:
+                self._numbers[session], last = max(map(pack_of_event, events), default=(0, ""))
+                self._earlier[session] = last
+            self._numbers[session] += 1
+            return self._numbers[session]
+
+    def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan, number: int) -> None:
+        """Queues a pack, which has a number in its session; its span is told when it is written."""
+        of_call, session = _call_key(pack.identity), (pack.identity.app, pack.identity.user, pack.identity.session)
+        forms: list[Pack] = []
+        """The masked form, made once, however often it is tried to write it."""
 
         def write() -> None:
             began = time.time_ns()
             key = agent_key(pack.identity)
-            recording = record(pack, policy, counter, self._tip(pack.identity))
+            if not forms:
+                forms.append(self._masked.of(pack, policy, pack_id(pack.identity, pack.source.step)))
+            recording = record(
+                forms[0],
+                policy,
+                counter,
+                self._tip(pack.identity),
+                number=number,
+                before=self._digest_before(session, number),
+                sent=pack if forms[0] is not pack else None,
+            )
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
             if manifest.pack_id != recording.manifest.pack_id:
                 logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
                 recording = recording.changed(pack_id=manifest.pack_id)
             self._tips[key] = pack.identity.invocation, recording.tip
+            self._digests[session] = number, manifest.digest
             if outcome is None:
-                self._written[of_call] = (self.store.place(manifest), recording.data)
+                self._written[of_call] = (manifest, recording.data)
             else:
                 self._outcomes.pop(of_call, None)
             if self._recorded is not None:
@@ -111,15 +145,24 @@ class Recorder:
 
         self.later(write, of_call)
 
+    def _digest_before(self, session: SessionKey, number: int) -> str:
+        """The digest of the pack with the number before; empty where nobody can tell."""
+        if session not in self._digests:
+            with suppress(AetherContextError):
+                earlier = self.store.read(f"{self.store.files.place(*session)}/packs/{self._earlier.get(session)}")
+                self._digests[session] = earlier.number, earlier.digest
+        last, digest = self._digests.get(session, (0, ""))
+        return digest if last == number - 1 else ""
+
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
         """Queues what became of the model call that `identity` names; it goes with its pack where that waits, too."""
         of_call = _call_key(identity)
         self._outcomes.setdefault(of_call, values)
 
         def write() -> None:
-            place, data = self._written.get(of_call, ("", b""))
-            if place and of_call in self._outcomes:
-                self.store.write_outcome(place, self._outcomes[of_call], data)
+            manifest, data = self._written.get(of_call, (None, b""))
+            if manifest is not None and of_call in self._outcomes:
+                self.store.write_outcome(manifest, self._outcomes[of_call], data)
             self._written.pop(of_call, None)
             self._outcomes.pop(of_call, None)
 
@@ -148,19 +191,21 @@ class Recorder:
             _, given_up = self._waiting.popleft()
             if given_up is not None:
                 self._outcomes.pop(given_up, None)
-            logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
+            if not self._gave_up:
+                logger.error("more than %d packs wait for %s: the oldest are given up", _MOST_WAITING, self.store.url)
+            self._gave_up = True
         self._ensure_thread()
 
     def _tip(self, identity: Identity) -> Tip | None:
         """The end of the chain that an agent's next pack extends; None where it cannot stand on it.
 
-        Where a write was set aside all chains begin anew. Whether the pack that is to be extended is still there, and
-        was not forgotten by another process, is looked at once an invocation.
+        Where a write was set aside or is refused all chains begin anew. Whether the pack that is to be extended is
+        still there, and was not forgotten by another process, is looked at once an invocation.
         """
-        set_aside = self._spooled.set_aside() if self._spooled is not None else 0
-        if set_aside > self._set_aside:
+        missing = self._spooled.missing() if self._spooled is not None else 0
+        if missing > self._missing:
             self._tips.clear()
-        self._set_aside = set_aside
+        self._missing = missing
         found = self._tips.get(agent_key(identity))
         if found is None:
             return None
@@ -172,10 +217,11 @@ class Recorder:
     async def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until all that is queued by now is written; False where that took too long or the store failed.
 
-        What is queued meanwhile is not waited for. For the last half of the time a slow store is spared, so that what
-        it lacks is on the disk, and not lost with the process.
+        What is queued meanwhile is not waited for. With a spool, the store itself gets `_STORE_SECONDS`; from half of
+        them on it is spared, so that what it lacks is on the disk, and not lost with the process.
         """
-        deadline = time.monotonic() + timeout_seconds
+        began = time.monotonic()
+        store_seconds = timeout_seconds if self._spooled is None else min(timeout_seconds, _STORE_SECONDS)
         reached: Future[bool | None] = Future()
         """Whether the store itself has all; None where it failed, or there is no room for what it lacks."""
 
@@ -188,13 +234,13 @@ class Recorder:
         self.later(reach)
         self._hurry.set()
         written = asyncio.wrap_future(reached)
-        await asyncio.wait({written}, timeout=timeout_seconds / 2)
+        await asyncio.wait({written}, timeout=store_seconds / 2)
         if not written.done():
-            self._spare_store(True)
-            await asyncio.wait({written}, timeout=timeout_seconds / 2)
+            self._spare_store()
+            await asyncio.wait({written}, timeout=timeout_seconds - store_seconds / 2)
         if not written.done() or written.result() is None:
             return False
-        left = deadline - time.monotonic()
+        left = began + store_seconds - time.monotonic()
         return self._spooled is None or written.result() is True or await asyncio.to_thread(self._spooled.flush, left)
 
     def _ensure_thread(self) -> None:
@@ -217,9 +263,9 @@ class Recorder:
                 flushes = set(self._flushes)
                 self._hurry.clear()
                 if len(self._waiting) > _MANY_WAITING:
-                    self._spare_store(True)
+                    self._spare_store()
                 if self._attempt(first[0]):
-                    self._fails = False
+                    self._fails = self._gave_up = False
                     if self._waiting and self._waiting[0] is first:
                         self._waiting.popleft()
                 else:
@@ -228,24 +274,24 @@ class Recorder:
                         self._flushes.discard(flush)
                         flush.set_result(None)
                     self._hurry.wait(_RETRY_SECONDS)
-            self._spare_store(False)
         self._thread = None
         if self._waiting:  # it was queued at the last moment, for a thread that ends
             self._ensure_thread()
 
-    def _spare_store(self, spares: bool) -> None:
+    def _spare_store(self) -> None:
         """Lets the spool take what comes, but for a local folder: that is as fast as the spool."""
         if self._spooled is not None and not self._spooled.is_local:
-            self._spooled.spares_store = spares
+            self._spooled.spare()
 
     def _attempt(self, job: Callable[[], object]) -> bool:
         """Runs a job; False where it should be tried again."""
         try:
             job()
         except AetherContextError as error:
-            if not self._warned:
+            now = time.monotonic()
+            if now >= self._warn_at:
                 logger.warning("packs wait to be written: %s", error)
-            self._warned = True
+            self._warn_at = now + _CALM_SECONDS
             return False
         except Exception:
             logger.exception("a pack could not be recorded")
@@ -254,8 +300,6 @@ class Recorder:
             if self._interrupted < _MOST_INTERRUPTED:
                 return False
             logger.exception("a pack could not be recorded: %s", type(error).__name__)
-        else:
-            self._warned = False
         self._interrupted = 0
         return True
 

@@ -1,0 +1,75 @@
+"""Which file of a store is what, by its path alone. Whatever does not have a name of ours is somebody else's.
+
+The names are those that `PackStore`, `ArtifactFiles` and `retention` give. A folder of a store is often used for other
+things, too: `artifacts` in a working directory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, TypeAlias
+
+from aether_context.store.files import File, segment
+from aether_context.store.pack_file import ENDING
+
+Kind: TypeAlias = Literal[
+    "pack", "message", "record", "forgotten", "evidence", "summary", "calibration", "artifact", "name"
+]
+"""What a file is: ``record`` says what is known of a piece of ``evidence``, ``forgotten`` which packs of a session were
+deleted for their age, ``name`` which name a folder stands for."""
+
+FORGOTTEN = "forgotten.json"
+_STUB = "[a-z0-9-]{0,40}~[0-9a-f]{16}"
+_NAME = f"(?:[a-z0-9][a-z0-9._-]{{0,63}}|{_STUB})"
+_SESSION = f"{_NAME}/{_NAME}/{_NAME}"
+_USER = f"{_NAME}/{_NAME}"
+_WORDS = r"(_[A-Za-z0-9-]{1,24}){0,2}"
+_FORMS: dict[Kind, re.Pattern[str]] = {
+    "pack": re.compile(
+        rf"{_SESSION}/packs/pack_\d{{8}}T\d{{6}}\.\d{{6}}Z{_WORDS}_[0-9a-f]{{8}}(-\d+)?{re.escape(ENDING)}"
+    ),
+    "message": re.compile(rf"{_SESSION}/messages/[0-9a-f]{{16}}\.txt"),
+    "record": re.compile(rf"{_SESSION}/evidence/[0-9a-f]{{16}}\.json"),
+    "forgotten": re.compile(rf"{_SESSION}/{re.escape(FORGOTTEN)}"),
+    "evidence": re.compile(rf"{_USER}/evidence/([0-9a-f])/\1[0-9a-f]{{63}}\.bin"),
+    "summary": re.compile(rf"{_USER}/summaries/([0-9a-f])/\1[0-9a-f]{{63}}\.txt"),
+    "calibration": re.compile(rf"{_USER}/calibration/{_NAME}-[0-9a-f]{{8}}\.json"),
+    "artifact": re.compile(rf"{_USER}/({_NAME}/)?artifacts/{_NAME}/(0|[1-9]\d{{0,17}})"),
+    "name": re.compile(rf"(?:{_NAME}/){{0,2}}{_STUB}/name\.json|{_USER}/(?:{_NAME}/)?artifacts/{_STUB}/name\.json"),
+}
+
+
+class Entry(NamedTuple):
+    """A file of ours. ``owner`` is the user's folder below the base, ``session`` that of the session, empty for a file
+    that all sessions of the user share."""
+
+    kind: Kind
+    file: File
+    owner: str
+    session: str
+
+    @property
+    def stem(self) -> str:
+        """The name without its ending."""
+        return self.file.name.split(".", 1)[0] if self.kind != "pack" else self.file.name.removesuffix(ENDING)
+
+
+def entry_of(file: File, root: str) -> Entry | None:
+    """What a file below the base of a store is; None where its name is none of ours."""
+    path = file.path.removeprefix(f"{root}/")
+    kind = next((kind for kind, form in _FORMS.items() if form.fullmatch(path)), None)
+    if kind is None:
+        return None
+    names = path.split("/")
+    shared = kind in ("evidence", "summary", "calibration") or names[2] in ("artifacts", "name.json")
+    return Entry(kind, file, "/".join(names[:2]), "" if shared else "/".join(names[:3]))
+
+
+def is_segment(folder: str) -> bool:
+    """Whether a name could lead to a folder that is called so."""
+    return re.fullmatch(_NAME, folder) is not None
+
+
+def is_named(folder: str, name: object) -> bool:
+    """Whether a folder is the one that a name leads to."""
+    return isinstance(name, str) and segment(name) == folder

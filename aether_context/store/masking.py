@@ -1,0 +1,221 @@
+"""The masked form of a pack, which is what is recorded of it: the pack that its input makes with its texts masked.
+
+Contents, declarations and candidates keep the hashes of what was sent, by which epochs and rows name them, and their
+token counts, so that the same is decided for both. Names and ids are not masked: they say what belongs together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cachetools import LRUCache
+
+from aether_context.canonical import JSON, canonical_json, hash_text, short
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.quotes import attributed
+from aether_context.pack import Candidate, Content, Epoch, Pack, PackInput, Step, Tool
+from aether_context.packing import build_pack, extend_pack, payload
+from aether_context.packing.selection import render_line
+from aether_context.policy import PackPolicy
+from aether_context.redaction import Masker
+from aether_context.tokens import counter_for
+from aether_context.tokens.counters import SharedLRU
+
+_MOST_CONTENTS, _MOST_LAST = 20_000, 512
+_FIELDS = {"function_call": "args", "function_response": "response"}
+OTHERWISE = "what is recorded is masked, and was packed otherwise than what was sent"
+
+
+class MaskedPacks:
+    """The masked forms of packs that follow each other. For one thread."""
+
+    def __init__(self) -> None:
+        self._contents = MaskedContents()
+        self._last: LRUCache[str, tuple[Pack, Pack]] = LRUCache(_MOST_LAST)
+        """Packs by their ids, with their masked forms."""
+
+    def of(self, pack: Pack, policy: PackPolicy, name: str) -> Pack:
+        """The masked form of a pack; itself where nothing in it is masked.
+
+        Args:
+            name: the pack's id.
+        """
+        if not policy.redact:
+            return pack
+        last = self._last.pop(pack.source.previous_pack, None)
+        form = self._form(pack, policy, last)
+        if form is not pack:
+            states = [{outcome.id: outcome.state for outcome in one.outcomes} for one in (form, pack)]
+            told = form.degradations if states[0] == states[1] else (*form.degradations, OTHERWISE)
+            form = form._replace(prefix=pack.prefix, method=pack.method, degradations=told)
+        self._last[name] = pack, form
+        return form
+
+    def _form(self, pack: Pack, policy: PackPolicy, last: tuple[Pack, Pack] | None) -> Pack:
+        mask, source = policy.mask, pack.source
+        counts = {short(outcome.hash, 16): outcome.tokens for outcome in pack.outcomes} | dict(pack.counts)
+        epochs = None if last is None else (last[0].epoch, last[1].epoch)
+        changed = masked_input(source, mask, self._contents)
+        if not policy.redact_prompt:
+            changed = changed._replace(epoch=_epoch(source.epoch, epochs))
+        if changed == source:
+            return pack
+        # What is masked counts what it stands for.
+        pairs = [(payload.step_text(source.step), payload.step_text(changed.step))]
+        for before, after in zip(source.candidates, changed.candidates, strict=True):
+            pairs += [(text(before), text(after)) for text in (_text, render_line, payload.undated)]
+        for whole, masked in pairs:
+            if (tokens := counts.get(_key(whole))) is not None:
+                counts[_key(masked)] = tokens
+        for at in pack.made:
+            made = pack.contents[at]
+            counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
+        changed = changed._replace(tool_scores=pack.tool_scores, tool_encoder=pack.tool_encoder, previous=None)
+        counter = counter_for(source.request.model)
+        if pack.appended is not None and last is not None:
+            form = extend_pack(last[1], changed, policy, counter=counter, recorded=counts)
+            if form is not None:
+                return form
+
+        def build(source: PackInput) -> Pack:
+            return build_pack(source, policy, counter=counter, recorded=counts)
+
+        if source.summaries:
+            changed = changed._replace(summaries=_summaries(source, changed, build, mask))
+        return build(changed)
+
+
+class MaskedContents:
+    """Contents with their texts masked, and the hashes of what they were. Those that were masked are looked up.
+
+    Args:
+        thoughts: whether a model's thoughts are masked, too: it may refuse its own in other words.
+    """
+
+    def __init__(self, *, thoughts: bool = True) -> None:
+        self._thoughts = thoughts
+        self._known: SharedLRU[tuple[str, str, str], Content] = SharedLRU(_MOST_CONTENTS)
+
+    def of(self, content: Content, mask: Masker) -> Content:
+        """The masked form of a content, or of a masked one; itself where nothing is masked in it."""
+        key = (mask.name, content.digest, content.agent)
+        known = self._known.get(key)
+        if known is None:
+            parts = [
+                part
+                if part.kind == "thought" and not self._thoughts
+                else part_of(
+                    _part(json.loads(part.wire), mask), size_bytes=part.size_bytes, media_tokens=part.media_tokens
+                )
+                for part in content.parts
+            ]
+            made = content_of_parts(content.role, parts)
+            known = replace(attributed(made) if content.agent else made, digest=content.digest)
+            self._known.put(key, known)
+        return content if known.wire == content.wire else known
+
+
+def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> PackInput:
+    """The input of a pack with its texts masked, but for what a model wrote, and for its epoch."""
+    request = source.request
+    return source._replace(
+        request=request._replace(
+            system=mask(request.system),
+            tools=tuple(_tool(tool, mask) for tool in request.tools),
+            other_tools=tuple(canonical_json(mask.json(json.loads(wire))) for wire in request.other_tools),
+            contents=tuple(contents.of(content, mask) for content in request.contents),
+        ),
+        step=_step(source.step, mask),
+        invalid_reason=mask(source.invalid_reason),
+        candidates=tuple(_candidate(candidate, mask) for candidate in source.candidates),
+        problems=tuple(map(mask, source.problems)),
+        anchors=tuple(replace(anchor, description=mask(anchor.description)) for anchor in source.anchors),
+    )
+
+
+def _part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
+    masked: dict[str, JSON] = {}
+    for name, item in value.items():
+        if name in _FIELDS and isinstance(item, dict):  # names and ids stay
+            inside = _FIELDS[name]
+            masked[name] = item | ({inside: mask.json(item[inside])} if inside in item else {})
+        elif name == "inline_data":  # its data is a hash
+            masked[name] = item | mask.json({key: one for key, one in item.items() if key != "data"})
+        else:
+            masked[name] = item if name == "thought_signature" else mask.json(item)
+    return masked
+
+
+def _tool(tool: Tool, mask: Masker) -> Tool:
+    wire = canonical_json(mask.json(json.loads(tool.wire)))
+    return tool if wire == tool.wire else replace(tool, wire=wire, signature=mask(tool.signature))
+
+
+def _step(step: Step, mask: Masker) -> Step:
+    texts: dict[str, Any] = {name: mask(getattr(step, name)) for name in ("task", "goal", "text", "role")}
+    lists: dict[str, Any] = {
+        name: None if (items := getattr(step, name)) is None else tuple(map(mask, items))
+        for name in ("constraints", "open_questions", "next", "stop_when")
+    }
+    acceptance = tuple(replace(item, text=mask(item.text)) for item in step.acceptance)
+    return replace(step, acceptance=acceptance, **texts, **lists)
+
+
+def _candidate(candidate: Candidate, mask: Masker) -> Candidate:
+    names = ("text", "line", "speaker", "source", "uri")
+    texts: dict[str, Any] = {name: mask(getattr(candidate, name)) for name in names}
+    return replace(candidate, **texts)
+
+
+def _text(candidate: Candidate) -> str:
+    return candidate.text
+
+
+def _key(text: str) -> str:
+    return short(hash_text(text), 16)
+
+
+def _epoch(epoch: Epoch, last: tuple[Epoch, Epoch] | None) -> Epoch:
+    """An epoch with masked texts: those that the masked form of the pack before made.
+
+    To mask a text that was put together does not do, since a piece of a secret may stand in it. So what nothing is
+    known of, like what an earlier process made, is left out.
+
+    Args:
+        last: the epoch after the pack before, and after its masked form.
+    """
+    before, after = last or (Epoch(number=0), Epoch(number=0))
+    texts = {(packed.of, packed.invocation): packed.text for packed in before.payloads}
+    masked = {(packed.of, packed.invocation): packed for packed in after.payloads}
+    payloads = []
+    for packed in epoch.payloads:
+        key = (packed.of, packed.invocation)
+        known = masked.get(key) if texts.get(key) == packed.text else None
+        payloads.append(replace(known or replace(packed, text="", split=0), place=packed.place))
+    return replace(
+        epoch,
+        payloads=tuple(payloads),
+        summary=after.summary if epoch.summary == before.summary else "",
+        marks=after.marks if epoch.marks == before.marks else epoch.marks,
+    )
+
+
+def _summaries(
+    source: PackInput, changed: PackInput, build: Callable[[PackInput], Pack], mask: Masker
+) -> Mapping[str, str]:
+    """What a model wrote for a pack, masked, by the keys under which its masked form asks for it.
+
+    Both ask in the same order, and once more where what was written changed what else is needed.
+    """
+    written: dict[str, str] = {}
+    masked: dict[str, str] = {}
+    for _ in range(2):
+        asked = build(source._replace(summaries=written)).summary_requests
+        asked_masked = build(changed._replace(summaries=masked)).summary_requests
+        for request, other in zip(asked, asked_masked, strict=False):
+            if (text := source.summaries.get(request.key)) is not None:
+                written[request.key], masked[other.key] = text, mask(text)
+    return masked

@@ -1,0 +1,354 @@
+"""A store that fails in every way, through a whole conversation: turns take no longer, and nothing is lost.
+
+Each fault begins after a first turn, stays for some turns, and ends. A conversation without a fault says how long turns
+take. What is in the store afterwards is asked by another reader of the same files, without the spool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from scripted import Chat, big_file, call, results
+
+from aether_context import PackPolicy, PackStore
+from aether_context.adk import ContextPackPlugin
+from aether_context.evidence.record import READ
+from aether_context.store.replay import Replayer
+
+Figure = Callable[[str, float], None]
+
+_numbers = itertools.count(1)
+TURNS = 3
+"""While the fault lasts."""
+
+
+class Faulty(fsspec.AbstractFileSystem):
+    """Files of this process, all instances together, as ``faulty://``: synchronous, as SFTP and SMB are."""
+
+    protocol = "faulty"
+    cachable = False
+    fault = ""
+    held: dict[str, bytes] = {}
+    calls = 0
+    ends = threading.Event()
+    """Set where no fault is; calls that hang wait for it."""
+
+    @classmethod
+    def begin(cls, fault: str) -> None:
+        cls.fault = fault
+        cls.ends.clear()
+
+    @classmethod
+    def end(cls) -> None:
+        cls.fault = ""
+        cls.ends.set()
+
+    def _enter(self, path: str = "", value: bytes | None = None) -> None:
+        cls = type(self)
+        cls.calls += 1
+        if self.fault == "down":
+            raise ConnectionRefusedError("the store is down")
+        if self.fault == "hangs":
+            self.ends.wait(600)
+        if self.fault == "third" and cls.calls % 3 == 0:
+            raise ConnectionResetError("reset by peer")
+        if self.fault == "slow":
+            time.sleep(0.6)
+        if value is not None and self.fault == "refuses":
+            raise PermissionError(path)
+        if value and self.fault == "full":  # an empty file takes no room
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if value is not None and self.fault == "torn":
+            self.held[path] = value[: len(value) // 2]
+            raise ConnectionResetError("reset by peer")
+
+    def exists(self, path: str, **_: Any) -> bool:
+        self._enter()
+        return path in self.held
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        self._enter()
+        return {"name": path, "type": "file" if path in self.held else "directory", "size": 0}
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        if mode == "create" and path in self.held:
+            raise FileExistsError(path)
+        self._enter(path, value)
+        self.held[path] = value
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        self._enter()
+        if path not in self.held:
+            raise FileNotFoundError(path)
+        return self.held[path][start:end]
+
+    def rm_file(self, path: str) -> None:
+        self._enter()
+        if self.held.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
+        self._enter()
+        begin = f"{path.rstrip('/')}/"
+        inside = {name.removeprefix(begin) for name in list(self.held) if name.startswith(begin)}
+        found = {one.split("/", 1)[0]: "directory" if "/" in one else "file" for one in inside}
+        return [{"name": begin + name, "type": kind, "size": 0} for name, kind in sorted(found.items())]
+
+
+fsspec.register_implementation("faulty", Faulty, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_fault() -> Iterator[None]:
+    Faulty.end()
+    yield
+    Faulty.end()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"faulty://store-{next(_numbers)}"
+
+
+def conversation(url: str, policy: PackPolicy | None = None) -> Chat:
+    """Each turn calls a tool with a long result, reads of it, and answers; a new one is a new process's."""
+    policy = policy or PackPolicy(max_input_tokens=20_000, record="full")
+    return Chat(plugin=ContextPackPlugin(policy=policy, store=url, on_error="raise"), tools=[big_file])
+
+
+def turn(chat: Chat, number: int, user: str | None = None) -> float:
+    """Runs a turn of two model calls; the seconds that it took, the end of its event loop included."""
+    chat.llm.script[:] = [call("big_file", name=f"file {number}"), f"answer {number}"]
+    began = time.monotonic()
+    chat.say(f"question {number}", user=user)
+    return time.monotonic() - began
+
+
+def packs(url: str) -> int:
+    """How many packs are in the store itself, each unchanged, with its outcome, and built again the same."""
+    store = PackStore(url)
+    replayer = Replayer(store)
+    manifests = list(store.manifests())
+    for manifest in manifests:
+        manifest.verify()
+        assert replayer.replay(manifest).matches
+    return sum(store.outcome(manifest) is not None for manifest in manifests)
+
+
+def missing(url: str, expected: int, seconds: float = 40.0) -> int:
+    """How many of the packs are not in the store, a while after the fault ended."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            lost = expected - packs(url)
+        except Exception:  # what it extends comes next
+            lost = expected
+        if lost == 0 or time.monotonic() > until:
+            return expected - packs(url)
+        time.sleep(0.05)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> int:
+    """How many lines an outage has in the log, those that it ends with included; each pack has one of its own."""
+    return sum(record.levelno > logging.INFO or record.module != "packer" for record in caplog.records)
+
+
+@pytest.fixture(params=["on", "off"])
+def spool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(tmp_path / "spool") if request.param == "on" else "off")
+    return str(request.param)
+
+
+FAULTS = ["down", "hangs", "refuses", "full", "third", "slow", "torn"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_store_costs_no_receipt_and_little_time(
+    fault: str, spool: str, url: str, figure: Figure, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = statistics.median(turn(conversation(f"{url}-usual"), number) for number in range(3))
+    chat = conversation(url)
+    turn(chat, 0)
+    Faulty.begin(fault)
+    with caplog.at_level(logging.INFO, logger="aether_context"):
+        seconds = [turn(chat, number, "ben" if number == 2 else None) for number in range(1, 1 + TURNS)]
+        Faulty.end()
+        turn(chat, 1 + TURNS)
+        lost = missing(url, 2 * (2 + TURNS))
+    figure("lost", lost)
+    assert lost == 0
+    if spool == "on":
+        added = max(seconds) - usual
+        figure("store_seconds", max(added, 0))
+        assert added < 5, seconds
+    lines = told(caplog)
+    figure("log_lines", lines)
+    assert lines <= 5, caplog.text
+
+
+@pytest.mark.parametrize("fault", ["hangs", "down", "slow"])
+def test_a_process_that_starts_and_closes_while_the_store_fails_is_not_held_up(
+    fault: str, url: str, figure: Figure
+) -> None:
+    usual = max(turn(conversation(f"{url}-usual"), number) for number in range(2))
+    Faulty.begin(fault)
+    began = time.monotonic()
+    chat = conversation(url)
+    starting = time.monotonic() - began
+    first = turn(chat, 0) - usual
+    began = time.monotonic()
+    asyncio.run(chat.plugin.close())  # type: ignore[union-attr]
+    closing = time.monotonic() - began
+    Faulty.end()
+    for seconds in (starting, first, closing):
+        figure("store_seconds", max(seconds, 0))
+        assert seconds < 5
+    turn(chat, 1)
+    lost = missing(url, 4)
+    figure("lost", lost)
+    assert lost == 0
+
+
+@pytest.mark.parametrize("fault", ["down", "hangs", "full"])
+def test_a_model_that_reads_what_was_stored_waits_no_longer(fault: str, url: str, figure: Figure) -> None:
+    chat = conversation(url, PackPolicy(max_input_tokens=20_000, record="full", offload={"mode": "request"}))
+    turn(chat, 0)
+    (evidence,) = PackStore(url).evidence("shop", "ann", "s1")
+    chat.restart()
+    usual = turn(chat, 1)
+    Faulty.begin(fault)
+    chat.llm.script[:] = [call(READ, uri=evidence.uri), "answer"]
+    began = time.monotonic()
+    events = chat.say("question")
+    added = time.monotonic() - began - usual
+    Faulty.end()
+    turn(chat, 2)
+    figure("store_seconds", max(added, 0))
+    assert added < 5
+    assert "in file 0" in str(results(events))
+    assert missing(url, 8) == 0
+
+
+def test_the_event_loop_goes_on_while_the_store_hangs(url: str) -> None:
+    chat = conversation(url)
+    turn(chat, 0)
+    Faulty.begin("hangs")
+    stalls: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            stalls.append(time.monotonic() - began)
+
+    async def run() -> None:
+        beating = asyncio.create_task(beat())
+        chat.llm.script[:] = [call("big_file", name="a file"), "answer"]
+        await chat.tell("question")
+        beating.cancel()
+
+    asyncio.run(run())
+    before = threading.active_count()
+    for number in range(1, 4):
+        turn(chat, number)
+    assert threading.active_count() <= before + 8
+    Faulty.end()
+    turn(chat, 4)
+    assert max(stalls) < 2
+    assert missing(url, 12) == 0
+
+
+def test_what_waits_in_memory_while_the_disk_of_the_spool_is_full_too_arrives(
+    url: str, figure: Figure, caplog: pytest.LogCaptureFixture, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool leaves 256 MB of its disk free, so a small disk is a full one."""
+    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(small_disk))
+    chat = conversation(url)
+    turn(chat, 0)
+    Faulty.begin("full")
+    with caplog.at_level(logging.INFO, logger="aether_context"):
+        for number in range(1, 1 + TURNS):
+            turn(chat, number)
+        Faulty.end()
+        turn(chat, 1 + TURNS)
+        lost = missing(url, 2 * (2 + TURNS))
+    figure("lost", lost)
+    figure("log_lines", told(caplog))
+    assert lost == 0
+    assert told(caplog) <= 5, caplog.text
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 600 KB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no small file system can be mounted here: {error}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_a_folder_on_a_mount_that_hangs(spool: str, tmp_path: Path, figure: Figure) -> None:
+    """Who opens a named pipe waits for its other end, as on a mount whose server is away."""
+    store = str(tmp_path / "store")
+    chat = conversation(store)
+    usual = max(turn(chat, number) for number in range(4))
+    (path,) = (tmp_path / "store").rglob("calibration/*.json")
+    path.unlink()
+    os.mkfifo(path)
+    chat.restart()
+    added = turn(chat, 4) - usual
+    assert added < 8
+    if spool == "on":
+        figure("store_seconds", max(added, 0))
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+    path.unlink(missing_ok=True)
+    turn(chat, 5)
+    lost = missing(store, 12)
+    figure("lost", lost)
+    assert lost == 0
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_real_disk_that_is_full_and_has_room_again(
+    spool: str, small_disk: Path, figure: Figure, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = str(small_disk / "store")
+    chat = conversation(store)
+    turn(chat, 0)
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    with caplog.at_level(logging.INFO, logger="aether_context"):
+        seconds = [turn(chat, number) for number in range(1, 1 + TURNS)]
+        ballast.unlink()
+        turn(chat, 1 + TURNS)
+        lost = missing(store, 2 * (2 + TURNS))
+    figure("lost", lost)
+    figure("log_lines", told(caplog))
+    assert lost == 0
+    assert max(seconds) < 5
+    assert told(caplog) <= 5, caplog.text
