@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from recorded_sessions import SMALL, STARVED, record
 from scripted import Chat, call, look_up, new_store
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, PackStore
 from aether_context.canonical import short
 from aether_context.cli import main
 from aether_context.cli.tuning import policy_file
@@ -368,9 +369,26 @@ def test_sessions_that_cannot_be_played_are_left_out_and_hold_no_check():
     assert "chat: no change: no session can be played" in run_main(store.url).output
 
 
+def test_a_session_that_cannot_be_read_is_left_out_and_told_where_there_is_no_other(tmp_path):
+    store = PackStore(str(tmp_path))
+    for session in ("s1", "s2"):
+        Chat(store=store, session=session).say("hello")
+    _spoil(store.places()[0])
+    found = run_main(store.url)
+    assert (found.exit_code, found.output.count("left out: ")) == (0, 1)
+    _spoil(store.places()[-1])
+    found = run_main(store.url)
+    assert found.exit_code == 3
+    assert "no session can be read: ManifestError" in found.output
+
+
+def _spoil(place):
+    pathlib.Path(f"{place}.json.gz").write_bytes(b"{")
+
+
 def test_a_store_without_packs_is_told(tmp_path, shop, workers):
     assert run_main(str(tmp_path / "none")).exit_code == 3
-    with pytest.raises(PackNotFound, match="profile 'coding', but of: chat"):
+    with pytest.raises(PackNotFound, match="profile 'coding', but of chat"):
         Tuner([shop.url], workers).recordings("coding")
 
 

@@ -78,7 +78,7 @@ class Tuner:
         advance: is called for each session that was read or played.
 
     Raises:
-        PackNotFound: the stores hold no packs.
+        PackNotFound: the stores hold no packs, or none that can be read.
     """
 
     def __init__(
@@ -103,6 +103,8 @@ class Tuner:
                 self.unusable[folder.name] = policies
             else:
                 self._recorded[folder] = policies
+        if not self._recorded:
+            raise PackNotFound(f"no session can be read: {'; '.join(sorted(set(self.unusable.values()))[:3])}")
 
     @property
     def profiles(self) -> list[str]:
@@ -122,8 +124,7 @@ class Tuner:
             calls.update(counts)
             of_profile += [folder] if counts else []
         if not of_profile:
-            known = "; ".join(self.profiles or sorted(set(self.unusable.values()))[:3])
-            raise PackNotFound(f"no readable session has calls of the profile {profile!r}, but of: {known}")
+            raise PackNotFound(f"no session has calls of the profile {profile!r}, but of {', '.join(self.profiles)}")
         recorded = PackPolicy(**json.loads(min(calls, key=lambda policy: (-calls[policy], policy))))
         of_profile.sort(key=lambda folder: (hash_text(f"{self._seed} {folder.name}"), folder.url, folder.places))
         return Recordings(
