@@ -185,11 +185,12 @@ class SearchIndexError(AetherContextError):
 
 
 class MissingExtra(AetherContextError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed: an extra, or where ``is_package`` a package of that name."""
 
-    def __init__(self, extra: str, purpose: str) -> None:
+    def __init__(self, extra: str, purpose: str, *, is_package: bool = False) -> None:
         self.extra = extra
-        super().__init__(f'{purpose} needs an extra that is not installed: pip install "aether-context-adk[{extra}]"')
+        what, line = ("a package", extra) if is_package else ("an extra", f'"aether-context-adk[{extra}]"')
+        super().__init__(f"{purpose} needs {what} that is not installed: pip install {line}")
 
 
 class StateError(AetherContextError):

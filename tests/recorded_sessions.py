@@ -57,3 +57,27 @@ def record(
             app_name=app,
         )
         chat.say(f"Work through the files of task {number}, please.")
+
+
+RESEARCH = PackPolicy.load("research", max_input_tokens=3_000)
+
+
+def record_research(store: PackStore, count: int) -> None:
+    """Records sessions whose answers name sites of ten findings, of which the share of evidence holds a part. Four long
+    memories, which no answer uses, take all of theirs."""
+    for number in range(count):
+        chance = random.Random(f"research {number}")
+        memory = f"The user wants reports of plan {number} " + "in short words and without any tables, please. " * 28
+        findings = [{"uri": f"artifact://plan/{number}/{at}.md", "summary": finding(number, at)} for at in range(10)]
+        state = {"knowledge": {"evidence": findings, "memories": [{"id": f"m{at}", "text": memory} for at in range(4)]}}
+        names = [f"site_{number}_{chance.randrange(10)}_{chance.randrange(14)}" for _ in range(20)]
+        script = [f"The flow is high at {', '.join(some)}." for some in (names[:10], names[10:])]
+        chat = Chat(store=store, policy=RESEARCH, state=state, script=script, session=f"s{number}")
+        chat.say(f"Which sites of plan {number} report most flow?", "And which of them are new?", "thanks")
+
+
+def finding(plan: int, at: int) -> str:
+    numbers = random.Random(f"{plan} {at}")
+    return " ".join(
+        f"Site site_{plan}_{at}_{row} reports {numbers.randrange(10**6)} units of flow." for row in range(14)
+    )

@@ -187,7 +187,7 @@ def test_every_install_hint_names_this_distribution():
             assert name == "aether-context-adk", path
 
 
-@pytest.mark.parametrize(("extra", "purpose"), [("s3", "a store on s3://"), ("tune", "the search for a policy")])
+@pytest.mark.parametrize(("extra", "purpose"), [("s3", "a store on s3://"), ("viewer", "packs in a browser")])
 def test_a_missing_extra_says_what_to_install(extra, purpose):
     assert f'pip install "aether-context-adk[{extra}]"' in str(MissingExtra(extra, purpose))
 

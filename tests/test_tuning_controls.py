@@ -1,4 +1,4 @@
-"""Controls of tuning: it finds nothing where nothing is, repairs what was spoilt, and no source pays for another."""
+"""Controls of tuning: nothing is found where nothing is, what was spoilt is repaired, what is needed gets its share."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import random
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import pytest
-from recorded_sessions import SMALL, STARVED, record
+from recorded_sessions import RESEARCH, SMALL, STARVED, record, record_research
 
 from aether_context import PackPolicy, PackStore
-from aether_context.tuning.knobs import KNOBS
-from aether_context.tuning.proposal import Tuner
-from aether_context.tuning.study import choose, compare, decide, search, split
-from aether_context.tuning.workers import Journal, Pool, folders, pool
+from aether_context.tuning.grid import grid
+from aether_context.tuning.recordings import folders
+from aether_context.tuning.simulation import play
+from aether_context.tuning.tuner import Tuner, executor
+from aether_context.tuning.verdict import compare, decide, search
 
 pytestmark = pytest.mark.slow
 
@@ -32,101 +35,102 @@ def recorded(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def research(tmp_path_factory):
+    store = PackStore(str(tmp_path_factory.mktemp("packs")))
+    record_research(store, SESSIONS)
+    return store
+
+
+@pytest.fixture(scope="module")
 def workers():
-    with pool(os.cpu_count()) as found:
+    with executor() as found:
+        assert isinstance(found, ProcessPoolExecutor)
         yield found
 
 
 def test_shuffled_outcomes_change_nothing(recorded, workers):
     """Each session's outcomes under real policies are dealt to the trials at random, so that no policy is better."""
-    tuner = Tuner([recorded.url], workers, Journal(None))
-    all_folders = folders(recorded)
-    chance = random.Random(0)
-    tried = [{knob.name: _value(knob, chance) for knob in KNOBS} for _ in range(7)]
-    outcomes = [tuner.play(values, all_folders, "chat") for values in ({}, *tried)]
-    assert len({one.cost for outcome in outcomes for one in outcome.values()}) > SESSIONS
-    verdicts = [_study_of_shuffled(outcomes, all_folders, seed).verdict for seed in range(100)]
-    assert verdicts.count("tuned") <= 5, verdicts
+    policies = {"base": SMALL, **grid(SMALL)}
+    sessions = folders([recorded.url])
+    played = list(workers.map(play, sessions, repeat("chat"), repeat(tuple(policies.values()))))
+    assert len({one.cost for outcomes in played for one in outcomes}) > SESSIONS
+    kinds = [
+        _verdict_on_shuffled(dict(zip(sessions, played, strict=True)), list(policies), seed) for seed in range(100)
+    ]
+    assert kinds.count("no change") >= 95, kinds
 
 
-def _value(knob, chance):
-    value = chance.uniform(knob.low, knob.high)
-    return int(value) if knob.whole else round(value, 3)
-
-
-def _study_of_shuffled(outcomes, all_folders, seed):
+def _verdict_on_shuffled(played, names, seed):
     chance = random.Random(seed)
-    dealt = {name: chance.sample([outcome[name] for outcome in outcomes], len(outcomes)) for name in outcomes[0]}
-    parts = split(all_folders, seed)
-    numbers = {(): 0}
+    dealt = {session: chance.sample(outcomes, len(outcomes)) for session, outcomes in played.items()}
+    sessions = chance.sample(list(dealt), len(dealt))
 
-    def play(values, chosen):
-        number = numbers.setdefault(tuple(sorted(values.items())), len(numbers))
-        return {folder.name: dealt[folder.name][number] for folder in chosen}
+    def outcomes(half, name):
+        return {session: dealt[session][names.index(name)] for session in half}
 
-    points = search(play, parts.fit, KNOBS, trials=len(outcomes) - 1, seed=seed)
-    chosen = choose(points, MARGIN)
-    check = None
-    if chosen is not None:
-        check = compare(play({}, parts.check), play(points[chosen].values, parts.check), seed)
-    return decide("chat", points, chosen, fit=None, check=check, held_out=None, margin=MARGIN)
+    searched, tested = sessions[::2], sessions[1::2]
+    trials = search(outcomes(searched, "base"), {name: outcomes(searched, name) for name in names[1:]}, seed)
+    test = {name: compare(outcomes(tested, "base"), outcomes(tested, name), seed) for name in names[1:]}
+    return decide(trials, test.get, margin=MARGIN).kind
+
+
+def test_evidence_that_is_needed_gets_more_room(research, workers):
+    tuner = Tuner([research.url], workers)
+    recordings = tuner.recordings("research")
+    verdict = tuner.tune(recordings, margin=MARGIN, spend=5)
+    assert verdict.kind == "more kept", verdict
+    assert verdict.check.retention.low > 0
+    assert verdict.check.cost.high < 5 + MARGIN
+    assert tuner.same["research"] == tuner.calls["research"]
+    policy = grid(recordings.base)[verdict.chosen]
+    assert policy.budget.shares.evidence.middle > RESEARCH.budget.shares.evidence.middle
 
 
 def test_a_spoilt_profile_is_repaired(recorded, workers):
-    tuner = Tuner([recorded.url], workers, Journal(None), base=STARVED)
+    tuner = Tuner([recorded.url], workers, base=STARVED)
     recordings = tuner.recordings("chat")
-    study = tuner.study(recordings, trials=16, margin=MARGIN, spend=60)
-    assert study.verdict == "tuned", study.reason
-    check = recordings.split.check
-    default = tuner.play({}, check, "chat", SMALL)
-    spoilt = tuner.play({}, check, "chat")
-    tuned = tuner.play(study.values, check, "chat")
-    assert _retention(spoilt) < _retention(default) - 5
-    assert _retention(tuned) > _retention(default) - MARGIN
+    verdict = tuner.tune(recordings, margin=MARGIN, spend=60)
+    assert verdict.kind == "more kept", verdict
+    repaired = tuner.check(recordings, grid(STARVED)[verdict.chosen]).trials["all sessions"]
+    default = tuner.check(recordings, SMALL).trials["all sessions"]
+    assert default.retention.mean > 5
+    assert repaired.retention.mean > default.retention.mean - MARGIN
 
 
 def test_what_is_not_needed_is_not_paid_for(tmp_path, workers):
     store = PackStore(str(tmp_path))
     record(store, SESSIONS, steps=16, reach=0)
-    tuner = Tuner([store.url], workers, Journal(None))
-    recordings = tuner.recordings("chat")
-    study = tuner.study(recordings, trials=20, margin=MARGIN)
-    assert study.verdict == "tuned", study.reason
-    assert study.check.cost.mean < -10
-    assert study.check.retention.mean == 0
+    tuner = Tuner([store.url], workers)
+    verdict = tuner.tune(tuner.recordings("chat"), margin=MARGIN)
+    assert verdict.kind == "cheaper at the same retention", verdict
+    assert verdict.check.cost.high < -2
+    assert verdict.check.retention.low >= -MARGIN
 
 
-def _retention(outcomes):
-    known = [one.retention for one in outcomes.values() if one.retention is not None]
-    return sum(known) / len(known)
-
-
-def test_the_source_that_was_held_out_does_not_lose(tmp_path):
+def test_where_nothing_is_short_nothing_changes(tmp_path, workers):
     store = PackStore(str(tmp_path))
-    record(store, 62, steps=6, reach=2)
-    record(store, 8, steps=10, reach=9, app="archive")
-    for seed in (0, 1):
-        tuner = Tuner([store.url], Pool(), Journal(None), seed=seed, base=STARVED)
-        recordings = tuner.recordings("chat")
-        assert recordings.split.source == "archive"
-        study = tuner.study(recordings, trials=8, margin=MARGIN)
-        if study.verdict == "tuned":
-            assert study.held_out.retention.mean >= -MARGIN
+    record(store, SESSIONS, policy=PackPolicy(), steps=3)
+    tuner = Tuner([store.url], workers)
+    verdict = tuner.tune(tuner.recordings("chat"), margin=MARGIN, spend=20)
+    assert verdict.kind == "no change"
+    assert all(trial.cost.sessions == 0 for trial in verdict.trials.values())
 
 
 @pytest.mark.integration
-def test_a_dask_cluster_finds_the_same(recorded):
+def test_a_dask_cluster_finds_the_same(research):
     distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
-    with cluster, pool(dask=cluster.scheduler_address) as workers:
-        there = _few(recorded, workers)
-    with pool(2) as workers:
-        assert _few(recorded, workers) == there
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    with cluster, executor(scheduler=cluster.scheduler_address) as workers:
+        there = _tuned(research, workers)
+    with executor(2) as workers:
+        assert _tuned(research, workers) == there
+    assert there[1].kind == "more kept"
 
 
-def _few(store, workers):
-    tuner = Tuner([store.url], workers, Journal(None))
-    return tuner.study(tuner.recordings("chat"), trials=3, margin=MARGIN)
+def _tuned(store, workers):
+    tuner = Tuner([store.url], workers)
+    recordings = tuner.recordings("research")
+    return recordings, tuner.tune(recordings, margin=MARGIN, spend=5)
 
 
 def test_the_page_leads_to_a_policy(tmp_path):
@@ -143,7 +147,6 @@ def test_the_page_leads_to_a_policy(tmp_path):
             ["bash", "-euc", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert "tuned: cheaper, and keeps as much" in (tmp_path / "clerk.toml").read_text().replace(
-        "chat: tuned,", "tuned:"
-    )
-    assert PackPolicy.load(tmp_path / "clerk.toml") != PackPolicy(max_input_tokens=2_000)
+    written = tmp_path / "policies" / "chat.toml"
+    assert "chat: cheaper at the same retention" in written.read_text()
+    assert PackPolicy.load(written).for_profile("chat") != PackPolicy(max_input_tokens=2_000)

@@ -222,26 +222,20 @@ def preview(**options: Any) -> None:
 
 @_command(
     "tune",
-    "tune artifacts --profile coding -o coding.toml",
-    "tune s3://bucket/packs --profile research --jobs 8 --journal tune.jsonl --report tune.html",
-    "tune artifacts --check coding.toml",
+    "tune artifacts -o policies",
+    "tune s3://bucket/packs --profile research --spend 5 --scheduler tcp://scheduler:8786",
+    "tune artifacts --profile research --check policies/research.toml",
 )
 @click.argument("urls", nargs=-1, metavar="STORES")
 @click.option(
     "--profile",
     "profiles",
     multiple=True,
-    default=("chat",),
-    show_default=True,
-    help="The profile whose calls count; can be repeated.",
-)
-@click.option(
-    "--knob", "knobs", multiple=True, metavar="NAME=LOW:HIGH", help="A setting to tune, in the place of the usual six."
+    help="A profile to tune; can be repeated. By default all that were recorded.",
 )
 @click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
 @click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
-@click.option("--trials", type=click.IntRange(min=1), default=40, show_default=True, help="Policies to try.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split, the search and the intervals.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the halves and of the intervals.")
 @click.option(
     "--margin",
     type=_Amount(min=0),
@@ -253,23 +247,22 @@ def preview(**options: Any) -> None:
     "--spend", type=_Amount(min=0), default=0.0, show_default=True, help="Percent of cost allowed for more retention."
 )
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core.")
-@click.option("--dask", metavar="ADDRESS", help="A Dask scheduler whose workers reach the stores.")
+@click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler whose workers reach the stores.")
 @click.option(
-    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File that keeps results, to resume a run."
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Writes a policy for each profile there, as PROFILE.toml.",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Writes the policy there.")
-@click.option(
-    "--report", "report_to", type=click.Path(dir_okay=False, path_type=Path), help="Writes a page with plots there."
-)
-@click.option("--explain", is_flag=True, help="The sessions that changed most, with their packs.")
 @_json_option("A JSON list, an object for each profile.")
 def tune(urls: tuple[str, ...], **options: Any) -> int:
-    """Looks for a better policy on recorded sessions, and says "no change" where it finds none.
+    """Tunes the budgets of each task profile on recorded sessions, and says "no change" where it finds nothing better.
 
-    The sessions of each store are simulated from their first call on, with the recorded answers, under other values of
-    a few settings. The values are chosen on half of the sessions and tested on the other half, by cost, with cached
-    input at the model's price, and by retention: the share of what answers used that was in the request. Whether an
-    agent does its task is not measured.
+    The sessions of each store are simulated from their first call on, with the recorded answers, under a grid of
+    policies with other shares of evidence, memory and conversation, other cuts, and other numbers of memories. One is
+    chosen on half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
+    retention: the share of what answers used that was in the request. Whether an agent does its task is not measured.
 
     With --check the exit code is 1 where the policy is worse by more than the margin.
     """

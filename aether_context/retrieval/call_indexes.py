@@ -17,6 +17,7 @@ from aether_context.redaction import masker
 from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import HybridIndex
+from aether_context.retrieval.passages import passages
 from aether_context.retrieval.pool import Entry, Hit
 from aether_context.retrieval.ranking import similarity
 
@@ -194,13 +195,24 @@ _USER = "user"
 _TOKEN_CHARACTERS = 4
 
 
+def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[Entry]:
+    """A turn as entries of an index, in passages where it is long. Ids are its place in the history, with ``#`` and a
+    number for a passage."""
+    pieces = passages(words)
+    names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
+    return [
+        Entry(id=name, text=piece, time=time, speaker=speaker, thread="")
+        for name, piece in zip(names, pieces, strict=True)
+    ]
+
+
 def recalled(
     hits: Sequence[Hit], content_at: Callable[[int], Content], *, most: int, tokens: int
 ) -> tuple[Candidate, ...]:
     """The turns that tell most, as candidates for memory, best first.
 
     Args:
-        hits: whose ids are places in the history, with ``#`` and a number for a passage.
+        hits: of `turn_entries`.
         content_at: the content at a place.
         most: so many at most.
         tokens: what they may take together.

@@ -1,21 +1,54 @@
-"""Recorded sessions as sequences of model calls: the input of each, and the model's answer."""
+"""Recorded sessions as sequences of model calls: the input of each, and the model's answer.
+
+Nothing else in tuning reads a store.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 
-from aether_context.canonical import hash_json
-from aether_context.errors import AetherContextError
+from aether_context.errors import AetherContextError, ReplayIncomplete
 from aether_context.pack import RECALLED, Candidate, Content, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 
 
-class UnusableRecording(AetherContextError):
-    """A session's packs do not hold the whole input of its calls."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A session of a store: the places of its packs."""
+
+    url: str
+    places: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Application, user and session, as they are written in the store."""
+        return "/".join(self.places[0].split("/")[-5:-2])
+
+
+def folders(urls: Sequence[str]) -> list[Folder]:
+    """The sessions of stores."""
+    return [
+        Folder(url=url, places=tuple(places))
+        for url in dict.fromkeys(urls)
+        for _, places in groupby(sorted(PackStore(url).places()), key=lambda place: place.rpartition("/")[0])
+    ]
+
+
+def recorded_policies(folder: Folder) -> Mapping[tuple[str, str], int] | str:
+    """The number of calls by profile and policy, as canonical JSON; or why the session cannot be read."""
+    try:
+        replayer = Replayer(PackStore(folder.url))
+        manifests = [replayer.store.read(place) for place in folder.places]
+        by_digest = {manifest.policy: manifest for manifest in manifests}
+        policies = {digest: replayer.policy(manifest).canonical for digest, manifest in by_digest.items()}
+        return Counter((manifest.profile, policies[manifest.policy]) for manifest in manifests)
+    except AetherContextError as error:
+        return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,68 +58,45 @@ class RecordedCall:
     ``source`` is the pack's input without contents and without recalled turns, since both depend on the policy. The
     host's contents are the first ``length`` of ``history``, a list that calls share while contents are only appended;
     ``times`` has for each the time when it first appeared, seconds since 1970 UTC. ``human`` is the index of the
-    message that is answered. ``answer`` is the model's answer, empty where no later call holds it. ``checksum`` is that
-    of the recorded request, ``counted`` its counted tokens, ``price`` the price of cached input as a share of other
-    input.
+    message that is answered. ``answer`` is the model's answer, empty where no later call holds it.
     """
 
-    pack_id: str
-    profile: str
+    manifest: Manifest
     policy: PackPolicy
     source: PackInput
     history: Sequence[Content]
     times: Sequence[float]
     length: int
     human: int | None
-    answer: tuple[Content, ...]
-    checksum: str
-    counted: int
-    price: float
+    answer: tuple[Content, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSession:
-    """The calls of one agent in one session, in their order.
+    """The calls of one agent in one session, in their order; ``counts`` are the recorded token counts."""
 
-    ``source`` is the application, ``name`` identifies the session, ``counts`` are the recorded token counts.
-    """
-
-    source: str
-    name: tuple[str, ...]
+    agent: str
     calls: tuple[RecordedCall, ...]
     counts: Mapping[str, int]
 
-    @property
-    def digest(self) -> str:
-        """A hash that distinguishes this recording from others of the same session."""
-        return hash_json([list(self.name), [call.checksum for call in self.calls]])
 
-
-def recorded_sessions(store: PackStore, places: Sequence[str]) -> Iterator[RecordedSession]:
-    """The sessions of one folder, one for each agent and branch.
-
-    Args:
-        places: the places of the folder's packs.
+def recorded_sessions(folder: Folder) -> Iterator[RecordedSession]:
+    """What was recorded in one session, for each branch and agent.
 
     Raises:
         AetherContextError: a pack cannot be read, or its texts were not recorded.
     """
-    replayer = Replayer(store)
+    replayer = Replayer(PackStore(folder.url))
 
     def line(manifest: Manifest) -> tuple[str, str]:
         return manifest.branch, manifest.agent
 
-    manifests = [store.read(place) for place in places]
+    manifests = [replayer.store.read(place) for place in folder.places]
     manifests.sort(key=lambda item: (*line(item), item.last_event_time, item.call, item.pack_id))
-    for (branch, agent), group in groupby(manifests, key=line):
-        calls = _calls(replayer, list(group))
-        last = manifests[-1]
-        counts: dict[str, int] = {}
-        for manifest in manifests:
-            if line(manifest) == (branch, agent):
-                counts |= replayer.resolve(manifest).counts
-        name = (store.url, last.app, last.user, last.session, branch, agent)
-        yield RecordedSession(source=last.app, name=name, calls=calls, counts=counts)
+    for (_, agent), group in groupby(manifests, key=line):
+        of_agent = list(group)
+        counts = dict(chain.from_iterable(replayer.resolve(manifest).counts.items() for manifest in of_agent))
+        yield RecordedSession(agent=agent, calls=_calls(replayer, of_agent), counts=counts)
 
 
 def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedCall, ...]:
@@ -96,52 +106,32 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
     candidates: tuple[Candidate, ...] = ()
     for manifest in manifests:
         source = replayer.pack_input(manifest)
-        request, now = source.request, manifest.last_event_time
-        contents_by_place = dict(zip(request.positions, request.contents, strict=True))
+        request = source.request
+        given = dict(zip(request.positions, request.contents, strict=True))
         total = max(request.positions, default=-1) + 1
-        changed = total < len(history) or any(
-            history[place].digest != content.digest
-            for place, content in contents_by_place.items()
-            if place < len(history)
-        )
-        if changed:
-            history = [contents_by_place.get(place, content) for place, content in enumerate(history[:total])]
+        if total < len(history) or any(
+            content.digest != given[place].digest for place, content in enumerate(history) if place in given
+        ):
+            history = [given.get(place, content) for place, content in enumerate(history[:total])]
             times = times[:total]
-        missing = [place for place in range(len(history), total) if place not in contents_by_place]
-        if missing:
-            raise UnusableRecording(f"{manifest.pack_id} names contents that no pack of its session holds")
-        history.extend(contents_by_place[place] for place in range(len(history), total))
-        times.extend([now] * (total - len(times)))
+        if any(place not in given for place in range(len(history), total)):
+            raise ReplayIncomplete([f"{manifest.pack_id} names contents that no pack of its session holds"])
+        history.extend(given[place] for place in range(len(history), total))
+        times.extend([manifest.last_event_time] * (total - len(times)))
+        if calls and calls[-1].length < total and history[calls[-1].length].role == "model":
+            calls[-1] = replace(calls[-1], answer=(history[calls[-1].length],))
         if manifest.chose:
             candidates = tuple(candidate for candidate in source.candidates if candidate.source != RECALLED)
+        bare = request._replace(contents=(), positions=(), human=None)
         calls.append(
             RecordedCall(
-                pack_id=manifest.pack_id,
-                profile=manifest.profile,
+                manifest=manifest,
                 policy=replayer.policy(manifest),
-                source=source._replace(
-                    request=request._replace(contents=(), positions=(), human=None),
-                    candidates=candidates,
-                    searched=None,
-                ),
+                source=source._replace(request=bare, candidates=candidates, searched=None),
                 history=history,
                 times=times,
                 length=total,
                 human=None if request.human is None else request.positions[request.human],
-                answer=(),
-                checksum=manifest.checksum,
-                counted=manifest.counted_tokens,
-                price=manifest.cached_price,
             )
         )
-    return tuple(
-        replace(call, answer=_answer(call, after)) for call, after in zip(calls, [*calls[1:], None], strict=True)
-    )
-
-
-def _answer(call: RecordedCall, following: RecordedCall | None) -> tuple[Content, ...]:
-    """The model's answer to a call, from the history of the following one."""
-    if following is None or following.length <= call.length:
-        return ()
-    content = following.history[call.length]
-    return (content,) if content.role == "model" else ()
+    return tuple(calls)

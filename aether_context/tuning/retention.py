@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,90 +26,71 @@ _SHORTEST, _SHORTEST_LINE = 5, 30
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A text that an answer used, and the indices of contents that hold it; none where only a memory or evidence
-    does."""
-
-    text: str
-    places: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
 class Used:
-    """What the answer to one call used. ``read_back`` is the number of its calls that read a shortened result again."""
+    """What the answer to one call used.
 
-    uses: tuple[Use, ...]
+    ``places`` has for each text the indices of the contents that hold it, none where only a memory or evidence does.
+    ``read_back`` is the number of the answer's calls that read a shortened result again.
+    """
+
+    places: Mapping[str, frozenset[int]]
     read_back: int = 0
 
+    @property
+    def count(self) -> int:
+        return len(self.places) + self.read_back
 
-def used(session: RecordedSession) -> tuple[Used, ...]:
+    def kept(self, pack: Pack) -> int:
+        """The number of these texts that were in a pack for the call."""
+        positions = pack.source.request.positions
+        whole_places = {positions[index] for index in pack.whole}
+        uncertain = [text for text, places in self.places.items() if whole_places.isdisjoint(places)]
+        if not uncertain:
+            return len(self.places)
+        altered = "\n".join(
+            text for item in pack.contents if item.outcome != "verbatim" for text in texts(item.content)
+        )
+        return len(self.places) - sum(text not in altered for text in uncertain)
+
+
+def used(session: RecordedSession) -> list[Used]:
     """What the answer to each call used, in the order of the calls."""
-    known = _Index()
-    uses: list[Used] = []
+    found: list[Used] = []
+    history: Sequence[Content] = ()
+    places: dict[str, set[int]] = {}
+    read = 0
     for call in session.calls:
-        known.read(call)
-        uses.append(_used(call, known))
-    return tuple(uses)
+        if call.history is not history:
+            history, places, read = call.history, {}, 0
+        for place in range(read, call.length):
+            for text in _telling(texts(history[place])):
+                places.setdefault(text, set()).add(place)
+        read = max(read, call.length)
+        found.append(_used(call, places))
+    return found
 
 
-def kept(used: Used, pack: Pack) -> int:
-    """The number of texts an answer used that were in a pack for its call."""
-    positions = pack.source.request.positions
-    whole_places = {positions[index] for index in pack.whole}
-    uncertain = [use for use in used.uses if whole_places.isdisjoint(use.places)]
-    if not uncertain:
-        return len(used.uses)
-    altered_text = "\n".join(
-        text for item in pack.contents if item.outcome != "verbatim" for text in strings(item.content)
+def _used(call: RecordedCall, places: Mapping[str, set[int]]) -> Used:
+    request = call.source.request
+    standing = _standing(request.system, tuple(tool.wire for tool in request.tools))
+    candidates = [candidate.text + candidate.uri for candidate in call.source.candidates]
+    answered = _telling(text for content in call.answer for text in texts(content))
+    return Used(
+        {
+            text: frozenset(places.get(text, ()))
+            for text in dict.fromkeys(answered)
+            if text not in standing and (text in places or any(text in candidate for candidate in candidates))
+        },
+        sum(part.name in (READ, SEARCH) for content in call.answer for part in content.calls),
     )
-    return len(used.uses) - sum(use.text not in altered_text for use in uncertain)
-
-
-class _Index:
-    """Maps words and lines to the indices of the contents of a history that hold them."""
-
-    def __init__(self) -> None:
-        self._history: Sequence[Content] | None = None
-        self._length = 0
-        self._places: dict[str, set[int]] = {}
-
-    def read(self, call: RecordedCall) -> None:
-        if call.history is not self._history:
-            self._history, self._length, self._places = call.history, 0, {}
-        for place in range(self._length, call.length):
-            for text in strings(call.history[place]):
-                for word in (*_words(text), *_lines(text)):
-                    self._places.setdefault(word, set()).add(place)
-        self._length = max(self._length, call.length)
-
-    def places(self, text: str) -> frozenset[int]:
-        return frozenset(self._places.get(text, ()))
-
-
-def _used(call: RecordedCall, known: _Index) -> Used:
-    source = call.source
-    standing = _standing(source.request.system, tuple(tool.wire for tool in source.request.tools))
-    texts = [candidate.text + candidate.uri for candidate in source.candidates]
-    uses: dict[str, Use] = {}
-    read_back = 0
-    for content in call.answer:
-        read_back += sum(part.name in (READ, SEARCH) for part in content.calls)
-        for text in strings(content):
-            for word in (*_words(text), *_lines(text)):
-                if word in uses or word in standing:
-                    continue
-                places = known.places(word)
-                if places or any(word in candidate for candidate in texts):
-                    uses[word] = Use(word, places)
-    return Used(tuple(uses.values()), read_back)
 
 
 @lru_cache(maxsize=16)
 def _standing(system: str, declarations: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(word for text in (system, *declarations) for word in (*_words(text), *_lines(text)))
+    return frozenset(_telling((system, *declarations)))
 
 
-def strings(content: Content) -> Iterator[str]:
+def texts(content: Content) -> Iterator[str]:
     """All texts in a content: its text parts, and the strings and numbers in calls and responses."""
     for part in content.parts:
         if part.kind in ("call", "response"):
@@ -128,28 +109,19 @@ def _parsed(text: str) -> JSON:
 
 
 def _leaves(value: JSON) -> Iterator[str]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, list):
-        for item in value:
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _leaves(item)
     elif value is not None and not isinstance(value, bool):
         yield str(value)
 
 
-def _words(text: str) -> Iterator[str]:
-    """Identifiers, paths and values."""
-    for word in _WORD.findall(text):
-        for part in {word, *word.split(":")}:
-            part = part.strip(_TRIMMED)
-            if len(part) >= _SHORTEST and _TELLING.search(part):
-                yield part
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Lines that are long enough to be quotes."""
-    for line in text.splitlines():
-        line = line.strip()
-        if len(line) >= _SHORTEST_LINE:
-            yield line
+def _telling(texts: Iterable[str]) -> Iterator[str]:
+    """Identifiers, paths and values, and lines that are long enough to be quotes."""
+    for text in texts:
+        for word in _WORD.findall(text):
+            for part in dict.fromkeys((word, *word.split(":"))):
+                part = part.strip(_TRIMMED)
+                if len(part) >= _SHORTEST and _TELLING.search(part):
+                    yield part
+        yield from (line for line in map(str.strip, text.splitlines()) if len(line) >= _SHORTEST_LINE)

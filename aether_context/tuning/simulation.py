@@ -1,4 +1,4 @@
-"""Simulates ("plays") a recorded session under another policy, call by call, with the recorded answers.
+"""Simulates ("plays") recorded sessions under other policies, call by call, with the recorded answers.
 
 Cuts depend on earlier cuts, so a session is played from its first call on: each pack is built from what the host sent
 then, on the epoch that the packs before it left.
@@ -6,24 +6,24 @@ then, on the epoch that the packs before it left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from aether_context.conversation.turns import align, live_positions, reset, torn
-from aether_context.pack import Calibration, Content, Epoch, Pack, PackInput
-from aether_context.packing import build_pack, extend_pack
+from aether_context.errors import AetherContextError
+from aether_context.pack import Epoch, Pack, PackInput
+from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, query_for
-from aether_context.retrieval.call_indexes import MORE_HITS, SessionIndexes, recalled
-from aether_context.retrieval.passages import passages
+from aether_context.retrieval.call_indexes import MORE_HITS, SessionIndexes, recalled, turn_entries
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
-from aether_context.tuning.recordings import RecordedCall, RecordedSession
-from aether_context.tuning.retention import Used, kept
+from aether_context.tuning.recordings import Folder, RecordedCall, RecordedSession, recorded_sessions
+from aether_context.tuning.retention import Used, used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,163 +31,130 @@ class Played:
     """The result of a session under one policy.
 
     Attributes:
-        tokens: counted tokens of all requests.
-        cost: these tokens, with those that a prefix cache could serve weighted by its price.
+        cost: counted tokens of all requests, those that a prefix cache could serve weighted by its price.
         over: number of requests larger than the window.
-        cuts: number of cuts of the conversation.
         needed: number of texts that answers used, and of calls that read a shortened result again.
         kept: for each call, the number of these texts that were in its request.
         same: number of requests that are equal to the recorded ones, byte for byte.
     """
 
-    tokens: int
-    cost: float
-    over: int
-    cuts: int
-    needed: int
-    kept: tuple[int, ...]
-    same: int
+    cost: float = 0.0
+    over: int = 0
+    needed: int = 0
+    kept: tuple[int, ...] = ()
+    same: int = 0
 
     @property
     def retention(self) -> float | None:
         """The share of needed texts that were in the requests, in percent; None where none were needed."""
         return 100 * sum(self.kept) / self.needed if self.needed else None
 
+    def adding(self, call: RecordedCall, pack: Pack, need: Used) -> Played:
+        manifest, shared_tokens = call.manifest, pack.prefix.shared_tokens or 0
+        return Played(
+            cost=self.cost + pack.counted_tokens - (1 - manifest.cached_price) * shared_tokens,
+            over=self.over + (pack.over_window > 0),
+            needed=self.needed + need.count,
+            kept=(*self.kept, need.kept(pack)),
+            same=self.same + (pack.checksum == manifest.checksum),
+        )
 
-def play(
-    session: RecordedSession,
-    needs: Sequence[Used],
-    policy_of: Callable[[RecordedCall], PackPolicy],
-    profile: str,
-) -> Played:
-    """Plays a session.
 
-    Args:
-        needs: what the answer to each call used.
-        policy_of: returns the policy of a call; equal policies must be the same object.
-        profile: the profile whose calls count.
+def play(folder: Folder, profile: str, policies: Sequence[PackPolicy]) -> list[Played | str]:
+    """Plays a session under each policy; a text says why it cannot be played.
+
+    The policies are those of the profile's calls, which alone count; other calls keep the recorded ones.
     """
-    packs = _packs(session, policy_of)
-    counted_calls = [
-        (call, need, pack)
-        for call, need, pack in zip(session.calls, needs, packs, strict=True)
-        if call.profile == profile
-    ]
-    tokens = sum(pack.counted_tokens for _, _, pack in counted_calls)
-    spared = sum((1 - call.price) * (pack.prefix.shared_tokens or 0) for call, _, pack in counted_calls)
-    return Played(
-        tokens=tokens,
-        cost=round(tokens - spared, 1),
-        over=sum(pack.over_window > 0 for _, _, pack in counted_calls),
-        cuts=sum(any(event.stage == "cut" for event in pack.events) for _, _, pack in counted_calls),
-        needed=sum(len(need.uses) + need.read_back for _, need, _ in counted_calls),
-        kept=tuple(kept(need, pack) for _, need, pack in counted_calls),
-        same=sum(pack.checksum == call.checksum for call, _, pack in counted_calls),
-    )
+    try:
+        recorded = recorded_sessions(folder)
+        sessions = [_Session(one) for one in recorded if any(call.manifest.profile == profile for call in one.calls)]
+    except AetherContextError as error:
+        return [f"{type(error).__name__}: {error}"] * len(policies)
+    results: list[Played | str] = []
+    for policy in policies:
+        played = Played()
+        try:
+            for session in sessions:
+                played = session.play(played, policy, profile)
+            results.append(played)
+        except AetherContextError as error:
+            results.append(f"{type(error).__name__}: {error}")
+    return results
 
 
-def _packs(session: RecordedSession, policy_of: Callable[[RecordedCall], PackPolicy]) -> list[Pack]:
-    cache, turns = TokenCache(), _Turns(session)
-    packs: list[Pack] = []
-    name = ""
-    previous_pack: Pack | None = None
-    previous_call: RecordedCall | None = None
-    policy: PackPolicy | None = None
-    for call in session.calls:
-        call = replace(call, source=call.source._replace(calibration=_calibration(call, previous_call, previous_pack)))
-        counter = counter_for(call.source.request.model)
-        call_policy = policy_of(call)
-        pack: Pack | None = None
-        if (
-            previous_pack is not None
-            and previous_call is not None
-            and call_policy is policy
-            and _only_grew(previous_call, call)
-        ):
-            pack = extend_pack(
-                previous_pack, _grown(call, previous_pack, name), call_policy, counter=counter, cache=cache
-            )
-        if pack is None:
-            source = _source(call, call_policy, previous_pack, name)
+class _Session:
+    """A recorded session with what all policies share: what its answers used, token counts, and indexes of turns."""
 
-            build = partial(build_pack, policy=call_policy, counter=counter, cache=cache, recorded=session.counts)
+    def __init__(self, recorded: RecordedSession) -> None:
+        self._recorded = recorded
+        self._needs, self._cache, self._indexes = used(recorded), TokenCache(), SessionIndexes()
 
-            if source.first_call and source.epoch.cut_count:
-                source = turns.added(call, source, call_policy, frozenset(source.request.positions))
-            pack = build(source)
-            cut = pack.epoch.cut_count > (source.epoch.cut_count if source.first_call else 0)
-            if pack.chose and (cut or pack.stands_in) and source.searched is None:
-                budget = pack.allocation.budget
-                token_limit = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
-                whole = frozenset(source.request.positions[at] for at in pack.whole)
-                extended_source = turns.added(call, source, call_policy, whole, token_limit)
-                pack = build(extended_source) if extended_source.searched is not None else pack
-        packs.append(pack)
-        previous_pack, previous_call, policy, name = pack, call, call_policy, call.pack_id
-    return packs
+    def play(self, played: Played, policy: PackPolicy, profile: str) -> Played:
+        """Adds the session's calls of a profile to a result."""
+        previous_pack: Pack | None = None
+        previous_call: RecordedCall | None = None
+        for call, need in zip(self._recorded.calls, self._needs, strict=True):
+            counts = call.manifest.profile == profile
+            pack = self._pack(call, policy if counts else call.policy, previous_call, previous_pack)
+            played = played.adding(call, pack, need) if counts else played
+            previous_pack, previous_call = pack, call
+        return played
 
+    def _pack(
+        self, call: RecordedCall, policy: PackPolicy, previous_call: RecordedCall | None, previous_pack: Pack | None
+    ) -> Pack:
+        counter, counts = counter_for(call.source.request.model), self._recorded.counts
+        build = partial(build_pack, policy=policy, counter=counter, cache=self._cache, recorded=counts)
+        source = _source(call, policy, previous_call, previous_pack)
+        if source.first_call and source.epoch.cut_count:
+            source = self._recalling(call, source, policy, frozenset(source.request.positions))
+        pack = build(source)
+        cut = pack.epoch.cut_count > (source.epoch.cut_count if source.first_call else 0)
+        if pack.chose and (cut or pack.stands_in) and source.searched is None:
+            budget = pack.allocation.budget
+            token_limit = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
+            whole = frozenset(source.request.positions[at] for at in pack.whole)
+            recalling = self._recalling(call, source, policy, whole, token_limit)
+            pack = build(recalling) if recalling.searched is not None else pack
+        return pack
 
-def _calibration(
-    call: RecordedCall, previous_call: RecordedCall | None, previous_pack: Pack | None
-) -> Calibration | None:
-    """The calibration of a call: the recorded one, scaled by the size of the simulated request before it relative to
-    the recorded one."""
-    known = call.source.calibration
-    if (
-        known is None
-        or previous_call is None
-        or previous_pack is None
-        or previous_pack.counted_tokens == previous_call.counted
-    ):
-        return known
-    scale = previous_pack.counted_tokens / max(1, previous_call.counted)
-    beyond = None if known.beyond is None else round(known.beyond * scale)
-    return replace(
-        known,
-        offset=round(known.offset * scale, 2),
-        beyond=beyond,
-        overcounted=round(known.overcounted * scale),
-    )
+    def _recalling(
+        self, call: RecordedCall, source: PackInput, policy: PackPolicy, sent: frozenset[int], most: int | None = None
+    ) -> PackInput:
+        """The input with the most relevant turns that were cut; unchanged where none were cut.
 
-
-def _only_grew(previous_call: RecordedCall, call: RecordedCall) -> bool:
-    """Whether a request only appends contents to the one before it."""
-    previous_source, current_source = previous_call.source, call.source
-    return (
-        previous_call.history is call.history
-        and previous_call.length < call.length
-        and previous_source.identity.invocation == current_source.identity.invocation
-        and not current_source.first_call
-        and not current_source.rewritten
-        and not current_source.passthrough_reason
-        and previous_source.request == current_source.request
-        and previous_source.step == current_source.step
-        and previous_source.anchors == current_source.anchors
-        and previous_source.asked == current_source.asked
-    )
+        Turns are the texts without calls and responses. ``most`` limits their tokens.
+        """
+        settings, query, human = policy.retrieval, query_for(source), call.human
+        if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
+            return source
+        entries: list[Entry] = []
+        turn_characters = all_characters = 0
+        for place, (content, time) in enumerate(zip(call.history[:human], call.times, strict=False)):
+            size = sum(len(part.text) for part in content.parts if part.kind != "thought")
+            all_characters += size + 1
+            words = "" if content.calls or content.responses else content.words.strip()
+            if words:
+                turn_characters += size
+                speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
+                entries += turn_entries(place, words, time=time, speaker=speaker)
+        room = room_for_turns(turn_characters, all_characters, source.window - source.kept_free)
+        room = room if most is None else min(room, max(most, LEAST_TOKENS))
+        if not room or all(int(entry.id.partition("#")[0]) in sent for entry in entries):
+            return source
+        limit, redact = settings.most_memories(source.window), policy.redact
+        embedder = "none" if settings.embedder == "none" else "static"
+        asked, mask = source.identity.last_event_time, masker(redact)
+        hits = self._indexes.search(
+            (redact, embedder), entries, query, MORE_HITS * limit, asked=asked, embedder=embedder, redact=mask
+        )
+        candidates = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
+        return source._replace(candidates=(*source.candidates, *candidates), searched=len(entries))
 
 
-def _grown(call: RecordedCall, previous_pack: Pack, name: str) -> PackInput:
-    source, request = previous_pack.source, previous_pack.source.request
-    positions = range(request.positions[-1] + 1, call.length)
-    return source._replace(
-        identity=call.source.identity,
-        request=request._replace(
-            contents=(*request.contents, *(call.history[place] for place in positions)),
-            positions=(*request.positions, *positions),
-        ),
-        epoch=previous_pack.epoch,
-        first_call=False,
-        rewritten=False,
-        previous=previous_pack.sent,
-        previous_pack=name,
-        problems=call.source.problems,
-        summaries={},
-        calibration=call.source.calibration,
-    )
-
-
-def _source(call: RecordedCall, policy: PackPolicy, previous_pack: Pack | None, name: str) -> PackInput:
+def _source(
+    call: RecordedCall, policy: PackPolicy, previous_call: RecordedCall | None, previous_pack: Pack | None
+) -> PackInput:
     """The input of a call's pack, after the packs before it."""
     source, history = call.source, call.history
     epoch = Epoch(number=0) if previous_pack is None or source.passthrough_reason else previous_pack.epoch
@@ -203,79 +170,24 @@ def _source(call: RecordedCall, policy: PackPolicy, previous_pack: Pack | None, 
         positions=positions,
         human=None if call.human is None else positions.index(call.human),
     )
-    recorded, model, window = call.policy, request.model, source.window
+    recorded, model, window, calibration = call.policy, request.model, source.window, source.calibration
     if (policy.max_input_tokens, policy.windows) != (recorded.max_input_tokens, recorded.windows):
         window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
+    if calibration is not None and previous_call is not None and previous_pack is not None:
+        # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated one.
+        scale = previous_pack.counted_tokens / max(1, previous_call.manifest.counted_tokens)
+        calibration = replace(
+            calibration,
+            offset=round(calibration.offset * scale, 2),
+            beyond=None if calibration.beyond is None else round(calibration.beyond * scale),
+            overcounted=round(calibration.overcounted * scale),
+        )
     return source._replace(
         window=window,
         request=request,
         epoch=aligned.epoch,
         rewritten=source.rewritten or aligned.rewritten,
         previous=None if previous_pack is None else previous_pack.sent,
-        previous_pack=name,
+        previous_pack="" if previous_call is None else previous_call.manifest.pack_id,
+        calibration=calibration,
     )
-
-
-class _Turns:
-    """Recalls turns of a session without calls and responses that a policy has cut."""
-
-    def __init__(self, session: RecordedSession) -> None:
-        self._agent = session.name[-1]
-        self._indexes = SessionIndexes()
-        self._read: dict[int, tuple[Sequence[Content], list[tuple[int, int, tuple[Entry, ...]]]]] = {}
-
-    def added(
-        self, call: RecordedCall, source: PackInput, policy: PackPolicy, sent: frozenset[int], most: int | None = None
-    ) -> PackInput:
-        """The input with the most relevant turns that were cut; unchanged where none were cut."""
-        settings, query, human = policy.retrieval, query_for(source), call.human
-        if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
-            return source
-        sizes_and_turns = self._sizes_and_turns(call)[:human]
-        turn_characters, all_characters = (
-            sum(size for size, _, turns in sizes_and_turns if turns),
-            sum(size + 1 for size, _, _ in sizes_and_turns),
-        )
-        room = room_for_turns(turn_characters, all_characters, source.window - source.kept_free)
-        room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        entries = [entry for _, _, turns in sizes_and_turns for entry in turns] if room else []
-        if all(place in sent for _, place, turns in sizes_and_turns if turns) or not entries:
-            return source
-        limit, redact = settings.most_memories(source.window), policy.redact
-        embedder = settings.embedder if settings.embedder in ("static", "none") else "static"
-        hits = self._indexes.search(
-            (id(call.history), redact, embedder),
-            entries,
-            query,
-            MORE_HITS * limit,
-            asked=source.identity.last_event_time,
-            embedder=embedder,
-            redact=masker(redact),
-        )
-        candidates = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
-        return source._replace(candidates=(*source.candidates, *candidates), searched=len(entries))
-
-    def _sizes_and_turns(self, call: RecordedCall) -> list[tuple[int, int, tuple[Entry, ...]]]:
-        """For each content its number of characters, its index, and its passages where it is a turn."""
-        history, sizes_and_turns = self._read.setdefault(id(call.history), (call.history, []))
-        for place in range(len(sizes_and_turns), call.length):
-            content = history[place]
-            words = content.words.strip()
-            turns: tuple[Entry, ...] = ()
-            if words and not content.calls and not content.responses:
-                pieces = passages(words)
-                speaker = content.agent or ("user" if content.role == "user" else self._agent)
-                turns = tuple(
-                    Entry(
-                        id=str(place) if len(pieces) == 1 else f"{place}#{number}",
-                        text=piece,
-                        time=call.times[place],
-                        speaker=speaker,
-                        thread="",
-                    )
-                    for number, piece in enumerate(pieces, start=1)
-                )
-            sizes_and_turns.append(
-                (sum(len(part.text) for part in content.parts if part.kind != "thought"), place, turns)
-            )
-        return sizes_and_turns

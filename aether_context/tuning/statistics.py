@@ -8,55 +8,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ROUNDS = 10_000
-_CONFIDENCE = 0.95
+_ROUNDS = 10_000
+_TAIL = 0.025
 _Z_ALPHA, _Z_POWER = 1.645, 0.842
 """One-sided 5%, and a power of 80%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The mean of paired differences with its 95% interval, by bootstrap over sessions.
+    """The mean of paired differences, one per session, with its 95% interval; ``means`` are those of the bootstrap."""
 
-    Attributes:
-        sessions: number of differences.
-        means: the means of the bootstrap samples, in the order in which they were drawn.
-    """
-
-    mean: float
-    low: float
-    high: float
-    sessions: int
-    deviation: float
+    mean: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    sessions: int = 0
+    deviation: float = 0.0
     means: Sequence[float] = ()
+
+    def text(self, unit: str) -> str:
+        return f"{self.mean:+.2f}{unit} [{self.low:+.2f}, {self.high:+.2f}]" if self.sessions else "unknown"
 
     def chance_of(self, *, below: float | None = None, above: float | None = None) -> float:
         """The share of samples whose mean is at or below a bound, or at or above one; never 0."""
         means = np.asarray(self.means)
-        if not len(means):
-            return 1.0
         beyond = means <= below if below is not None else means >= above
         return (int(beyond.sum()) + 1) / (len(means) + 1)
 
 
 def difference(values: Sequence[float], seed: int) -> Difference:
-    """The mean of differences, one per session, with its interval; without values the interval is infinite."""
+    """The mean with its interval by bootstrap over sessions; without values the interval is infinite."""
     if not values:
-        return Difference(mean=0.0, low=-math.inf, high=math.inf, sessions=0, deviation=0.0)
+        return Difference()
     samples = np.asarray(values, dtype=np.float64)
     generator = np.random.default_rng(seed)
     means = np.concatenate(
-        [samples[generator.integers(0, len(samples), (500, len(samples)))].mean(axis=1) for _ in range(ROUNDS // 500)]
+        [samples[generator.integers(0, len(samples), (500, len(samples)))].mean(axis=1) for _ in range(_ROUNDS // 500)]
     )
-    tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(means, (tail, 1 - tail))
-    deviation = float(samples.std(ddof=1)) if len(samples) > 1 else 0.0
+    low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
     return Difference(
         mean=float(samples.mean()),
         low=float(low),
         high=float(high),
         sessions=len(samples),
-        deviation=deviation,
+        deviation=float(samples.std(ddof=1)) if len(samples) > 1 else 0.0,
         means=tuple(means.tolist()),
     )
 

@@ -257,5 +257,5 @@ def test_no_other_command_does(words: list[str], command: str) -> None:
         if command == "demo":
             words = ["--help"]
         elif command == "tune":
-            words = [folder, "--trials", "1", "--jobs", "1", *(["--knob", words[0]] if words else [])]
+            words = [folder, "--jobs", "1", *(["--from", words[0], "--profile", words[-1]] if words else [])]
         run(command, *words)

@@ -12,7 +12,6 @@ from google.genai import types
 
 from aether_context.conversation.quotes import Said
 from aether_context.conversation.quotes import said as quoted_words
-from aether_context.retrieval.passages import passages
 from aether_context.retrieval.ranking import room_for_turns
 
 if TYPE_CHECKING:
@@ -213,14 +212,9 @@ class SpokenTurns:
         before = self._turns[place]
         if before and (before[0].time, before[0].speaker) == (source.time, source.author):
             return before
-        from aether_context.retrieval import Entry
+        from aether_context.retrieval.call_indexes import turn_entries
 
-        pieces = passages(self._mask(text))
-        names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
-        return tuple(
-            Entry(id=name, text=piece, time=source.time, speaker=source.author, thread="")
-            for name, piece in zip(names, pieces, strict=True)
-        )
+        return tuple(turn_entries(place, self._mask(text), time=source.time, speaker=source.author))
 
 
 class _Source(NamedTuple):

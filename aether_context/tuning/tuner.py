@@ -1,0 +1,169 @@
+"""From recorded sessions to a verdict and a policy for each profile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+
+from aether_context.canonical import hash_text
+from aether_context.errors import MissingExtra, PackNotFound, StoreUnavailable
+from aether_context.policy import PackPolicy
+from aether_context.tuning.grid import grid
+from aether_context.tuning.recordings import Folder, folders, recorded_policies
+from aether_context.tuning.simulation import Played, play
+from aether_context.tuning.verdict import Compared, Outcomes, Verdict, checked, compare, decide, search
+
+
+@contextmanager
+def executor(jobs: int | None = None, scheduler: str | None = None) -> Iterator[Executor]:
+    """What plays sessions: processes of this machine, by default one per core, or workers of the Dask cluster whose
+    scheduler has an address such as ``tcp://scheduler:8786``.
+
+    Raises:
+        MissingExtra: Dask is not installed.
+        StoreUnavailable: there is no scheduler at this address.
+    """
+    if scheduler is not None:
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise MissingExtra("distributed", "a Dask cluster", is_package=True) from error
+        try:
+            client = Client(scheduler)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError) as error:
+            raise StoreUnavailable(f"no Dask scheduler answers at {scheduler}: {error}") from error
+        with client, client.get_executor(pure=False) as workers:  # type: ignore[no-untyped-call]
+            yield workers
+    elif jobs == 1:
+        with ThreadPoolExecutor(1) as workers:
+            yield workers
+    else:
+        # Started anew, since a fork copies locks that other threads hold.
+        with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn")) as workers:
+            yield workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recordings:
+    """The sessions with calls of a profile: those that are searched, and those to test on.
+
+    ``base`` is the policy that others are compared with: the one that was given, else the one that most calls were
+    recorded under. ``policies`` is the number of recorded ones: where they differ, all calls are played under ``base``.
+    """
+
+    profile: str
+    base: PackPolicy
+    policies: int
+    searched: tuple[Folder, ...]
+    tested: tuple[Folder, ...]
+
+
+class Tuner:
+    """Plays recorded sessions under other policies.
+
+    ``unusable`` are the sessions that cannot be played, with the reasons. Of a profile's ``calls`` that were played
+    under the base policy, ``same`` became byte for byte what was recorded.
+
+    Args:
+        urls: URLs of the stores.
+        base: the policy that others are compared with; None takes the recorded ones.
+        seed: seed of the halves and of the intervals.
+        advance: is called for each session that was read or played.
+
+    Raises:
+        PackNotFound: the stores hold no packs, or none that can be read.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        executor: Executor,
+        *,
+        base: PackPolicy | None = None,
+        seed: int = 0,
+        advance: Callable[[object], None] = lambda _: None,
+    ) -> None:
+        self._executor, self._base, self._seed, self._advance = executor, base, seed, advance
+        found = folders(urls)
+        if not found:
+            raise PackNotFound(f"no packs in {', '.join(urls)}: give the store that a plugin writes to")
+        self._recorded: dict[Folder, Mapping[tuple[str, str], int]] = {}
+        self.unusable: dict[str, str] = {}
+        self.calls, self.same = Counter[str](), Counter[str]()
+        for folder, policies in zip(found, executor.map(recorded_policies, found), strict=True):
+            advance(folder)
+            if isinstance(policies, str):
+                self.unusable[folder.name] = policies
+            else:
+                self._recorded[folder] = policies
+        if not self._recorded:
+            raise PackNotFound(f"no session can be read: {'; '.join(sorted(set(self.unusable.values()))[:3])}")
+
+    @property
+    def profiles(self) -> list[str]:
+        """The profiles that have recorded sessions."""
+        return sorted({profile for policies in self._recorded.values() for profile, _ in policies})
+
+    def recordings(self, profile: str) -> Recordings:
+        """The sessions of a profile, in halves by a hash of their names and the seed.
+
+        Raises:
+            PackNotFound: there is none.
+        """
+        calls = Counter[str]()
+        of_profile: list[Folder] = []
+        for folder, policies in self._recorded.items():
+            counts = {policy: count for (name, policy), count in policies.items() if name == profile}
+            calls.update(counts)
+            of_profile += [folder] if counts else []
+        if not of_profile:
+            raise PackNotFound(f"no session has calls of the profile {profile!r}, but of {', '.join(self.profiles)}")
+        recorded = PackPolicy(**json.loads(min(calls, key=lambda policy: (-calls[policy], policy))))
+        of_profile.sort(key=lambda folder: (hash_text(f"{self._seed} {folder.name}"), folder.url, folder.places))
+        return Recordings(
+            profile=profile,
+            base=(self._base or recorded).for_profile(profile),
+            policies=len(calls),
+            searched=tuple(of_profile[::2]),
+            tested=tuple(of_profile[1::2]),
+        )
+
+    def tune(self, recordings: Recordings, *, margin: float = 1.0, spend: float = 0.0) -> Verdict:
+        """Searches on one half of the sessions, and tests the result on the other."""
+        policies = grid(recordings.base)
+        base, *others = self._play(recordings, recordings.searched, [recordings.base, *policies.values()])
+
+        def test(name: str) -> Compared:
+            before, after = self._play(recordings, recordings.tested, [recordings.base, policies[name]])
+            return compare(before, after, self._seed)
+
+        trials = search(base, dict(zip(policies, others, strict=True)), self._seed)
+        return decide(trials, test, margin=margin, spend=spend)
+
+    def check(self, recordings: Recordings, policy: PackPolicy, *, margin: float = 1.0) -> Verdict:
+        """Compares a policy with the base, over all sessions."""
+        policies = recordings.base, policy.for_profile(recordings.profile)
+        before, after = self._play(recordings, [*recordings.searched, *recordings.tested], policies)
+        return checked(compare(before, after, self._seed), margin)
+
+    def _play(self, recordings: Recordings, chosen: Sequence[Folder], policies: Sequence[PackPolicy]) -> list[Outcomes]:
+        """The results of sessions under each policy, the base first."""
+        outcomes: list[dict[Folder, Played]] = [{} for _ in policies]
+        results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), chosen)
+        for folder, played in zip(chosen, results, strict=True):
+            self._advance(folder)
+            if isinstance(played[0], str):
+                self.unusable[folder.name] = played[0]
+                continue
+            self.calls[recordings.profile] += len(played[0].kept)
+            self.same[recordings.profile] += played[0].same
+            for outcome, result in zip(outcomes, played, strict=True):
+                outcome |= {} if isinstance(result, str) else {folder: result}
+        return list(outcomes)

@@ -1,0 +1,187 @@
+"""What the results of policies say: which one is better than the base, and whether that is more than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from aether_context.tuning.recordings import Folder
+from aether_context.tuning.simulation import Played
+from aether_context.tuning.statistics import Difference, difference, effective, holm, needed_sessions
+
+LEAST_SESSIONS = 30
+"""The smallest number of differing sessions for a result."""
+_ALPHA = 0.05
+
+Outcomes: TypeAlias = Mapping[Folder, Played]
+"""The results of sessions under one policy."""
+Kind: TypeAlias = Literal["cheaper at the same retention", "more kept", "no change", "holds", "loses"]
+"""The last two are those of a policy that was given to be checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The comparison of two policies.
+
+    Attributes:
+        cost: relative difference in percent, the mean over the sessions that count.
+        retention: difference in percentage points, the mean over those of them in which anything was needed.
+        bill: relative difference of the total cost of all sessions, in percent.
+        sessions: number of sessions played.
+        weight: their effective number, weighted by cost.
+        over: additional requests larger than the window.
+        unplayed: number of sessions that cannot be played under the other policy.
+    """
+
+    cost: Difference
+    retention: Difference
+    bill: float
+    sessions: int
+    weight: float
+    over: int
+    unplayed: int
+
+    def __str__(self) -> str:
+        cost, retention = self.cost.text("%"), self.retention.text(" points")
+        return f"{self.cost.sessions} of {self.sessions} sessions: cost {cost}, retention {retention}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The result for one profile.
+
+    ``trials`` are the policies of the grid on the sessions that were searched, ``chosen`` is the name of the one that
+    was tested on the others, with the result ``check``. ``chance`` is the p-value of the difference, adjusted for the
+    number of profiles.
+    """
+
+    kind: Kind
+    reason: str
+    trials: Mapping[str, Compared]
+    chosen: str | None = None
+    check: Compared | None = None
+    chance: float = 1.0
+
+    def __str__(self) -> str:
+        price = f" for {self.check.cost.mean:+.1f}%" if self.kind == "more kept" and self.check is not None else ""
+        return f"{self.kind}{price}: {self.reason}"
+
+
+def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[Folder] | None = None) -> Compared:
+    """Compares two policies over the sessions in which they differ, or over others that count."""
+    counting = _differing(before, after) if counting is None else counting
+    pairs = {folder: (before[folder], after[folder]) for folder in before if folder in after}
+    counted = [pair for folder, pair in pairs.items() if folder in counting]
+    retentions = [(base.retention, other.retention) for base, other in counted]
+    total = sum(base.cost for base, _ in pairs.values())
+    return Compared(
+        cost=difference([_percent(base.cost, other.cost) for base, other in counted], seed),
+        retention=difference([b - a for a, b in retentions if a is not None and b is not None], seed + 1),
+        bill=_percent(total, sum(other.cost for _, other in pairs.values())),
+        sessions=len(pairs),
+        weight=effective([base.cost for base, _ in pairs.values()]),
+        over=sum(other.over - base.over for base, other in pairs.values()),
+        unplayed=len(before) - len(pairs),
+    )
+
+
+def _differing(before: Outcomes, after: Outcomes) -> frozenset[Folder]:
+    pairs = ((folder, played, after[folder]) for folder, played in before.items() if folder in after)
+    return frozenset(folder for folder, a, b in pairs if (a.cost, a.kept) != (b.cost, b.kept))
+
+
+def _percent(before: float, after: float) -> float:
+    return 100 * (after / before - 1) if before else 0.0
+
+
+def search(base: Outcomes, others: Mapping[str, Outcomes], seed: int) -> Mapping[str, Compared]:
+    """Policies against the base, over the sessions that any of them changes: many are never near their window."""
+    counting = frozenset[Folder]().union(*(_differing(base, outcomes) for outcomes in others.values()))
+    return {name: compare(base, outcomes, seed, counting) for name, outcomes in others.items()}
+
+
+def decide(
+    trials: Mapping[str, Compared], test: Callable[[str], Compared], *, margin: float = 1.0, spend: float = 0.0
+) -> Verdict:
+    """Chooses a policy by some sessions, and says whether it holds on others.
+
+    It is the cheapest whose retention is within the margin of the base's, or else the one that keeps most for what may
+    be spent; where something may be spent, the latter comes first. Half of the margin is left for the test, since a
+    choice made on some sessions does a little worse on others.
+
+    Args:
+        trials: the policies on the sessions that were searched.
+        test: compares the policy of a name with the base on the others.
+        margin: percentage points of retention, and percent of cost, that do not matter.
+        spend: percent of additional cost that is allowed for more retention.
+    """
+    allowed = {name: trial for name, trial in trials.items() if trial.over <= 0 and not trial.unplayed}
+    cheaper = {n: t for n, t in allowed.items() if t.cost.mean < -margin and t.retention.mean >= -margin / 2}
+    more = {name: trial for name, trial in allowed.items() if trial.retention.mean > margin}
+    better = {name: trial for name, trial in more.items() if trial.cost.mean <= spend}
+    kind: Kind
+    # Of equals the first is taken, since single factors come before combinations.
+    if cheaper and not (better and spend):
+        kind, chosen = "cheaper at the same retention", min(cheaper, key=lambda name: cheaper[name].cost.mean)
+        check = test(chosen)
+        chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))
+        of_cost = needed_sessions(check.cost.deviation, cheaper[chosen].cost.mean)
+        needs = max(of_cost, needed_sessions(check.retention.deviation, margin))
+    elif better:
+        kind, chosen = "more kept", max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
+        check = test(chosen)
+        chance = max(check.retention.chance_of(below=0.0), check.cost.chance_of(above=spend + margin))
+        needs = needed_sessions(check.retention.deviation, better[chosen].retention.mean)
+    else:
+        reason = "no policy of the grid is cheaper and keeps as much, or keeps more for what may be spent"
+        if more:
+            name, trial = min(more.items(), key=lambda pair: pair[1].cost.mean)
+            reason += f"; {name!r} keeps {trial.retention.mean:.1f} points more for {trial.cost.mean:.1f}% (--spend)"
+        if not any(trial.sessions for trial in trials.values()):
+            reason = "no session can be played"
+        return Verdict(kind="no change", reason=reason, trials=trials)
+    reason = f"{chosen!r} holds on sessions that were not searched"
+    takes = f"to show this effect takes about {max(LEAST_SESSIONS, needs)} sessions that differ"
+    # Where answers used nothing, nothing is known of what a policy keeps.
+    sessions = min(check.cost.sessions, check.retention.sessions)
+    if sessions < LEAST_SESSIONS:
+        kind, chance = "no change", 1.0
+        reason = (
+            f"too few sessions: of {check.sessions} that were not searched {chosen!r} changes {sessions} whose answers "
+            f"used anything; {takes}"
+        )
+    elif chance > _ALPHA:
+        kind, reason = "no change", f"{chosen!r} does not hold on sessions that were not searched; {takes}"
+    elif faults := _faults(check):
+        kind, reason = "no change", f"with {chosen!r} {faults}"
+    return Verdict(kind=kind, reason=reason, trials=trials, chosen=chosen, check=check, chance=chance)
+
+
+def checked(comparison: Compared, margin: float) -> Verdict:
+    """Whether a policy is worse by more than the margin, over all sessions."""
+    reason = _faults(comparison)
+    if max(-comparison.retention.mean, comparison.cost.mean) > margin:
+        reason = f"it is worse by more than {margin:g}"
+    if not comparison.sessions:
+        reason = "no session can be played"
+    kind: Kind = "loses" if reason else "holds"
+    return Verdict(kind=kind, reason=reason or f"margin {margin:g}", trials={"all sessions": comparison})
+
+
+def _faults(compared: Compared) -> str:
+    if compared.over > 0:
+        return f"{compared.over} more requests pass the window"
+    return f"{compared.unplayed} sessions cannot be played" if compared.unplayed else ""
+
+
+def adjusted(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts of several profiles, with p-values adjusted for their number."""
+    tested = [number for number, verdict in enumerate(verdicts) if verdict.chance < 1]
+    found = list(verdicts)
+    for number, chance in zip(tested, holm([verdicts[number].chance for number in tested]), strict=True):
+        found[number] = replace(found[number], chance=chance)
+        if chance > _ALPHA and found[number].kind != "no change":
+            reason = f"{found[number].chosen!r} does not hold beside what was found for other profiles"
+            found[number] = replace(found[number], kind="no change", reason=reason)
+    return found
