@@ -21,10 +21,10 @@ from scripted import Chat, look_up, new_store
 import aether_context
 from aether_context.adk import ContextPackPlugin
 
-LINES = 35_772
+LINES = 34_836
 """The number only goes down: a change that needs more lines says what went for it."""
-FILES = 58
-FUNCTIONS = 424
+FILES = 57
+FUNCTIONS = 426
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 
