@@ -532,6 +532,8 @@ class Epoch:
     cut may be a short answer that occurs twice."""
     kept: tuple[tuple[int, int], ...] = ()
     """Index ranges below ``cut_count`` that are still sent."""
+    cut_tokens: int = 0
+    """Tokens of the contents below ``cut_count`` that are not."""
     summary: str = ""
     """The summary of what was cut, in a manifest its hash; empty where there is none."""
     summary_place: int = 0
@@ -665,8 +667,8 @@ class PackInput(NamedTuple):
 
     ``evidence`` maps the addresses of the results that the session keeps whole to the address of a later result from
     the same source that differs, empty where there is none. ``tools_kept`` are the tools some of whose results it
-    keeps. ``growth`` is the 90th percentile of the tokens that the session gains from one human message to the next;
-    None where that is not known.
+    keeps. ``offloaded_tokens`` are those that extracts leave out of its history. ``growth`` is the 90th percentile of
+    the tokens that the session gains from one human message to the next; None where that is not known.
     """
 
     identity: Identity
@@ -699,6 +701,7 @@ class PackInput(NamedTuple):
     asked: str = ""
     evidence: Mapping[str, str] = NOTHING
     tools_kept: frozenset[str] = frozenset()
+    offloaded_tokens: int = 0
     growth: int | None = None
     window_mark: WindowMark = ""
 
@@ -764,6 +767,7 @@ class Pack(NamedTuple):
     ``acts`` say what strategies did to this request. ``saved`` are texts that were taken out of the request and have to
     be stored, by the URI that the request shows. ``summary_requests`` are summaries that a model could improve on.
     ``request_tokens`` is what the provider is expected to count, ``counted_tokens`` what was counted here,
+    ``whole_history_tokens`` the count of what the host would have sent by itself,
     ``over_window`` the tokens by which the request exceeds the window, where what is never cut does not fit.
     ``counts`` are token counts by short digest. ``stages`` holds the results of the stages, in their order, as JSON.
     """
@@ -797,6 +801,7 @@ class Pack(NamedTuple):
     degradations: tuple[str, ...]
     request_tokens: int
     counted_tokens: int
+    whole_history_tokens: int
     method: Accuracy
     saved: Mapping[str, str]
     summary_requests: tuple[SummaryRequest, ...]

@@ -145,7 +145,8 @@ class Call(NamedTuple):
 
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
     the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
-    branch, where this process packed that.
+    branch, where this process packed that. ``offloaded_tokens`` are those that extracts leave out of
+    its history.
     """
 
     context: CallbackContext
@@ -161,6 +162,7 @@ class Call(NamedTuple):
     windows: Windows
     planned: Planned = Planned()
     last: Last | None = None
+    offloaded_tokens: int = 0
 
     @property
     def window(self) -> Window:

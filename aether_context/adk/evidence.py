@@ -289,9 +289,9 @@ class Offloader:
                 self._recorder.evidence(scope, record, data)
         return True
 
-    async def enter(self, call: Call, readers: Sequence[BaseTool]) -> tuple[str, ...]:
+    async def enter(self, call: Call, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong since it was
-        asked last.
+        asked last, and the tokens that extracts leave out of the history.
 
         Where the policy asks for a mode, every agent has the readers. In ``auto`` an agent has them once an address is
         to be shown. To declare tools then makes the provider read again what its cache had, so an agent with tools of
@@ -307,7 +307,7 @@ class Offloader:
             await self._show_aside(call, records if self._mode == "request" else ())
             if (records or self._mode != "off") and not declare(request, readers):
                 conceal(request)
-            return problems
+            return problems, 0
         threshold = self._limits(window).threshold_tokens
         kept = any(not record.window for record in records)
         long = [
@@ -326,7 +326,9 @@ class Offloader:
             request.contents = before
             if records:
                 conceal(request)
-        return problems
+        with self._lock:
+            history = self._histories.get(call.key) if request.contents is not before else None
+        return problems, history.saved_tokens if history is not None else 0
 
     def _can_come(self, request: LlmRequest, window: int) -> bool:
         """Whether an agent has tools of its own whose results are likely to be long for what its head leaves."""
@@ -440,7 +442,12 @@ class Offloader:
             masked = self._mask.json(content)
             found = offload(masked, tool, settings, counter=self._counter, query=record.query)
             self._shown.put(key, found)
-        return superseding(found.response, history.earlier(record)) if found.form != "verbatim" else None
+        if found.form == "verbatim":
+            return None
+        # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
+        size = len(canonical_json(content).encode("utf-8", "surrogatepass"))
+        history.saved_tokens += max(0, found.tokens * size // len(found.data) - found.shown_tokens)
+        return superseding(found.response, history.earlier(record))
 
 
 class _Answer(NamedTuple):
@@ -472,6 +479,7 @@ class _History:
         self.looked_up: set[str] = set()
         self.has_quotes = False
         self.names_evidence = False
+        self.saved_tokens = 0
         self._last: dict[str, EvidenceRecord] = {}
 
     @property
@@ -530,6 +538,7 @@ class _History:
         record = self.record_of(hash_bytes(_masked(medium, self._mask).data)) if medium is not None else None
         if record is None or record.form != "described":
             return ""
+        self.saved_tokens += record.tokens
         return mark(record, self.earlier(record) if supersedes else "")
 
 

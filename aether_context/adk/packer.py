@@ -344,7 +344,10 @@ class RequestPacker:
         if policy is None:
             policy = self._policies[key] = self.policy.for_profile(profile).economical(key[1])
         call = call._replace(policy=policy, planned=planned, last=self.last(context))
-        problems = () if call.passthrough_reason else await self._offloader.enter(call, self._readers)
+        problems: tuple[str, ...] = ()
+        if not call.passthrough_reason:
+            problems, offloaded_tokens = await self._offloader.enter(call, self._readers)
+            call = call._replace(offloaded_tokens=offloaded_tokens)
         if pressure is not None:
             problems = (*problems, note(pressure))
         return call._replace(planned=planned._replace(problems=planned.problems + problems)) if problems else call

@@ -289,7 +289,7 @@ def usage(**options: Any) -> int:
     Below it lists what each strategy did to the requests: cuts, contents removed and replaced, tokens freed, and tokens
     of the cached prefix that had to be read anew.
 
-    At the end it shows what the same calls would have read without packs, as far as the records show.
+    At the end it shows what the same calls would have read without packs.
 
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 
 from rich.text import Text
@@ -18,7 +17,7 @@ from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
 from aether_context.store.verification import Verifier
-from aether_context.views import WHY, Comparison, Unpacked
+from aether_context.views import WHY, Comparison
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -70,9 +69,8 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     _show_calls(out, manifests)
     fits = _show_too_large(out, manifests)
     _show_left_out(out, manifests)
-    unpacked = Unpacked(store, priced_as=model or LIKE)
     out.print_heading("The same run without the plugin")
-    print_comparison(reduce(Comparison.plus, map(unpacked.compare, manifests), Comparison()))
+    print_comparison(Comparison(manifests, priced_as=model or LIKE))
     out.print()
     verifier, places = Verifier(store, replays=True), store.places(run.app, run.user, run.session)
     faults = {place: fault for place in places if (fault := verifier.fault(place))}

@@ -488,7 +488,5 @@ def print_comparison(compared: Comparison) -> None:
         "The cost is by list price, and as if a cache had served every shared beginning.",
         "A model with this window would have refused the calls that are larger than it.",
     ]
-    if compared.unknown:
-        notes.append(f"{compared.unknown:,} contents are not on record: without packs it is more than is said here.")
     for note in notes:
         out.print(cell(f"  {note}", "dim"))

@@ -13,7 +13,7 @@ from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, p
 from aether_context.errors import AetherContextError
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals, accuracy
-from aether_context.views import Comparison, Unpacked
+from aether_context.views import Comparison
 
 
 @dataclass(slots=True)
@@ -80,11 +80,10 @@ def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | Non
 
 def _sides(compared: Comparison) -> JSON:
     sides = {"packed": compared.packed, "unpacked": compared.unpacked}
-    figures: dict[str, JSON] = {
+    return {
         name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
         for name, side in sides.items()
     }
-    return figures | {"unknown": compared.unknown}
 
 
 def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> int:
@@ -97,15 +96,15 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), []
-    unpacked, compared = Unpacked(store), Comparison()
+    compared = Comparison()
     for place in store.places(app=app, user=user, session=session):
         try:
             manifest = store.read(place)
             outcome = store.outcome(manifest)
-            compared = compared.plus(unpacked.compare(manifest))
         except (AetherContextError, LookupError, ValueError) as error:
             unreadable.append(packs.fault(place, error))
             continue
+        compared.add(manifest)
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
             strategies[act.strategy].update(cuts=1, **effects)

@@ -266,6 +266,10 @@ def extend_pack(
         request_tokens=request_tokens(source, counted),
         over_window=0,
         counted_tokens=counted,
+        whole_history_tokens=before.whole_history_tokens
+        + sum(tokens)
+        + source.offloaded_tokens
+        - before.source.offloaded_tokens,
         method=method(source, cached),
         saved={},
         summary_requests=(),

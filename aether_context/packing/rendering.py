@@ -12,6 +12,7 @@ from aether_context.conversation.rewrites import packed_message
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import as_ranges, live_positions, units
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Accuracy,
     Allocation,
@@ -156,6 +157,8 @@ def render(draft: Draft) -> Pack:
     # What is sent of each content that came in, before it was merged with its neighbours.
     present_origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
     outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in present_origins}, epoch)
+    cut_tokens = sum(outcome.tokens for outcome in outcomes[: len(draft.incoming)] if outcome.state == "dropped")
+    epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + cut_tokens) if cut_tokens else epoch
     running_hashes = RunningHashes(
         read=fold(item.raw.digest for item in draft.incoming),
         count=fold(str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]),
@@ -202,6 +205,7 @@ def render(draft: Draft) -> Pack:
         request_tokens=request_tokens(source, counted),
         over_window=max(0, counted + draft.unseen - draft.shares.overcounted - source.window),
         counted_tokens=counted,
+        whole_history_tokens=_whole_history_tokens(draft, outcomes),
         method=method(source, counter),
         saved=draft.saved,
         summary_requests=draft.summaries.summary_requests,
@@ -224,6 +228,18 @@ def render(draft: Draft) -> Pack:
         checksum=checksum(scope.allowed, sent, running_hashes),
         sent=sent,
     )
+
+
+def _whole_history_tokens(draft: Draft, outcomes: Sequence[CandidateOutcome]) -> int:
+    """Counted tokens of what the host would have sent by itself: the whole history with whole results, and all
+    declarations but those that read evidence."""
+    source, counter = draft.input, draft.counter
+    request = source.request
+    tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
+    system = counter.system(request.system, declares=bool(tools or request.other_tools))
+    declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
+    contents = sum(outcome.tokens for outcome in outcomes[: len(request.contents)])
+    return system + declarations + source.epoch.cut_tokens + contents + source.offloaded_tokens
 
 
 def request_tokens(source: PackInput, counted: int) -> int:

@@ -23,6 +23,7 @@ from aether_context.canonical import (
     short,
 )
 from aether_context.conversation.turns import as_ranges
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
     RECORDED,
@@ -52,7 +53,7 @@ GIVEN = (
 """Fields that a manifest copies from a pack's input, and a replay copies back."""
 _FROM_PACK = (
     "validity", "invalid_reason", "chose", "epoch_reason", "prefix", "evidence_needed", "degradations",
-    "request_tokens", "counted_tokens", "over_window", "checksum",
+    "request_tokens", "counted_tokens", "whole_history_tokens", "over_window", "checksum",
 )  # fmt: skip
 """Fields that a manifest copies from a pack."""
 
@@ -64,7 +65,8 @@ class Tip(NamedTuple):
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
     among these; ``sent`` are the places of those that are still sent. ``rows`` and ``counts`` are the keys of the rows
     and token counts that the chain holds, ``held`` the hashes of its epochs' texts, settings and policies; ``setting``
-    is that of the last one.
+    is that of the last one. ``host`` is a hash of the host's system instruction and declarations,
+    ``whole_history_tokens`` what the host would have sent by itself.
     """
 
     pack_id: str
@@ -77,6 +79,8 @@ class Tip(NamedTuple):
     held: frozenset[str]
     setting: str
     epoch: Epoch
+    host: str
+    whole_history_tokens: int
 
 
 class Recording(NamedTuple):
@@ -209,6 +213,9 @@ def record(
     budget_base = max(
         allocation.window + allocation.overcounted, sum(layer.final for layer in allocation.layers.values())
     )
+    own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
+    host = fold((request.system, *own_tools, *request.other_tools))
+    shared = None if tip is None else tip.whole_history_tokens if tip.host == host and not source.rewritten else 0
     signals = {name: getattr(pack.signals, name) for name in Signals._fields}
     uris = tuple(sorted(pack.artifact_uris))
     manifest, manifest_fields = Manifest(
@@ -220,6 +227,7 @@ def record(
         **{name: getattr(identity, name) for name in Identity._fields},
         **{name: getattr(source, name) for name in GIVEN},
         **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
+        whole_history_shared=shared,
         checksum=pack.checksum if sent is None else sent.checksum,
         masked_checksum="" if sent is None else hash_text(request_json(pack)),
         task_id=step.task_id,
@@ -283,6 +291,8 @@ def record(
         held=held,
         setting=setting_digest,
         epoch=epoch,
+        host=host,
+        whole_history_tokens=pack.whole_history_tokens,
     )
     data = file_of(manifest_fields, texts)
     return Recording(manifest=manifest, texts=texts, data=data, tip=new_tip, saved=pack.saved)

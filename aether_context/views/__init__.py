@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aether_context.views.comparison import Comparison, Reading, Unpacked
+from aether_context.views.comparison import Comparison, Reading
 from aether_context.views.difference import (
     CandidateChange,
     Difference,
@@ -26,7 +26,6 @@ __all__ = [
     "Piece",
     "Reading",
     "TextChange",
-    "Unpacked",
     "difference",
     "read_view",
     "view_of",

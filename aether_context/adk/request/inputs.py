@@ -168,6 +168,7 @@ class Gatherer:
             summaries={},
             evidence=records.readings(),
             tools_kept=records.tools(),
+            offloaded_tokens=call.offloaded_tokens,
             calibration=calibrated(source, identity, last.pack.epoch),
         )
         seen = seen._replace(known=before.known + added, tools=before.tools)
@@ -279,6 +280,7 @@ class Gatherer:
             asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
             evidence=records.readings(),
             tools_kept=records.tools(),
+            offloaded_tokens=call.offloaded_tokens,
             growth=_growth(events, identity.invocation),
         )
         seen = seen._replace(known=known, tools=mirror(declared_tools(request)))
