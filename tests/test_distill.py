@@ -20,7 +20,7 @@ VOCABULARY = ["[UNK]", "[PAD]", "the", "car", "automobile", "is", "broken", "sou
 
 @pytest.fixture
 def distill(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "bench"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "tables"))
     return importlib.import_module("distill")
 
 

@@ -373,7 +373,7 @@ def test_what_is_found_does_not_depend_on_who_wrote_it_or_what_is_kept(tmp_path_
 
 
 def test_a_writer_that_is_killed_leaves_a_sound_file():
-    script = Path(__file__).parent / "bench" / "memory_kills.py"
+    script = Path(__file__).parent / "memory_kills.py"
     done = subprocess.run([sys.executable, script, "--kills", "12"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("12 kills, ")

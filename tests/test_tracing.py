@@ -352,7 +352,7 @@ class Collector(BaseHTTPRequestHandler):
 
 @pytest.mark.integration
 def test_a_collector_gets_spans_and_metrics_by_otlp() -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install '.[integration]'")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install '.[dev]'")
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 

@@ -126,7 +126,7 @@ class StaticEmbedder:
 class _Model:
     """A table of vectors and its teacher's tokenizer: lower case, accents off, WordPiece.
 
-    The table is distilled from all-MiniLM-L6-v2 (Apache-2.0) by ``tests/bench/distill.py``. A token's weight is the
+    The table is distilled from all-MiniLM-L6-v2 (Apache-2.0) by ``tests/tables/distill.py``. A token's weight is the
     length of its row, and rows are whole numbers, so that the sum is exact and every machine gives the same vector.
     """
 
