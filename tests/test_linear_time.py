@@ -40,7 +40,6 @@ from aether_context.retrieval import Entry, HybridIndex, ranking, terms
 from aether_context.state import read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
-from aether_context.store.urls import _split
 from aether_context.text import compression, decoding, entities
 from aether_context.tokens import counter_for
 from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
@@ -396,7 +395,6 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "relative_name": lambda text: quiet(artifacts.relative_name, f"artifact://{text}"),
     "absolute": lambda text: artifacts.absolute(f"artifact://apps/{text}"),
     "absolute, with a name": lambda text: artifacts.absolute(f"artifact://apps/a/users/u/artifacts/{text}"),
-    "_split": _split,
     "read_state": lambda text: read_state(
         {"plan": {"step": {"text": text, "acceptance": [text]}, "tools": [text]}, "knowledge": {"notes": [text]}}
     ),

@@ -39,7 +39,6 @@ from aether_context.evidence.record import size_words
 from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_of, current_step, knowledge, read_plan
 from aether_context.state.board import TaskBoard, change_plan
 from aether_context.store import PackStore
-from aether_context.store.urls import Allowed
 from aether_context.text.spellings import as_kind
 from aether_context.tokens import counter_for
 
@@ -170,20 +169,13 @@ def planning_tools() -> list[FunctionTool]:
     return [_Tool(function) for function in (list_steps, add_step, claim_step, complete_step, release_step)]
 
 
-def evidence_tools(store: PackStore | None = None, urls: Sequence[str] = ()) -> list[FunctionTool]:
+def evidence_tools(store: PackStore | None = None) -> list[FunctionTool]:
     """Tools for what an agent finds: ``add_note``, ``record_evidence`` and ``keep_evidence``.
 
     Args:
         store: where ``keep_evidence`` puts texts; None takes the store of the app's `ContextPackPlugin`.
-        urls: what agents may have read for them, as prefixes: ``https://docs.example.org/``, ``s3://bucket/reports/``.
-            With any there is ``keep_url``, too. Nothing else is fetched, whatever a model asks for.
-
-    Raises:
-        PolicyError: one of ``urls`` is no URL.
     """
-    keeper = _Keeper(store, Allowed(urls))
-    tools: list[FunctionTool] = [_Tool(add_note), _Tool(record_evidence), _Tool(keeper.keep_evidence)]
-    return [*tools, _Tool(keeper.keep_url)] if urls else tools
+    return [_Tool(add_note), _Tool(record_evidence), _Tool(_Keeper(store).keep_evidence)]
 
 
 def memory_tools() -> list[FunctionTool]:
@@ -338,11 +330,10 @@ def record_evidence(uri: str, summary: str, covers: list[str], tool_context: Too
 
 
 class _Keeper:
-    """The tools that keep evidence in a store: texts, and what stands at URLs that are allowed."""
+    """The tool that keeps texts in a store as evidence."""
 
-    def __init__(self, store: PackStore | None, allowed: Allowed) -> None:
+    def __init__(self, store: PackStore | None) -> None:
         self._store = store
-        self._allowed = allowed
 
     async def keep_evidence(
         self, text: str, source: str, covers: list[str], tool_context: ToolContext
@@ -354,27 +345,10 @@ class _Keeper:
             source: Where it is from: a URL, a file's name, or whose words they are.
             covers: Ids of the acceptance items that it proves; empty where it proves none.
         """
-        return await self._keep(tool_context, "" if text is None else str(text), _text(source), covers)
-
-    async def keep_url(self, url: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
-        """Fetches what stands at a URL, keeps it whole as evidence, and records what it shows.
-
-        Args:
-            url: The URL of a page or a file.
-            covers: Ids of the acceptance items that it proves; empty where it proves none.
-        """
-        url = _text(url)
-        found = await asyncio.to_thread(self._allowed.read, url)
-        return await self._keep(tool_context, found.content, url, covers, found.media_type)
-
-    async def _keep(
-        self, context: ToolContext, content: str | bytes, source: str, covers: object, media_type: str | None = None
-    ) -> dict[str, Any]:
-        record = await keep_evidence(
-            context, content, source=source, media_type=media_type, covers=_lines(covers), store=self._store
-        )
+        content, found_in = "" if text is None else str(text), _text(source)
+        record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=self._store)
         answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-        return superseding(answer, _records_of(context).earlier(record.uri))
+        return superseding(answer, _records_of(tool_context).earlier(record.uri))
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:
