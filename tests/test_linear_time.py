@@ -37,6 +37,7 @@ from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
 from aether_context.redaction import RULES, Masker
 from aether_context.retrieval import Entry, HybridIndex, ranking, terms
+from aether_context.retrieval.passages import passages
 from aether_context.state import read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
@@ -322,7 +323,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
     "outline_of": lambda text: spoken.outline_of(words_of(text)),
-    "passages": spoken.passages,
+    "passages": passages,
     "SpokenTurns": spoken_turns,
     "normalize": lambda text: normalize(
         [content(text), content(text)], strip_tags=("checkpoint_id", "PAST_CONVERSATIONS", "b")
