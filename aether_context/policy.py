@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from aether_context.canonical import HASH_TAG, canonical_json, hash_text
 from aether_context.errors import PolicyError, near_names
-from aether_context.pack import FLEXIBLE_LAYERS, describe
+from aether_context.pack import FLEXIBLE_LAYERS, AnchorKind, describe
 from aether_context.redaction import GROUPS, RULES, Masker, masker
 
 Measure: TypeAlias = Literal["input", "output", "total", "cost"]
@@ -114,8 +114,6 @@ class BudgetSettings(_Settings):
 
     floors: FloorSettings = FloorSettings()
     shares: ShareSettings = ShareSettings()
-    lending: bool = True
-    """Whether layers that want more get the tokens that others leave unspent."""
 
 
 class StablePrefixSettings(_Settings):
@@ -126,26 +124,6 @@ class StablePrefixSettings(_Settings):
     """Share of the window, less system instruction and output reserve, above which more is replaced."""
     keep_last_messages: int = Field(default=10, ge=0)
     """Number of the model's latest messages that stay while the threshold allows it, with the responses to them."""
-    output_reserve_tokens: int = Field(default=16_000, ge=0)
-    """Tokens kept free for the answer, at most the slack."""
-    placeholder: str = Field(default="[trimmed]", min_length=1)
-    """The text that replaces a text or a tool's response."""
-    strip_tags: tuple[str, ...] = ("checkpoint_id",)
-    """Names of XML elements that are removed from every message, with their content."""
-    bytes_per_token: float = Field(default=3.5, gt=0)
-    """UTF-8 bytes per token, in this strategy's own estimate."""
-    safety: float = Field(default=1.05, ge=1)
-    """Factor on the estimate of the messages."""
-    message_tokens: int = Field(default=8, ge=0)
-    """Tokens added for each message."""
-    part_tokens: int = Field(default=3, ge=0)
-    """Tokens added for each part of a message that is not one text."""
-    image_tokens: int = Field(default=2_000, ge=0)
-    """Tokens of an image or other media."""
-    tool_factor: float = Field(default=1.2, ge=1)
-    """Factor on the bytes of a declaration."""
-    tool_tokens: int = Field(default=8, ge=0)
-    """Tokens added for each declaration."""
 
 
 class SlidingTurnsSettings(_Settings):
@@ -167,35 +145,13 @@ class HeadsTailsSettings(_Settings):
     """Last messages that stay."""
 
 
-class SummarizeSettings(_Settings):
-    """The strategy ``summarize``: older messages become a running summary."""
-
-    trigger: float = Field(default=0.8, gt=0, le=1)
-    """Share of the input budget above which messages are summarized."""
-    target: float = Field(default=0.5, gt=0, le=1)
-    """Share of the input budget that the request goes down to, the summary included."""
-    keep_last: int = Field(default=10, ge=1)
-    """Last messages that stay verbatim; a tool call and its response count as one."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.target > self.trigger:
-            raise ValueError(f"target {self.target} is above trigger {self.trigger}")
-        return self
-
-
-class AnchorSettings(_Settings):
-    """Messages that are kept longer than others: a priority for each kind. Those of a higher priority are removed
-    later. 0 turns a kind off."""
-
-    system_message: int = Field(default=100, ge=0)
-    """Messages of the role ``system``."""
-    latest_tool_result: int = Field(default=80, ge=0)
-    """The last response of a tool, with its call."""
-    instruction_anchor: int = Field(default=60, ge=0)
-    """Messages marked by ``aether:anchors`` in the session's state or an event's ``custom_metadata``."""
-    custom: int = Field(default=40, ge=0)
-    """Messages that a registered selector picks, where it gives no priority itself."""
+ANCHOR_PRIORITIES: Mapping[AnchorKind, int] = {
+    "system_message": 100,
+    "latest_tool_result": 80,
+    "instruction_anchor": 60,
+    "custom": 40,
+}
+"""The priorities of messages that are kept longer than others; see `ConversationSettings.anchors`."""
 
 
 def _as_names(value: object) -> object:
@@ -216,21 +172,23 @@ class ConversationSettings(_Settings):
     last_turns: int = Field(default=3, ge=1)
     """Latest turns that other layers leave room for, so that they outlive a cut, which takes the oldest first; a
     summary that needs their room can cost one of them."""
-    summary: Literal["head", "off"] = "head"
-    """Where the summary of the removed turns is put: before the turns that are kept, or nowhere."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
-    """Most tokens of the summary and the entity table together, as a share of the input budget."""
-    cached_price: float | None = Field(default=None, gt=0, le=1)
-    """Price of cached input as a share of that of other input. It decides what a cut costs, and whether the message of
-    an earlier invocation is sent in its own words from the next one on or keeps its packed text up to the next cut.
-    None takes the model's list price, 0.1 where none is known."""
+    """Most tokens of the summary of the removed turns and the entity table together, as a share of the input budget. 0
+    turns both off."""
     stable_prefix: StablePrefixSettings = StablePrefixSettings()
     sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings()
     heads_tails: HeadsTailsSettings = HeadsTailsSettings()
-    summarize: SummarizeSettings = SummarizeSettings()
-    anchors: AnchorSettings = AnchorSettings()
+    anchors: Mapping[AnchorKind, Annotated[int, Field(ge=0, le=100_000_000, strict=True)]] = {}
+    """Priorities of messages that are kept longer than others: those of a higher one are removed later, and 0 turns a
+    kind off. ``system_message`` (100) are messages of the role ``system``, ``latest_tool_result`` (80) is the last
+    response of a tool with its call, ``instruction_anchor`` (60) are messages marked by ``aether:anchors`` in the
+    session's state or an event's ``custom_metadata``, ``custom`` (40) what a registered selector picks and gives no
+    priority."""
     custom: Mapping[str, Mapping[str, Any]] = {}
     """Settings of registered strategies, by their names."""
+
+    def anchor_priority(self, kind: AnchorKind) -> int:
+        return self.anchors.get(kind, ANCHOR_PRIORITIES[kind])
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -238,12 +196,13 @@ class ConversationSettings(_Settings):
             raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}")
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
-        if "summarize" in self.strategy and self.summary == "off":
-            raise ValueError("summary 'off' leaves the strategy 'summarize' no place: choose 'head'")
+        if "summarize" in self.strategy and not self.summary_share:
+            raise ValueError("summary_share 0 leaves the strategy 'summarize' no place: give it a share")
         return self
 
 
 _SHORT_MEMORY_TOKENS = 24
+_FILLS_FROM, _MOST_MEMORIES = 12, 150
 
 
 class RetrievalSettings(_Settings):
@@ -251,10 +210,8 @@ class RetrievalSettings(_Settings):
 
     memory_k: int = Field(default=12, ge=0)
     """Most memories that other layers make room for. It holds for those that a search found and for the app's own,
-    separately. 0 leaves out all memories."""
-    memory_fill_k: int = Field(default=150, ge=0)
-    """Most memories that a search found in a pack. Those beyond ``memory_k``, and all of the app's own, enter only
-    whole, and only into room that nothing else needs."""
+    separately. With the default or more, further ones enter whole into room that nothing else needs. 0 leaves out all
+    memories."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True
@@ -268,17 +225,13 @@ class RetrievalSettings(_Settings):
     """A memory that a search found is left out, where room is short, when its similarity is below this share of the
     best one. Recalled turns and memories beyond ``memory_k`` are left out below this share of a fair match. There is no
     floor for what the app itself put into the session's state."""
-    mmr_lambda: float = Field(default=0.7, ge=0, le=1)
-    """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
-    memory_timeout_seconds: float = Field(default=2.0, gt=0)
-    """Seconds that an invocation waits in all for the app's memory service and an embedder other than ``static``."""
 
     def most_memories(self, window: int) -> int:
-        """The most memories that are ranked for a window: as many as would fill it if all were short."""
-        if self.memory_k == 0:
-            return 0
-        fitting = self.memory_k + window // _SHORT_MEMORY_TOKENS
-        return max(self.memory_k, min(self.memory_fill_k, fitting))
+        """The most memories that are ranked for a window: as many as would fill it if all were short, and no more than
+        ``memory_k`` where that is below its default."""
+        if self.memory_k < _FILLS_FROM:
+            return self.memory_k
+        return max(self.memory_k, min(_MOST_MEMORIES, self.memory_k + window // _SHORT_MEMORY_TOKENS))
 
 
 class CompressSettings(_Settings):
@@ -290,16 +243,12 @@ class CompressSettings(_Settings):
     summarizer: str = ""
     """Name of a model, as ADK's registry knows it, that writes summaries of memories, evidence and removed turns. Where
     this is empty, or the model fails, sentences of the texts themselves are used."""
-    summarizer_timeout_seconds: float = Field(default=10.0, gt=0)
-    """Deadline for all summaries of one pack together."""
 
 
 class AcceptanceSettings(_Settings):
-    """How final answers are checked."""
+    """How final answers are checked. An answer is compared with its step's checklist, and the URIs that it cites with
+    those in the request; the result is written to the outcome, and no answer is ever changed."""
 
-    enabled: bool = True
-    """Whether an answer is compared with its step's checklist, and the URIs that it cites with those in the request.
-    The result is written to the outcome; no answer is ever changed."""
     critic: str = ""
     """Name of a model, as ADK's registry knows it, that also judges the items of the checklist. Empty for none."""
 
@@ -312,10 +261,6 @@ class PayloadSettings(_Settings):
     payload, or nowhere."""
     recitation: bool = False
     """Whether the model is asked to restate step and acceptance list first."""
-    tool_lines: bool = True
-    """Whether the payload lists a step's tools, a line each, in addition to their declarations."""
-    top_evidence: int = Field(default=2, ge=0)
-    """Number of pieces of evidence that are moved near the end, after the acceptance list."""
 
 
 class ToolSettings(_Settings):
@@ -323,13 +268,10 @@ class ToolSettings(_Settings):
 
     scope: Literal["auto", "off", "prune", "mask"] = "auto"
     """``prune`` declares only the step's tools, ``mask`` restricts calls to them. ``auto`` prunes where a step names
-    its tools; elsewhere, where all declarations together exceed their floor, it declares the relevant ones and
-    ``find_tools``."""
+    its tools; elsewhere, where there are more than ten and all declarations together exceed their floor, it declares
+    the relevant ones, ten at least, and ``find_tools``."""
     always: tuple[str, ...] = ()
     """Names of tools that are always declared."""
-    least: int = Field(default=10, ge=1)
-    """Smallest number of relevant tools that are declared, even beyond their floor. An agent with no more tools than
-    this has all of them declared."""
 
 
 _OFFLOAD_WINDOW, _LEAST_OFFLOAD_WINDOW = 16_000, 8_000
@@ -341,43 +283,42 @@ class OffloadSettings(_Settings):
     mode: Literal["auto", "off", "session", "request"] = "auto"
     """``session`` replaces a long result by an extract in the session's history; ``request`` leaves the history as it
     is and sends the extract. Either way the whole result goes to the store, where agents can read it. ``auto`` acts
-    like ``request``, with the three limits below scaled to the agent's window: they are those for a window of 16,000
-    tokens. It is off where ``record`` keeps no texts."""
-    threshold_tokens: int = Field(default=1_000, ge=1)
-    """Results of up to this many tokens stay as they are. So do longer ones that are no longer than this without their
-    envelope, escapes and white space."""
-    data_tokens: int = Field(default=4_000, ge=1)
-    """The threshold for tables, lists of paths or records, and JSON, where any row may be the one that is needed."""
+    like ``request``, with the limit below scaled to the agent's window: it is that for a window of 16,000 tokens. It is
+    off where ``record`` keeps no texts."""
     extract_tokens: int = Field(default=800, ge=40)
-    """Most tokens of an extract."""
+    """Most tokens of an extract. Results of up to 1.25 times as many stay as they are, and so do longer ones that are
+    no longer than this without their envelope, escapes and white space. Tables, lists of paths or records, and JSON,
+    where any row may be the one that is needed, stay up to five times as many."""
     tools: Mapping[str, str] = {}
     """Rules for single tools, by name: ``never``, ``threshold``, ``always`` (an extract, however short the result), or
     the name of a registered extractor, which makes the extract of a result above the threshold."""
 
     def for_window(self, window: int) -> OffloadSettings:
-        """These settings with the limits that ``auto`` has for a window in tokens. Windows below 8,000 have the limits
+        """These settings with the limit that ``auto`` has for a window in tokens. Windows below 8,000 have the limit
         of 8,000, since the address of a result and the tool that reads it take tokens as well."""
         factor = max(window, _LEAST_OFFLOAD_WINDOW) / _OFFLOAD_WINDOW
-        names = ("threshold_tokens", "data_tokens", "extract_tokens")
-        return self.model_copy(update={name: math.ceil(getattr(self, name) * factor) for name in names})
+        return self.model_copy(update={"extract_tokens": math.ceil(self.extract_tokens * factor)})
+
+    @property
+    def threshold_tokens(self) -> int:
+        """Tokens up to which a result stays as it is."""
+        return math.ceil(1.25 * self.extract_tokens)
+
+    @property
+    def data_tokens(self) -> int:
+        """The same for tables, lists and JSON."""
+        return 5 * self.extract_tokens
 
 
 class UsageSettings(_Settings):
     """How the usage that providers report is used."""
 
-    anchor: bool = True
-    """Whether a request is estimated from the usage that was reported for the request before, and from the ratio of
-    reported to counted tokens so far. Where that usage was below the count, the difference may be used for more; where
-    it was above, the difference is kept free."""
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window. While the usage reported in this invocation plus what was added since is below it, and below
     the share at which the strategy cuts, no cut is made, whatever the count says. 0 turns the gate off. It matters
     where cuts are made below the budget: with a lower ``conversation.compact_at``, ``stable_prefix`` or ``summarize``.
-    The default strategy cuts only where the budget is exceeded, and reported usage is part of that budget (``anchor``),
-    so there the gate decides nothing."""
-    net_bytes_per_token: float = Field(default=3.6, ge=0)
-    """Where nothing was reported yet in an invocation, requests of more bytes than this times the window are cut as if
-    they had exceeded ``conversation.compact_at``. 0 turns this off."""
+    The default strategy cuts only where the budget is exceeded, and reported usage is part of that budget, so
+    there the gate decides nothing."""
 
 
 class TokenSettings(_Settings):
@@ -424,23 +365,24 @@ class LimitSettings(_Settings):
     """For a session, from its first call on."""
     invocation: Limit = Limit()
     """For an invocation, from one user message to the end of the run that it started."""
-    agent: Limit = Limit()
-    """For each agent in a session."""
     agents: Mapping[str, Limit] = {}
-    """For single agents in a session, by agent name, in place of ``agent``."""
+    """For agents in a session, by agent name; ``*`` is each agent that is not named."""
     on_budget: Literal["degrade", "warn", "stop", "raise"] = "degrade"
     """``degrade`` uses the settings of the preset ``cost_first`` from 80% of a limit on, and cuts earlier once a limit
     is reached; ``warn`` logs a warning; ``stop`` answers in the model's place where the next call would exceed a limit;
     ``raise`` ends the run there."""
 
     def of_agent(self, name: str) -> Limit:
-        return self.agents.get(name, self.agent)
+        return self.agents.get(name) or self.agents.get("*") or Limit()
 
     @cached_property
     def measures(self) -> frozenset[Measure]:
         """The measures that have a limit in any scope."""
-        limits = (self.session, self.invocation, self.agent, *self.agents.values())
+        limits = (self.session, self.invocation, *self.agents.values())
         return frozenset(measure for limit in limits for measure in limit.by_measure)
+
+
+_Window: TypeAlias = Annotated[int, Field(ge=256, le=100_000_000, strict=True)]
 
 
 class PackPolicy(_Settings):
@@ -451,10 +393,9 @@ class PackPolicy(_Settings):
     preset: Literal["balanced", "quality_first", "cost_first"] = "balanced"
     """What to prefer where tokens and detail conflict: neither, detail (``quality_first``), or few tokens
     (``cost_first``). Combines with any profile."""
-    max_input_tokens: int | None = Field(default=None, ge=256)
-    """The window in tokens, for any model. None takes the model's own."""
-    windows: Mapping[str, Annotated[int, Field(ge=256, le=100_000_000, strict=True)]] = {}
-    """Windows in tokens by model name; they override the known window of a model."""
+    max_input_tokens: _Window | Mapping[str, _Window] | None = None
+    """The window in tokens, for any model, or by model name. None, and a model that is not named, take the model's
+    own."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
     """The profile of single agents, by agent name."""
     budget: BudgetSettings = BudgetSettings()
@@ -538,8 +479,6 @@ class PackPolicy(_Settings):
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.
 
-        Cached input costs as much as other input here, since limits count it in full.
-
         Args:
             level: 0 changes nothing; each level after the first halves ``compact_at`` and ``compact_to``.
         """
@@ -553,17 +492,19 @@ class PackPolicy(_Settings):
                 "compact_at": min(self.conversation.compact_at, marks["compact_at"]) * factor,
                 "compact_to": min(self.conversation.compact_to, marks["compact_to"]) * factor,
                 "summary_share": min(self.conversation.summary_share, marks["summary_share"]),
-                "cached_price": 1.0,
             },
             "retrieval": {
                 "memory_k": min(self.retrieval.memory_k, retrieval["memory_k"]),
-                "memory_fill_k": min(self.retrieval.memory_fill_k, retrieval["memory_fill_k"]),
                 "evidence_k": min(self.retrieval.evidence_k, retrieval["evidence_k"]),
                 "floor": max(self.retrieval.floor, retrieval["floor"]),
             },
-            "payload": frugal["payload"],
         }
         return PackPolicy(**merged(self.model_dump(), tighter))
+
+    def window_of(self, model: str) -> int | None:
+        """The window that ``max_input_tokens`` gives a model; None where that is the model's own."""
+        given = self.max_input_tokens
+        return given.get(model) if isinstance(given, Mapping) else given
 
     @property
     def mask(self) -> Masker:
@@ -609,8 +550,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "cost_first": {
         "conversation": {"compact_at": 0.6, "compact_to": 0.25, "summary_share": 0.12},
-        "retrieval": {"memory_k": 6, "memory_fill_k": 6, "evidence_k": 6, "floor": 0.3},
-        "payload": {"tool_lines": False},
+        "retrieval": {"memory_k": 6, "evidence_k": 6, "floor": 0.3},
     },
 }
 """The settings in which each preset differs from the defaults."""

@@ -89,7 +89,7 @@ class Reviewer:
             return None
         answer = "".join(part.text for part in parts if part.text and not part.thought)
         step = pack.source.step
-        if not settings.enabled or not answer or not (step.acceptance or SCHEME in answer):
+        if not answer or not (step.acceptance or SCHEME in answer):
             return None
         from aether_context.state.acceptance import examine
 

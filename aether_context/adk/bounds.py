@@ -104,9 +104,13 @@ class LeftOut(TimeoutError):
 class Waits:
     """How long invocations have waited for services, and which of these are not asked for a while.
 
+    ``seconds`` are what an invocation waits in all for memory search and embedding.
+
     Args:
         clock: seconds, from any beginning.
     """
+
+    seconds = 2.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -115,8 +119,8 @@ class Waits:
         """How often a service was late since it answered last, and until when it is left out."""
         self._lock = threading.Lock()
 
-    async def within(self, service: str, invocation: str, seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
-        """As `within`, with so many seconds for all that an invocation waits for; waits side by side count once.
+    async def within(self, service: str, invocation: str, work: Coroutine[Any, Any, _T]) -> _T:
+        """As `within`, with `seconds` for all that an invocation waits for; waits side by side count once.
 
         Raises:
             LeftOut: the service was late too often; one caller tries it again every now and then.
@@ -130,9 +134,9 @@ class Waits:
                     raise LeftOut(f"it was late {late} times in a row")
                 self._late[service] = late, began + RETRY_SECONDS
         try:
-            given = await within(max(0.0, seconds - waited), work)
+            given = await within(max(0.0, self.seconds - waited), work)
         except TimeoutError:
-            if waited < seconds / 2:  # else those before it have taken its time
+            if waited < self.seconds / 2:  # else those before it have taken its time
                 with self._lock:
                     self._late[service] = late + 1, self._clock() + RETRY_SECONDS
             raise

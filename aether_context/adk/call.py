@@ -146,7 +146,7 @@ class Call(NamedTuple):
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
     the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
     branch, where this process packed that. ``offloaded_tokens`` are those that extracts leave out of
-    its history.
+    its history. ``near_limit`` is set where a limit of the policy is near or reached.
     """
 
     context: CallbackContext
@@ -163,6 +163,7 @@ class Call(NamedTuple):
     planned: Planned = Planned()
     last: Last | None = None
     offloaded_tokens: int = 0
+    near_limit: bool = False
 
     @property
     def window(self) -> Window:

@@ -343,7 +343,7 @@ class RequestPacker:
         policy = self._policies.get(key)
         if policy is None:
             policy = self._policies[key] = self.policy.for_profile(profile).economical(key[1])
-        call = call._replace(policy=policy, planned=planned, last=self.last(context))
+        call = call._replace(policy=policy, planned=planned, last=self.last(context), near_limit=key[1] > 0)
         problems: tuple[str, ...] = ()
         if not call.passthrough_reason:
             problems, offloaded_tokens = await self._offloader.enter(call, self._readers)
@@ -423,8 +423,7 @@ class RequestPacker:
         self, call: Call, pick: Pick, source: PackInput, identity: Identity, epoch: Epoch
     ) -> Calibration | None:
         """What the counts of a call are corrected by; see `Meters.calibration`."""
-        settings, events = call.policy.usage, call.context.session.events
-        known = self._meters.calibration(source, identity, epoch, pick.counter.name, settings, events)
+        known = self._meters.calibration(source, identity, epoch, pick.counter.name, call.context.session.events)
         return known if known is not None else source.calibration
 
     def _settle(self, read: ReadCall, pack: Pack) -> LlmResponse | None:

@@ -24,7 +24,7 @@ from aether_context.adk.call import AgentKey, Call, Caller, SessionKey, agent_ke
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import METADATA, Calibration, Content, Epoch, Identity, Pack, PackInput, valid
-from aether_context.policy import LimitSettings, UsageSettings
+from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
@@ -504,7 +504,6 @@ class Meters:
         identity: Identity,
         epoch: Epoch,
         counter: str,
-        settings: UsageSettings,
         events: list[Event],
     ) -> Calibration | None:
         """What a request is estimated by, after what the session's events say of the last one.
@@ -514,8 +513,6 @@ class Meters:
             identity: whose model call it is.
             epoch: the epoch that it stands in.
         """
-        if not settings.anchor:
-            return None
         owner = _owner(source, counter)
         known = self._meters.get(agent_key(identity))
         # As its events have it; as it is remembered where they have none.

@@ -95,7 +95,7 @@ class Windows:
                 return False
             self._learned.put(served.key, tokens)
         self._keep(served.key, tokens, state)
-        stated = policy.max_input_tokens or policy.windows.get(served.name)
+        stated = policy.window_of(served.name)
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
         logger.warning(
             "Model %r refused a request as too long: its window is %d tokens from now on, not %d%s.",
@@ -120,7 +120,7 @@ class Windows:
             state[STATE_KEY] = {**dict(others[1 - _MOST_KEPT :]), key: tokens}
 
     def _window(self, served: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State) -> Window:
-        stated = policy.max_input_tokens or policy.windows.get(served.name) or served.context_tokens
+        stated = policy.window_of(served.name) or served.context_tokens
         tokens = stated or model_window(served.name)
         known = [found for found in (self._learned.get(served.key), _kept(state).get(served.key)) if found is not None]
         if known and min(known) < tokens:

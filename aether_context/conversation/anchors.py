@@ -9,7 +9,7 @@ from aether_context.conversation.strategy import Conversation, Trimmed
 from aether_context.conversation.turns import Unit
 from aether_context.errors import AnchorPreservationError, PolicyError
 from aether_context.pack import Anchor, AnchorKind, Content
-from aether_context.policy import AnchorSettings
+from aether_context.policy import ConversationSettings
 
 Selector: TypeAlias = Callable[[Content, int, Sequence[Content]], bool]
 """Whether a content is an anchor, given its index and all contents."""
@@ -51,23 +51,28 @@ def unregister_anchor(description: str) -> None:
     _REGISTERED.pop(description, None)
 
 
-def registered_anchors(settings: AnchorSettings) -> tuple[AnchorDefinition, ...]:
+def registered_anchors(settings: ConversationSettings) -> tuple[AnchorDefinition, ...]:
     """The rules of `register_anchor`, by name."""
-    return tuple(rule._replace(priority=rule.priority or settings.custom) for _, rule in sorted(_REGISTERED.items()))
+    return tuple(
+        rule._replace(priority=rule.priority or settings.anchor_priority("custom"))
+        for _, rule in sorted(_REGISTERED.items())
+    )
 
 
-def standing_anchors(contents: Sequence[Content], positions: Sequence[int], settings: AnchorSettings) -> list[Anchor]:
+def standing_anchors(
+    contents: Sequence[Content], positions: Sequence[int], settings: ConversationSettings
+) -> list[Anchor]:
     """The anchors that follow from the contents alone: messages of the role ``system``, and the latest tool result."""
     system = AnchorDefinition(
         kind="system_message",
-        priority=settings.system_message,
+        priority=settings.anchor_priority("system_message"),
         selector=lambda content, at, contents: content.role == "system",
         description="system message",
     )
     last = max((at for at, content in enumerate(contents) if content.responses), default=-1)
     latest = AnchorDefinition(
         kind="latest_tool_result",
-        priority=settings.latest_tool_result,
+        priority=settings.anchor_priority("latest_tool_result"),
         selector=lambda content, at, contents: at == last,
         description="latest tool result",
     )
@@ -77,7 +82,7 @@ def standing_anchors(contents: Sequence[Content], positions: Sequence[int], sett
 def identify(
     contents: Sequence[Content],
     *,
-    settings: AnchorSettings | None = None,
+    settings: ConversationSettings | None = None,
     rules: Iterable[AnchorDefinition] = (),
     marked: Mapping[int, str] | None = None,
 ) -> tuple[Anchor, ...]:
@@ -87,11 +92,11 @@ def identify(
         rules: further rules besides those that follow from the contents.
         marked: descriptions of instruction anchors by index.
     """
-    settings = settings or AnchorSettings()
+    settings = settings or ConversationSettings()
     anchors = standing_anchors(contents, range(len(contents)), settings)
-    if settings.instruction_anchor:
+    if priority := settings.anchor_priority("instruction_anchor"):
         anchors += [
-            Anchor(place=at, kind="instruction_anchor", priority=settings.instruction_anchor, description=description)
+            Anchor(place=at, kind="instruction_anchor", priority=priority, description=description)
             for at, description in sorted((marked or {}).items())
         ]
     for rule in rules:

@@ -23,12 +23,21 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.strategy import Conversation, Replaced, Trimmed, decided
 from aether_context.conversation.turns import units
 from aether_context.pack import Content, Part, Reason, Tool
-from aether_context.policy import ConversationSettings, StablePrefixSettings
+from aether_context.policy import ConversationSettings
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
 
 _LAST = "last_hash"
+PLACEHOLDER = "[trimmed]"
+"""What a text or a tool's response is replaced by."""
+STRIPPED_TAGS = ("checkpoint_id",)
+"""Names of XML elements that are taken out of every message, with their content."""
+# The strategy's own estimate, in tokens but for the first two; see `estimate` and `estimate_tool_overhead`.
+_BYTES_PER_TOKEN = 3.5
+_SAFETY, _TOOL_FACTOR = 1.05, 1.2
+_MESSAGE, _PART, _IMAGE, _TOOL = 8, 3, 2_000, 8
+_OUTPUT_RESERVE = 16_000
 _CALL_BYTES = 30
 
 
@@ -44,7 +53,7 @@ class StablePrefix:
         settings, budget, contents = self.settings.stable_prefix, conversation.budget, conversation.contents
         counter, anchored = conversation.counter, conversation.anchored
         begin, note = _boundary(conversation)
-        estimated, counted = sum(estimate(content, settings) for content in contents), sum(conversation.tokens)
+        estimated, counted = sum(map(estimate, contents)), sum(conversation.tokens)
         replaced: list[Replaced] = []
 
         def blank(at: int, reason: Reason, *, new: bool) -> None:
@@ -52,20 +61,20 @@ class StablePrefix:
             content = contents[at]
             if at in anchored or not (content.responses or content.role == "model"):
                 return
-            blanked = placeholder(content, settings.placeholder)
+            blanked = placeholder(content)
             if blanked.digest != content.digest:
-                estimated += estimate(blanked, settings) - estimate(content, settings)
+                estimated += estimate(blanked) - estimate(content)
                 counted += counter.content(blanked) - conversation.tokens[at]
                 replaced.append(Replaced(index=at, content=blanked, reason=reason, new=new))
 
         # Tokens of the messages above which more is replaced, in this strategy's own estimate.
-        reserve = min(settings.output_reserve_tokens, budget.slack)
-        window = budget.window - bytes_to_tokens(len(conversation.system.encode()), settings) - reserve
-        room = int(settings.threshold * window) - estimate_tool_overhead(conversation.tools, settings)
+        reserve = min(_OUTPUT_RESERVE, budget.slack)
+        window = budget.window - bytes_to_tokens(len(conversation.system.encode())) - reserve
+        room = int(settings.threshold * window) - estimate_tool_overhead(conversation.tools)
 
         def over() -> bool:
             # The estimate takes numbers and ids for fewer tokens than they are; a cut would then take users' messages.
-            return math.ceil(estimated * settings.safety) > room or counted > budget.ceiling
+            return math.ceil(estimated * _SAFETY) > room or counted > budget.ceiling
 
         for at in range(begin):
             blank(at, "threshold", new=False)
@@ -90,16 +99,16 @@ class StablePrefix:
 
 
 @lru_cache(maxsize=20_000)
-def placeholder(content: Content, text: str) -> Content:
+def placeholder(content: Content) -> Content:
     """A content with a placeholder for each longer text and response; calls, media and unknown parts stay."""
-    parts = tuple(_blank(part, text) for part in content.parts)
+    parts = tuple(map(_blank, content.parts))
     return content if parts == content.parts else content_of_parts(content.role, list(parts))
 
 
-def _blank(part: Part, text: str) -> Part:
-    if part.kind == "text" and len(part.text) > len(text):
-        return part_of({"text": text})
-    response = {"result": text}
+def _blank(part: Part) -> Part:
+    if part.kind == "text" and len(part.text) > len(PLACEHOLDER):
+        return part_of({"text": PLACEHOLDER})
+    response = {"result": PLACEHOLDER}
     if part.kind == "response" and len(part.text) > len(canonical_json(response)):
         wire = json.loads(part.wire)
         wire["function_response"]["response"] = response
@@ -108,36 +117,32 @@ def _blank(part: Part, text: str) -> Part:
 
 
 @lru_cache(maxsize=50_000)
-def estimate(content: Content, settings: StablePrefixSettings) -> int:
+def estimate(content: Content) -> int:
     """The estimate of one message, before the safety factor."""
-    tokens = settings.message_tokens + sum(_part_tokens(part, settings) for part in content.parts)
+    tokens = _MESSAGE + sum(map(_part_tokens, content.parts))
     is_text = len(content.parts) == 1 and content.parts[0].kind == "text"
-    return tokens if is_text else tokens + settings.part_tokens * len(content.parts)
+    return tokens if is_text else tokens + _PART * len(content.parts)
 
 
-def _part_tokens(part: Part, settings: StablePrefixSettings) -> int:
+def _part_tokens(part: Part) -> int:
     size = len(part.text.encode("utf-8", "surrogatepass"))
     if part.kind == "media":
-        return settings.image_tokens
+        return _IMAGE
     if part.kind == "call":
-        return bytes_to_tokens(len(part.name.encode("utf-8", "surrogatepass")) + size + _CALL_BYTES, settings)
+        return bytes_to_tokens(len(part.name.encode("utf-8", "surrogatepass")) + size + _CALL_BYTES)
     if part.kind == "response":
-        media = settings.image_tokens if part.media_tokens else 0
-        return bytes_to_tokens(size + _CALL_BYTES, settings) + media
-    return bytes_to_tokens(size, settings)
+        media = _IMAGE if part.media_tokens else 0
+        return bytes_to_tokens(size + _CALL_BYTES) + media
+    return bytes_to_tokens(size)
 
 
-def bytes_to_tokens(size: float, settings: StablePrefixSettings) -> int:
-    return math.ceil(size / settings.bytes_per_token)
+def bytes_to_tokens(size: float) -> int:
+    return math.ceil(size / _BYTES_PER_TOKEN)
 
 
-def estimate_tool_overhead(tools: Sequence[Tool], settings: StablePrefixSettings | None = None) -> int:
+def estimate_tool_overhead(tools: Sequence[Tool]) -> int:
     """The estimate of declarations: bytes of name, description and schema, times 1.2, by 3.5, and 8 for each."""
-    settings = settings or StablePrefixSettings()
-    return sum(
-        bytes_to_tokens(_tool_bytes(tool.wire) * settings.tool_factor, settings) + settings.tool_tokens
-        for tool in tools
-    )
+    return sum(bytes_to_tokens(_tool_bytes(tool.wire) * _TOOL_FACTOR) + _TOOL for tool in tools)
 
 
 @lru_cache(maxsize=2_000)

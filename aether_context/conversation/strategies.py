@@ -150,10 +150,6 @@ def _fitting(
     return frozenset(chosen)
 
 
-def _summary_share(settings: ConversationSettings) -> float:
-    return settings.summary_share if settings.summary != "off" else 0.0
-
-
 # The default: units go from the oldest, from the high-water mark down to the low-water mark, with a summary, where that
 # pays or the window demands it.
 
@@ -178,7 +174,7 @@ class Epochs:
             # Here age decides: a large result of long ago would leave the latest turns no room.
             anchors=[anchor for anchor in conversation.anchors if anchor.kind != "latest_tool_result"],
             target=budget.low,
-            summary_share=_summary_share(self.settings),
+            summary_share=self.settings.summary_share,
             reason="window" if conversation.used > budget.ceiling else conversation.reason(budget.high, "high_water"),
         )
 
@@ -215,7 +211,7 @@ class HeadsTails:
             anchors=conversation.anchors,
             stay=_fitting(conversation, parts, (*head, *tail), budget.ceiling, protected(parts, conversation.human)),
             target=budget.low,
-            summary_share=_summary_share(self.settings),
+            summary_share=self.settings.summary_share,
             reason=conversation.reason(budget.high, "middle"),
         )
 
@@ -278,6 +274,13 @@ def _beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[i
 
 # Older messages become a running summary, made of the conversation's own lines and bounded.
 
+SUMMARIZE_TRIGGER = 0.8
+"""Share of the input budget above which messages are summarized."""
+_SUMMARIZE_TARGET = 0.5
+"""Share that the request goes down to, the summary included."""
+_SUMMARIZE_KEEPS = 10
+"""Last messages that stay verbatim; a tool call and its response count as one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summarize:
@@ -288,12 +291,12 @@ class Summarize:
     early: ClassVar[bool] = False
 
     def trim(self, conversation: Conversation) -> Trimmed:
-        settings, budget = self.settings.summarize, conversation.budget
-        if not conversation.passes(budget.mark(settings.trigger)):
+        budget = conversation.budget
+        if not conversation.passes(budget.mark(SUMMARIZE_TRIGGER)):
             return decided(conversation, self.name)
         parts = units(conversation.contents)
-        target = budget.mark(settings.target)
-        latest = range(len(parts) - 1, max(-1, len(parts) - 1 - settings.keep_last), -1)
+        target = budget.mark(_SUMMARIZE_TARGET)
+        latest = range(len(parts) - 1, max(-1, len(parts) - 1 - _SUMMARIZE_KEEPS), -1)
         return cut_to(
             conversation,
             self.name,
@@ -302,7 +305,7 @@ class Summarize:
             stay=_fitting(conversation, parts, latest, target),
             target=min(target, budget.low) if conversation.forced or conversation.heavy else target,
             summary_share=_SUMMARY_SHARE,
-            reason=conversation.reason(budget.mark(settings.trigger), "high_water"),
+            reason=conversation.reason(budget.mark(SUMMARIZE_TRIGGER), "high_water"),
         )
 
 

@@ -210,7 +210,7 @@ def extend_pack(
         signals = signals._replace(retrieval_hit_rate=None, similarity=None, freshness_days=None)
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
     if before.appended is not None:
-        allocation = reallocate(before.allocation, spoken, lending=policy.budget.lending, overcounted=draft.overcounted)
+        allocation = reallocate(before.allocation, spoken, overcounted=draft.overcounted)
     else:
         wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
         try:
@@ -225,7 +225,7 @@ def extend_pack(
         return None
     if draft.past_byte_net(chain((item.content for item in before.contents), added)):
         return None
-    allocation = spend(allocation, {**used, "conversation": spoken}, lending=policy.budget.lending)
+    allocation = spend(allocation, {**used, "conversation": spoken})
     sent = Sent(
         system=before.sent.system,
         tools=before.sent.tools,

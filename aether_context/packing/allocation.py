@@ -69,7 +69,7 @@ def allocate(
         nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + left)
         left -= nominal[layer] - measured[layer]
     wanted_by_layer = {**wanted, **{layer: measured[layer] for layer in FIXED_LAYERS}}
-    final = lend(nominal, wanted_by_layer, weights, overcounted) if settings.lending else nominal
+    final = lend(nominal, wanted_by_layer, weights, overcounted)
     layers: dict[Layer, LayerTokens] = {}
     for layer in (*FIXED_LAYERS, *FLEXIBLE_LAYERS):
         layers[layer] = LayerTokens(
@@ -83,14 +83,14 @@ def allocate(
     return Allocation(window=window, slack=slack, overcounted=overcounted, layers=layers, weights=weights)
 
 
-def reallocate(before: Allocation, conversation: int, *, lending: bool, overcounted: int) -> Allocation:
+def reallocate(before: Allocation, conversation: int, *, overcounted: int) -> Allocation:
     """What `allocate` gives where nothing but the conversation wants other tokens than in the allocation before."""
     layers: dict[Layer, LayerTokens] = {**before.layers}
     slack = layers.pop("slack")
     nominal = {layer: account.nominal for layer, account in layers.items()}
     wanted = {layer: account.used for layer, account in layers.items()}
     wanted["conversation"] = conversation
-    final = lend(nominal, wanted, before.weights, overcounted) if lending else nominal
+    final = lend(nominal, wanted, before.weights, overcounted)
     for layer, account in layers.items():
         used = min(wanted[layer], final[layer])
         if (final[layer], used) != (account.final, account.used):
@@ -208,18 +208,14 @@ def lend(
     return final
 
 
-def spend(allocation: Allocation, used: Mapping[Layer, int], *, lending: bool) -> Allocation:
-    """The allocation with what each layer really used.
-
-    Args:
-        lending: whether what one of them has left is lent to those that took more.
-    """
+def spend(allocation: Allocation, used: Mapping[Layer, int]) -> Allocation:
+    """The allocation with what each layer really used; what one of them has left is lent to those that took more."""
     layers = {layer: account for layer, account in allocation.layers.items() if layer != "slack"}
     if all(account.used == used[layer] for layer, account in layers.items()):
         return allocation
     over = {layer: max(0, used[layer] - account.final) for layer, account in layers.items()}
     spare = {layer: max(0, account.final - used[layer]) for layer, account in layers.items()}
-    lent = min(sum(over.values()), sum(spare.values())) if lending else 0
+    lent = min(sum(over.values()), sum(spare.values()))
     borrowed = dict(zip(layers, whole(lent, list(over.values())), strict=True))
     lent_out = dict(zip(layers, whole(lent, list(spare.values())), strict=True))
     spent: dict[Layer, LayerTokens] = {

@@ -62,16 +62,15 @@ def carry(draft: Draft) -> None:
 
 def measure(draft: Draft) -> None:
     """Measures the layers that are not chosen but given."""
-    source, policy, counter = draft.input, draft.policy, draft.counter
+    source, counter = draft.input, draft.counter
     # What a payload would add to the human message, its evidence and memories aside.
     task = 0
     if not draft.keeps and draft.human is not None:
         task = counter.count(payload.step_text(source.step))
         if source.validity != "unplanned" or source.candidates:
             task += draft.frame_tokens()
-            if policy.payload.tool_lines:
-                listed = draft.scope.listed
-                task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
+            listed = draft.scope.listed
+            task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
     human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
     used = sum(draft.packed_tokens.values())
     draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
@@ -264,7 +263,7 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
             saved=sum(surplus[index] for index in candidates[start:]),
             calls=calls,
             resent=sum(raw[candidates[start] : end]),
-            cached_price=draft.cached_price,
+            cached_price=draft.input.cached_price,
         )
 
     best = max(range(len(candidates)), key=gained)

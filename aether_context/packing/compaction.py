@@ -33,7 +33,7 @@ from aether_context.conversation.rewrites import (
     response_tokens,
     shortened,
 )
-from aether_context.conversation.strategies import Epochs
+from aether_context.conversation.strategies import SUMMARIZE_TRIGGER, Epochs
 from aether_context.conversation.turns import Unit, as_ranges, protected
 from aether_context.evidence.extracts import unshown_names
 from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
@@ -222,7 +222,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
     conversation = _conversation(
         draft, items, [0 if item.origin == draft.human else item.tokens for item in items], budget
     )
-    standing = standing_anchors(conversation.contents, conversation.positions, draft.policy.conversation.anchors)
+    standing = standing_anchors(conversation.contents, conversation.positions, draft.policy.conversation)
     return replace(
         conversation,
         human_tokens=0 if conversation.human is None else items[conversation.human].tokens,
@@ -235,7 +235,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         gated=draft.gated(spoken + budget.fixed, budget.input),
         heavy=draft.past_byte_net(item.content for item in draft.items),
         recalls=any(candidate.source == RECALLED for candidate in draft.memory),
-        cached_price=draft.cached_price,
+        cached_price=draft.input.cached_price,
         summaries=draft.summaries,
     )
 
@@ -292,7 +292,7 @@ def is_quiet(draft: Draft, budget: Budget, spoken: int) -> bool:
         return False
     quiet = budget.high
     if "summarize" in settings.strategy:
-        quiet = min(quiet, budget.mark(settings.summarize.trigger))
+        quiet = min(quiet, budget.mark(SUMMARIZE_TRIGGER))
     return spoken <= quiet or draft.gated(spoken + budget.fixed, budget.input)
 
 
@@ -348,7 +348,7 @@ def bring_within_window(draft: Draft) -> None:
         if over <= 0:
             break
         act(draft, over, draft.budget)
-    if not draft.summary and (draft.cut or draft.input.epoch.summary) and draft.policy.conversation.summary != "off":
+    if not draft.summary and (draft.cut or draft.input.epoch.summary) and draft.policy.conversation.summary_share:
         draft.degradations = (*draft.degradations, _NO_SUMMARY)
 
 

@@ -38,6 +38,7 @@ from aether_context.tokens.cache import PackCounter
 _MOST_BYTES = 4
 """Bytes of one character in UTF-8, at most."""
 _SEAMS = 8
+_NET_BYTES_PER_TOKEN = 3.6
 _NOTHING = Found(chosen=(), left=())
 
 
@@ -227,11 +228,6 @@ class Draft:
         """Tokens per layer inside the payload that an earlier call of this invocation wrote."""
         return self.packed.used if self.packed is not None else {}
 
-    @property
-    def cached_price(self) -> float:
-        """The policy's word on what cached input costs, else the list's."""
-        return self.policy.conversation.cached_price or self.input.cached_price
-
     def content_id(self, index: int) -> str:
         """The name of a content: its place in the host's list and the beginning of its hash."""
         return content_name(self.input.request.positions[index], self.input.request.contents[index])
@@ -244,7 +240,7 @@ class Draft:
 
     def summary_tokens(self, summary: str) -> int:
         """What a summary costs, as a message of its own."""
-        return 0 if self.policy.conversation.summary == "off" else summary_tokens(self.counter, summary)
+        return summary_tokens(self.counter, summary) if self.policy.conversation.summary_share else 0
 
     def spoken(self, items: Sequence[Outgoing], summary: str) -> int:
         """Tokens of a conversation layer: every content but the human message, and the summary."""
@@ -255,7 +251,7 @@ class Draft:
         """What a payload costs at most besides its step and its lines: first line, headers, and what explains it."""
         request, settings = self.input.request, self.policy.payload
         layers = {candidate.layer for candidate in self.input.candidates}
-        step, tools = bool(payload.step_text(self.input.step)), bool(self.scope.listed) and settings.tool_lines
+        step, tools = bool(payload.step_text(self.input.step)), bool(self.scope.listed)
         text = ""
         if self.explains_in_payload:
             lines = payload.rules(
@@ -308,10 +304,10 @@ class Draft:
 
     @property
     def _net_bytes(self) -> float:
-        """The size of the byte net; 0.0 where usage was reported in this invocation."""
+        """The size of the byte net; 0.0 where usage was reported in this invocation, or the gate is off."""
         known = self.input.calibration
         unreported = known is None or known.beyond is None
-        return self.policy.usage.net_bytes_per_token * self.input.window if unreported else 0.0
+        return _NET_BYTES_PER_TOKEN * self.input.window if unreported and self.policy.usage.gate else 0.0
 
     def past_byte_net(self, contents: Iterable[Content]) -> bool:
         """Whether contents are so large that they are cut as if they had passed the high-water mark.

@@ -32,6 +32,8 @@ from aether_context.pack import (
 from aether_context.policy import PayloadSettings
 from aether_context.text.entities import artifact_uris
 
+_TOP_EVIDENCE = 2
+"""Pieces of evidence that stand near the end, after the acceptance list."""
 FIRST_LINE = "CONTEXT PACK"
 REQUEST = "USER REQUEST:\n"
 HANDED = "HANDED OVER:\n"
@@ -181,14 +183,14 @@ def render(
         explains: whether the payload has to explain itself though the settings leave that to the system instruction.
         handed: whether ``request`` is another agent's turn.
     """
-    top, other = evidence[: settings.top_evidence], evidence[settings.top_evidence :]
+    top, other = evidence[:_TOP_EVIDENCE], evidence[_TOP_EVIDENCE:]
     head = _sections(
         ("TASK", _task(step)),
         ("ROLE", bullets(role_lines(step))),
         ("GOAL", bullets([step.goal])),
         ("STEP", bullets([_named(step.step_id, step.text)])),
         ("CONSTRAINTS", bullets(_constraints(step))),
-        ("TOOLS", bullets(tool.signature for tool in tools) if settings.tool_lines else ""),
+        ("TOOLS", bullets(tool.signature for tool in tools)),
         ("EVIDENCE", "\n".join(candidate.line for candidate in other)),
         ("MEMORY", _in_time(memory)),
     )
@@ -205,7 +207,7 @@ def render(
         evidence=bool(evidence),
         memory=bool(memory),
         standing=any(candidate.kind == "standing" for candidate in memory),
-        tools=bool(tools) and settings.tool_lines,
+        tools=bool(tools),
         handed=handed,
     )
     if not (explains or settings.contract == "payload"):

@@ -9,6 +9,7 @@ from typing import TypeVar
 from aether_context.canonical import fold, hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
 from aether_context.conversation.rewrites import packed_message
+from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import as_ranges, live_positions, units
@@ -39,7 +40,6 @@ from aether_context.packing.allocation import spend
 from aether_context.packing.carryover import plan_digest
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
-from aether_context.policy import StablePrefixSettings
 from aether_context.text.compression import extract, lines_of
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
@@ -49,16 +49,12 @@ _T = TypeVar("_T")
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
 
-def normalized(
-    contents: Sequence[Outgoing], settings: StablePrefixSettings, counter: PackCounter
-) -> tuple[Outgoing, ...]:
+def normalized(contents: Sequence[Outgoing], counter: PackCounter) -> tuple[Outgoing, ...]:
     """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
 
     One that needs none of it stays the same object.
     """
-    normal_contents = normalize(
-        [item.content for item in contents], strip_tags=settings.strip_tags, empty=settings.placeholder
-    )
+    normal_contents = normalize([item.content for item in contents], strip_tags=STRIPPED_TAGS, empty=PLACEHOLDER)
     return tuple(_outgoing(contents, normal, counter) for normal in normal_contents)
 
 
@@ -143,7 +139,7 @@ def render(draft: Draft) -> Pack:
     source, scope, counter = draft.input, draft.scope, draft.counter
     packed = _packed(draft)
     plain = _contents(draft, packed)
-    contents = normalized(plain, draft.policy.conversation.stable_prefix, counter) if draft.normalize else plain
+    contents = normalized(plain, counter) if draft.normalize else plain
     sent = Sent(
         system=Block(hash_text(draft.system), draft.measured["system"] - draft.unseen),
         tools=tuple(
@@ -359,7 +355,7 @@ def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...
             content, members = packed_message(item.raw, item.origin, packed.text, draft.parts.get(draft.key(item)))
             item = item._replace(content=content, outcome="payload", tokens=counter.content(content), members=members)
         outgoing.append(item)
-    if draft.summary and draft.policy.conversation.summary == "head":
+    if draft.summary and draft.policy.conversation.summary_share:
         content = summary_content(draft.summary)
         summary_message_out = Outgoing(
             content=content, raw=content, origin=-1, outcome="summary", tokens=counter.content(content)
@@ -500,7 +496,7 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
         "memory": memory,
         "conversation": spoken,
     }
-    return spend(draft.shares, used_by_layer, lending=draft.policy.budget.lending)
+    return spend(draft.shares, used_by_layer)
 
 
 def _still_sent(draft: Draft, by_key: Mapping[str, _T]) -> dict[str, _T]:

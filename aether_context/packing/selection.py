@@ -228,7 +228,7 @@ def fill(draft: Draft) -> None:
         wanted_tokens = wanted(draft)
     other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
     usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
-    most_tokens = max(0, usable_tokens) if draft.policy.budget.lending else 0
+    most_tokens = max(0, usable_tokens)
     if draft.at_cut:
         room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))
     else:

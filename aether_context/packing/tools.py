@@ -16,6 +16,9 @@ from aether_context.packing.draft import Draft, ToolSelection
 from aether_context.policy import ToolSettings
 from aether_context.text.spellings import folded, spellings_of
 
+_LEAST_TOOLS = 10
+"""So many relevant tools are declared at least; an agent with no more of them has all declared."""
+
 # Which declarations are sent where a step names no tools and all of them are more than fit their share.
 
 
@@ -49,7 +52,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
     """
     source, settings, counter = draft.input, draft.policy.tools, draft.counter
     tools = source.request.tools
-    if not source.can_find or len(tools) <= settings.least:
+    if not source.can_find or len(tools) <= _LEAST_TOOLS:
         return None
     costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
     share = int(source.window * draft.policy.budget.floors.tools)
@@ -74,7 +77,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
             encoder = retrieval.tool_encoder()
         room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in keeps)
         names = [tool.name for tool in tools if tool.name not in keeps]
-        keeps |= dict.fromkeys(_best(names, scores, costs, room, settings.least - len(keeps)), "relevant")
+        keeps |= dict.fromkeys(_best(names, scores, costs, room, _LEAST_TOOLS - len(keeps)), "relevant")
     return ToolSelection(
         tools=(*(tool for tool in tools if tool.name in keeps), FIND_TOOLS),
         mode="relevant",

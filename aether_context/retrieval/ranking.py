@@ -17,6 +17,8 @@ _WORD = re.compile(r"[^\W_]+")
 _FAIR_MATCH = 1 / 3
 _LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
+MMR_LAMBDA = 0.7
+"""Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
 _RANKS: dict[CandidateKind, int] = {"standing": 0, "own": 1, "": 2}
 _STOP_WORDS = frozenset(
     _WORD.findall(
@@ -95,11 +97,11 @@ def retrieve(
             left.append(Left(candidate=candidate, reason=reason))
     scored = _scored(fresh, query, masker(redact))
     own = [candidate for candidate in scored if candidate.kind == "own"]
-    own_chosen = diversify(own, weight=settings.mmr_lambda, k=k)
+    own_chosen = diversify(own, weight=MMR_LAMBDA, k=k)
     found = [candidate for candidate in scored if not candidate.kind]
     weak = {candidate.id for candidate in found if candidate.layer == "memory" and not answers(candidate, settings)}
     placed = [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)]
-    found_chosen = _newest_first(diversify(placed, weight=settings.mmr_lambda, k=k), placed)
+    found_chosen = _newest_first(diversify(placed, weight=MMR_LAMBDA, k=k), placed)
     strong = [candidate for candidate in found if candidate.id not in weak]
     chosen = [candidate for candidate in scored if candidate.kind == "standing"] if k else []
     chosen += own_chosen + found_chosen

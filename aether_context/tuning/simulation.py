@@ -171,8 +171,8 @@ def _source(
         human=None if call.human is None else positions.index(call.human),
     )
     recorded, model, window, calibration = call.policy, request.model, source.window, source.calibration
-    if (policy.max_input_tokens, policy.windows) != (recorded.max_input_tokens, recorded.windows):
-        window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
+    if policy.max_input_tokens != recorded.max_input_tokens:
+        window = policy.window_of(model) or model_window(model)
     if calibration is not None and previous_call is not None and previous_pack is not None:
         # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated one.
         scale = previous_pack.counted_tokens / max(1, previous_call.manifest.counted_tokens)

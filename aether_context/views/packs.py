@@ -143,19 +143,8 @@ def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pa
     Raises:
         ReplayError: the recording cannot be built from.
     """
-    pack = replayer.replay(manifest, policy, window=_window(manifest, policy)).pack
+    pack = replayer.replay(manifest, policy, window=policy.window_of(manifest.model) or manifest.window).pack
     return view_of(pack, record(pack, policy, manifest.counter, None).manifest)
-
-
-def _window(manifest: Manifest, policy: PackPolicy) -> int:
-    stated, cap = policy.windows.get(manifest.model), policy.max_input_tokens
-    if cap is None:
-        return stated or manifest.window
-    if stated is None and cap > manifest.window:
-        from aether_context.tokens.model_limits import model_window
-
-        stated = max(manifest.window, model_window(manifest.model))
-    return min(cap, stated or manifest.window)
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[CandidateOutcome]) -> dict[str, str]:

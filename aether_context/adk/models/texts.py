@@ -124,6 +124,12 @@ _ANSWER: JSON = {
 }
 
 
+SUMMARIZER_SECONDS = 10.0
+"""For all summaries of one pack together."""
+_MOST_LATE = 2
+"""So many late answers in a row turn a model's summaries off in a session."""
+
+
 @dataclass(slots=True)
 class _Written:
     """What became of the summary requests of one pack: texts by key, what went wrong, and what it cost."""
@@ -152,6 +158,7 @@ class ModelSummarizer:
         self._model = AuxiliaryModel(model, field="compress.summarizer", argument="summarizer")
         self.check = self._model.check
         self._known: SharedLRU[tuple[str, str, str], str] = SharedLRU(2_000)
+        self._late: SharedLRU[tuple[str, ...], int] = SharedLRU(512)
 
     async def summarize(
         self, pack: Pack, policy: PackPolicy, build: Callable[[PackInput], Awaitable[Pack]]
@@ -161,16 +168,21 @@ class ModelSummarizer:
         Never raises for a model or a store that fails. A summary may be shorter than what stood in its place and so
         change what else fits, hence a second round.
         """
-        written, problems, seconds = _Written(), pack.source.problems, policy.compress.summarizer_timeout_seconds
-        deadline = asyncio.get_running_loop().time() + seconds
+        written, problems, session = _Written(), pack.source.problems, pack.identity[:3]
+        if (self._late.get(session) or 0) >= _MOST_LATE:
+            problem = f"summarizer: off in this session, since it was late {_MOST_LATE} times"
+            return await build(pack.source._replace(problems=(*problems, problem))), {}
+        deadline = asyncio.get_running_loop().time() + SUMMARIZER_SECONDS
         for _ in range(2):
             if not pack.summary_requests or written.problems:
                 break
             try:
                 left = deadline - asyncio.get_running_loop().time()
                 await within(left, self._complete(pack, policy, written))
+                self._late.put(session, 0)
             except TimeoutError:
-                written.problems.append(f"summarizer: no answer within {seconds:g} s")
+                self._late.put(session, (self._late.get(session) or 0) + 1)
+                written.problems.append(f"summarizer: no answer within {SUMMARIZER_SECONDS:g} s")
             except Exception as error:
                 written.problems.append(f"summarizer: {type(error).__name__}")
             told = (*problems, *dict.fromkeys(written.problems))

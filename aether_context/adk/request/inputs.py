@@ -143,7 +143,7 @@ class Gatherer:
             or before.tools != declared_tools(call.request)
             or seen.terms != before.terms
             or seen.marks != before.marks
-            or registered_anchors(call.policy.conversation.anchors)  # which have to see every content
+            or registered_anchors(call.policy.conversation)  # which have to see every content
             or seen.contents <= before.contents
             or (block is not None and block.position < before.contents)
             or previous.positions[-1:] != (before.contents - 1,)
@@ -240,7 +240,9 @@ class Gatherer:
         candidates = _with_evidence(candidates, planned, records, can_read)
         system, is_text = system_text(request.config)
         tools, other_tools = self.reader.tools(declared_tools(request), seen.essential)
-        cached = cached_share(model, identity.last_event_time)
+        price = cached_share(model, identity.last_event_time)
+        # A limit counts cached input in full.
+        cached = 1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4)
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
@@ -270,7 +272,7 @@ class Gatherer:
             rewritten=aligned.rewritten or _rewrote(call, stored),
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
-            cached_price=_USUAL_CACHED_PRICE if cached is None else round(cached, 4),
+            cached_price=cached,
             can_mask=can_mask,
             can_find=can_find,
             can_read=can_read,
@@ -309,9 +311,9 @@ class Gatherer:
         is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
         among the problems.
         """
-        settings, latest_first = call.policy.conversation.anchors, range(len(contents) - 1, -1, -1)
+        settings, latest_first = call.policy.conversation, range(len(contents) - 1, -1, -1)
         places: list[tuple[_Mark, int | None]] = []
-        if settings.instruction_anchor:
+        if priority := settings.anchor_priority("instruction_anchor"):
             values = call.state.get(ANCHORS)
             items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
             read = (valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items)
@@ -334,7 +336,7 @@ class Gatherer:
             Anchor(
                 place=positions[at],
                 kind="instruction_anchor",
-                priority=settings.instruction_anchor if mark.priority is None else mark.priority,
+                priority=priority if mark.priority is None else mark.priority,
                 description=mark.description or mark.contains[:80] or "marked message",
             )
             for mark, at in places
@@ -527,8 +529,7 @@ async def _memories(
     and ``memory_k`` at least; their scores count.
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
-    name, invocation, seconds = f"memory {id(service)}", call.invocation.invocation_id, settings.memory_timeout_seconds
-    within = partial(waits.within, name, invocation, seconds)
+    within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
     candidates: list[Candidate] = []
     if settings.memory_k == 0:
         return (), ""

@@ -206,7 +206,7 @@ class Recall:
             It, what compared the meanings, and what failed.
         """
         policy = read.call.policy
-        name, seconds = policy.retrieval.embedder, policy.retrieval.memory_timeout_seconds
+        name, seconds = policy.retrieval.embedder, self._waits.seconds
         failures: list[str] = []
         token = _FAILURES.set(failures)
         with self._lock:
@@ -218,7 +218,7 @@ class Recall:
                 return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
             embedder = self._embedders.of(embedder, read.source.identity)
             query = await masked_aside(policy.mask, query_for(read.source))
-            within = partial(self._waits.within, name, read.call.invocation.invocation_id, seconds)
+            within = partial(self._waits.within, name, read.call.invocation.invocation_id)
             if embedder.local and not await self._is_loaded(name, embedder, query, within):
                 problem = "is still loading"
             else:
