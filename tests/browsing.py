@@ -86,7 +86,7 @@ class Browser:
 def memory_below_the_floor(**options: Any) -> Chat:
     entries = [remembered("The garage code is 4711")]
     entries += [remembered(f"Harbour fee {at}: the berth tariff of Kiel is {at} euros a metre") for at in range(9)]
-    chat = Chat(memory=Memories(*entries), policy=PackPolicy(retrieval={"memory_k": 1, "memory_fill_k": 1}), **options)
+    chat = Chat(memory=Memories(*entries), policy=PackPolicy(retrieval={"memory_k": 1}), **options)
     chat.say("What is the berth tariff of the harbour of Kiel?")
     return chat
 

@@ -26,14 +26,13 @@ def budget(profile: str = "research", **changes: object) -> BudgetSettings:
     window=st.integers(256, 2_000_000),
     fixed=st.tuples(tokens, tokens, tokens),
     wanted=st.tuples(tokens, tokens, tokens),
-    lending=st.booleans(),
     profile=st.sampled_from(sorted(PROFILES)),
     output=st.none() | st.integers(0, 100_000),
 )
-def test_the_finals_never_exceed_the_window(window, fixed, wanted, lending, profile, output):
+def test_the_finals_never_exceed_the_window(window, fixed, wanted, profile, output):
     measured = dict(zip(("system", "task", "tools"), fixed, strict=True))
     asked = dict(zip(FLEXIBLE_LAYERS, wanted, strict=True))
-    settings = budget(profile, lending=lending)
+    settings = budget(profile)
     try:
         result = allocate(
             window, measured=measured, wanted=asked, signals=NEUTRAL, settings=settings, output_tokens=output
@@ -54,14 +53,13 @@ def test_the_finals_never_exceed_the_window(window, fixed, wanted, lending, prof
     wanted=st.tuples(*[st.integers(0, 9_000)] * 3),
     conversation=st.integers(0, 20_000),
     overcounted=st.tuples(*[st.integers(0, 4_000)] * 2),
-    lending=st.booleans(),
 )
 def test_another_conversation_is_given_what_an_allocation_from_scratch_gives(
-    fixed, wanted, conversation, overcounted, lending
+    fixed, wanted, conversation, overcounted
 ):
     def made(wanted, overcounted):
         measured = dict(zip(("system", "task", "tools"), fixed, strict=True))
-        settings = budget(lending=lending)
+        settings = budget()
         asked = dict(zip(FLEXIBLE_LAYERS, wanted, strict=True))
         made = allocate(
             16_000, measured=measured, wanted=asked, signals=NEUTRAL, settings=settings, overcounted=overcounted
@@ -72,8 +70,8 @@ def test_another_conversation_is_given_what_an_allocation_from_scratch_gives(
         before, used = made(wanted, overcounted[0])
     except StepTooLarge:
         return
-    before = spend(before, used, lending=lending)
-    again = reallocate(before, conversation, lending=lending, overcounted=overcounted[1])
+    before = spend(before, used)
+    again = reallocate(before, conversation, overcounted=overcounted[1])
     assert again == made((*wanted[:2], conversation), overcounted[1])[0]
     assert list(again.layers) == list(before.layers)
 
@@ -150,9 +148,8 @@ def test_lending_gives_what_nobody_uses_to_who_wants_it():
     measured = {"system": 100, "task": 200, "tools": 50}
     wanted = {"evidence": 0, "memory": 0, "conversation": 100_000}
     lent = allocate(10_000, measured=measured, wanted=wanted, signals=NEUTRAL, settings=budget())
-    kept = allocate(10_000, measured=measured, wanted=wanted, signals=NEUTRAL, settings=budget(lending=False))
     assert lent.layers["conversation"].final == 10_000 - 1_000 - 350
-    assert kept.layers["conversation"].final == kept.layers["conversation"].nominal < 2_000
+    assert lent.layers["conversation"].nominal < 2_000
     assert lent.layers["evidence"].lent == -lent.layers["evidence"].nominal
 
 

@@ -206,7 +206,7 @@ def test_each_agent_of_a_team_reads_what_its_own_window_asks_for():
     large = Scripted(model="gemini-2.5-flash", script=["it is 41 days"], sent=[])
     helper = LlmAgent(name="helper", model=large, description="Helps.", instruction="x", tools=[read_note])
     lead = LlmAgent(name="lead", model=llm, instruction="You lead.", tools=[read_log], sub_agents=[helper])
-    talk = chat(agent=lead, policy=PackPolicy(windows={"small": 16_000}))
+    talk = chat(agent=lead, policy=PackPolicy(max_input_tokens={"small": 16_000}))
     llm.script += [call("read_log", name="a"), call("transfer_to_agent", agent_name="helper")]
     talk.say("go")
     small, other = talk.sent[-2:]
@@ -222,7 +222,7 @@ def test_an_agent_used_as_a_tool_gets_readers_with_an_address_only():
     outer = Scripted(model="small", script=[call("read_log", name="a"), call("worker", request="sum up")], sent=[])
     worker = LlmAgent(name="worker", model=inner, description="Works.", instruction="You work.")
     lead = LlmAgent(name="lead", model=outer, instruction="You lead.", tools=[read_log, AgentTool(worker)])
-    talk = chat(agent=lead, policy=PackPolicy(windows={"small": 16_000}))
+    talk = chat(agent=lead, policy=PackPolicy(max_input_tokens={"small": 16_000}))
     talk.say("go")
     assert [one.declared for one in talk.sent if one.agent == "worker"] == [()]
     inner.script += [call("search_artifact", uri=uri_of(talk), query="retention period"), "41 days"]
@@ -236,7 +236,7 @@ def test_an_agent_with_a_large_window_has_readers_for_an_address_that_it_is_told
     outer = Scripted(model="small", script=[call("read_log", name="a"), "seen"], sent=[])
     worker = LlmAgent(name="worker", model=inner, description="Works.", instruction="You work.")
     lead = LlmAgent(name="lead", model=outer, instruction="You lead.", tools=[read_log, AgentTool(worker)])
-    talk = chat(agent=lead, policy=PackPolicy(windows={"small": 16_000}))
+    talk = chat(agent=lead, policy=PackPolicy(max_input_tokens={"small": 16_000}))
     talk.say("go")
     inner.script.insert(0, call("search_artifact", uri=uri_of(talk), query="retention period"))
     outer.script += [call("worker", request=f"look into {uri_of(talk)}"), "done"]

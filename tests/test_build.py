@@ -88,7 +88,7 @@ def test_evidence_without_room_goes_by_coverage_then_age():
         evidence(f"e{at}", f"supplier figure {at} " * 60, time=float(at), covers=("a1",) if at == 0 else ())
         for at in range(8)
     )
-    policy = PackPolicy.load("research", conversation={"summary": "off"})
+    policy = PackPolicy.load("research", conversation={"summary_share": 0})
     pack = build_pack(source([human("compare")], 420, step=STEP, validity="valid", candidates=proofs), policy)
     kept = [fate.id for fate in pack.outcomes if fate.layer == "evidence" and fate.state in ("kept", "summary")]
     gone = [fate.id for fate in pack.outcomes if fate.layer == "evidence" and fate.state == "dropped"]

@@ -354,7 +354,7 @@ def test_replay_of_hashes_says_what_is_missing(store: PackStore) -> None:
 def test_replay_with_another_policy_shows_what_it_would_send(store: PackStore, tmp_path: Path) -> None:
     manifest = packs.remembering(store)
     policy = tmp_path / "narrow.toml"
-    policy.write_text("max_input_tokens = 4000\n[retrieval]\nmemory_k = 1\nmemory_fill_k = 0\n")
+    policy.write_text("max_input_tokens = 4000\n[retrieval]\nmemory_k = 1\n")
     arguments = ("replay", manifest.pack_id, "--policy", str(policy))
     output = run(*arguments, store=store).stdout
     (left,) = [line.split() for line in output.splitlines() if line.split()[:1] == ["left"]]

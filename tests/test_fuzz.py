@@ -257,19 +257,17 @@ STATES: list[dict[str, Any]] = [
 @st.composite
 def policies(draw: st.DrawFn) -> PackPolicy:
     strategy = draw(st.sampled_from(STRATEGIES))
-    places = ["head"] if "summarize" in strategy else ["head", "off"]
+    shares = [0.2] if "summarize" in strategy else [0.2, 0]
     return PackPolicy(
         max_input_tokens=draw(windows),
         conversation={
-            "summary": draw(st.sampled_from(places)),
-            "cached_price": draw(st.sampled_from([None, 0.001, 1.0])),
+            "summary_share": draw(st.sampled_from(shares)),
             "last_turns": draw(st.sampled_from([1, 3])),
             "strategy": strategy,
             "sliding_turns": {"tokens": draw(st.sampled_from([0, 400, 100_000]))},
         },
         payload={"contract": draw(st.sampled_from(["system", "payload", "off"])), "recitation": draw(st.booleans())},
         tools={"scope": draw(st.sampled_from(["auto", "off", "prune", "mask"]))},
-        budget={"lending": draw(st.booleans())},
     )
 
 
@@ -768,13 +766,11 @@ def test_one_huge_response_of_any_shape_is_made_to_fit(response: dict[str, Any],
 
 @pytest.mark.parametrize("window", [600, 720, 990])
 @pytest.mark.parametrize("contract", ["system", "payload", "off"])
-@pytest.mark.parametrize("lending", [True, False])
-def test_a_summary_leaves_the_request_its_room(window: int, contract: str, lending: bool) -> None:
+def test_a_summary_leaves_the_request_its_room(window: int, contract: str) -> None:
     policy = PackPolicy(
         max_input_tokens=window,
         conversation={"last_turns": 1},
         payload={"contract": contract},
-        budget={"lending": lending},
     )
     contents = [said("user", "hi"), said("model", "yes " * 300), said("user", "more"), said("model", "ok " * 90)]
     run = Run(policy, {})
@@ -783,10 +779,10 @@ def test_a_summary_leaves_the_request_its_room(window: int, contract: str, lendi
 
 
 @pytest.mark.parametrize("words", [1_300, 2_000, 4_000])
-@pytest.mark.parametrize("summary", ["head", "off"])
+@pytest.mark.parametrize("summary_share", [0.2, 0])
 @pytest.mark.parametrize("state", [STATES[0], STATES[2]], ids=["unplanned", "planned"])
 def test_a_request_that_was_shortened_stays_short_in_the_loop_that_follows(
-    words: int, summary: str, state: dict[str, Any]
+    words: int, summary_share: float, state: dict[str, Any]
 ) -> None:
     call = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": "a"}))
     exchange = [types.Content(role="model", parts=[call])]
@@ -794,6 +790,6 @@ def test_a_request_that_was_shortened_stays_short_in_the_loop_that_follows(
         response = types.FunctionResponse(name="look_up", response={"r": "value " * size})
         exchange.append(types.Content(role="user", parts=[types.Part(function_response=response)]))
         exchange.append(types.Content(role="model", parts=[call]))
-    run = Run(PackPolicy(max_input_tokens=1_269, conversation={"summary": summary}), state)
+    run = Run(PackPolicy(max_input_tokens=1_269, conversation={"summary_share": summary_share}), state)
     grow([said("user", "hi"), said("model", "yes " * 600), said("user", "word " * words), *exchange[:-1]], run)
     assert all(pack.request_tokens <= 1_269 for pack in run.packs)

@@ -26,7 +26,7 @@ from aether_context.canonical import canonical_json
 
 FOLDER = Path(__file__).parent / "golden_runs"
 STRATEGIES = ("epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize", "none")
-SETTINGS = {"sliding_turns": {"tokens": 1_400}, "stable_prefix": {"keep_last_messages": 2, "output_reserve_tokens": 0}}
+SETTINGS = {"sliding_turns": {"tokens": 1_400}, "stable_prefix": {"keep_last_messages": 2}}
 _BEGAN = 1_767_225_600.0
 PLAN = {
     "plan": {

@@ -154,7 +154,7 @@ def test_the_cost_expected_takes_no_cache_for_granted() -> None:
     [
         ({"session": {"input_tokens": 1_000}}, "session", "input"),
         ({"invocation": {"output_tokens": 60}}, "invocation", "output"),
-        ({"agent": {"total_tokens": 1_000}}, "agent", "total"),
+        ({"agents": {"*": {"total_tokens": 1_000}}}, "agent", "total"),
         ({"session": {"cost_usd": 0.002}}, "session", "cost"),
         ({"agents": {"writer": {"total_tokens": 1_000}}}, "agent", "total"),
     ],
@@ -190,14 +190,14 @@ def test_a_limit_of_which_nothing_is_left_is_passed_by_any_call() -> None:
 
 def test_of_several_limits_the_one_that_is_passed_by_most_is_named() -> None:
     ledger = TokenLedger()
-    held = limits(session={"total_tokens": 100}, invocation={"total_tokens": 10}, agent={"total_tokens": 50})
+    held = limits(session={"total_tokens": 100}, invocation={"total_tokens": 10}, agents={"*": {"total_tokens": 50}})
     violation = ledger.check(ledger.estimate(200, output_limit=0), held, **HERE)
     assert violation is not None
     assert violation.scope == "invocation"
 
 
 def test_a_named_agent_has_its_own_limit_in_place_of_every_agents() -> None:
-    held = limits(agent={"total_tokens": 10}, agents={"writer": {"total_tokens": 1_000}})
+    held = limits(agents={"*": {"total_tokens": 10}, "writer": {"total_tokens": 1_000}})
     ledger = TokenLedger()
     assert ledger.check(ledger.estimate(500), held, invocation="i1", agent="writer") is None
     assert ledger.check(ledger.estimate(500), held, invocation="i1", agent="other") is not None
@@ -221,7 +221,7 @@ def test_calls_under_way_are_held_against_the_limit_until_they_end() -> None:
 
 def test_an_agents_limit_sees_only_its_own_calls_under_way() -> None:
     ledger = TokenLedger()
-    held = limits(agent={"total_tokens": 1_000})
+    held = limits(agents={"*": {"total_tokens": 1_000}})
     ledger.begin(ledger.estimate(700), invocation="i1", agent="a", branch="one")
     assert ledger.check(ledger.estimate(400), held, invocation="i1", agent="b", branch="two") is None
     assert ledger.check(ledger.estimate(400), held, invocation="i1", agent="a", branch="two") is not None
@@ -298,7 +298,7 @@ def test_pressure_begins_at_a_share_of_the_limit_and_grows_once_it_is_reached(re
 def test_pressure_names_the_limit_of_which_most_is_used() -> None:
     ledger = TokenLedger()
     ledger.track(used(900, 99), **HERE)
-    pressure = ledger.pressure(limits(session={"input_tokens": 1_000}, agent={"output_tokens": 100}), **HERE)
+    pressure = ledger.pressure(limits(session={"input_tokens": 1_000}, agents={"*": {"output_tokens": 100}}), **HERE)
     assert pressure is not None
     assert (pressure.scope, pressure.measure, pressure.limit) == ("agent", "output", 100)
 
@@ -312,7 +312,7 @@ def test_an_economical_policy_is_never_looser_than_the_one_it_comes_from() -> No
     assert (near.retrieval.memory_k, near.retrieval.evidence_k, near.retrieval.floor) == (2, 6, 0.4)
     assert near.max_input_tokens is policy.max_input_tokens
     default = PackPolicy().economical(1)
-    assert default.conversation == PackPolicy.load("cost_first", conversation={"cached_price": 1.0}).conversation
+    assert default.conversation == PackPolicy.load("cost_first").conversation
     assert default.retrieval == PackPolicy.load("cost_first").retrieval
     assert default.payload == PackPolicy.load("cost_first").payload
 
@@ -321,7 +321,7 @@ def test_an_economical_policy_is_never_looser_than_the_one_it_comes_from() -> No
     ("section", "words"),
     [
         ({"session": {"total_tokens": 0}}, "limits.session.total_tokens = 0"),
-        ({"agent": {"cost_usd": float("nan")}}, "limits.agent.cost_usd"),
+        ({"agents": {"a": {"cost_usd": float("nan")}}}, "limits.agents.a.cost_usd"),
         ({"agents": {"writer": {"tokens": 5}}}, "limits.agents.writer.tokens"),
         ({"on_budget": "explode"}, "'degrade', 'warn', 'stop' or 'raise'"),
     ],

@@ -225,7 +225,7 @@ def test_further_memories_fill_what_is_left_and_no_more():
     assert 12 < len(few) < 100
     assert 750 < manifest.request_tokens <= 0.9 * 1_500
     assert len(packed(16_000)[1]) == 150
-    assert len(packed(16_000, memory_fill_k=0)[1]) == 12
+    assert len(packed(16_000, memory_k=11)[1]) == 11
     assert len(packed(16_000, memory_k=0)[1]) == 0
 
 

@@ -77,7 +77,7 @@ def memory_of(text: str) -> str:
 
 
 def test_what_was_cut_comes_back_word_for_word_with_speaker_and_date() -> None:
-    chat = talk(conversation={"summary": "off"})
+    chat = talk(conversation={"summary_share": 0})
     for question, fact in zip(ASKED, FACTS, strict=False):
         assert fact not in chat.sent[-1].text or fact in memory_of(chat.sent[-1].human())
         chat.say(question)
@@ -134,7 +134,7 @@ def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() 
 
 
 def test_it_can_be_switched_off() -> None:
-    chat = talk(retrieval={"recall": False}, conversation={"summary": "off"})
+    chat = talk(retrieval={"recall": False}, conversation={"summary_share": 0})
     chat.say(ASKED[1])
     assert chat.sent[-1].human() == ASKED[1]
     assert chat.manifests()[-1].searched is None
@@ -315,7 +315,7 @@ def test_passages_hold_a_text_whole_and_in_order(text: str, most: int) -> None:
 def test_a_passage_of_a_long_message_comes_back_alone() -> None:
     manual = "\n".join(f"Paragraph {at} of the manual says that part {at} is grey." for at in range(60))
     told = f"{manual}\nThe serial number is under the lid.\n{manual}"
-    chat = Chat(policy=small(3_000, conversation={"summary": "off"}), script=[f"I see {at}." for at in range(60)])
+    chat = Chat(policy=small(3_000, conversation={"summary_share": 0}), script=[f"I see {at}." for at in range(60)])
     chat.say(told, *chatter(45))
     assert "serial number" not in chat.sent[-1].text.partition("CONTEXT PACK")[0]
     chat.say("Where is the serial number?")
@@ -348,7 +348,7 @@ def test_hits_of_another_memory_service_are_ranked_by_words_and_meaning() -> Non
 def test_what_load_memory_found_comes_back_after_its_exchange_was_cut() -> None:
     memory = Memories(remembered("The locker's code is 4711."), remembered("Soup on Fridays."))
     script = [call("load_memory", query="code"), "It is there.", *(f"I see {at}." for at in range(60))]
-    policy = small(1_200, retrieval={"memory_k": 4}, conversation={"summary": "off"})
+    policy = small(1_200, retrieval={"memory_k": 4}, conversation={"summary_share": 0})
     chat = Chat(script=script, tools=[load_memory], memory=memory, policy=policy)
     chat.say("Look for my codes.")
     memory.entries.clear()
@@ -422,7 +422,7 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
     loading = Loading()
     register("loading", lambda model: loading)
     retrieval = {"embedder": "loading", "memory_timeout_seconds": 0.05}
-    chat = talk(retrieval=retrieval, conversation={"summary": "off"})
+    chat = talk(retrieval=retrieval, conversation={"summary_share": 0})
     try:
         chat.say(ASKED[1])
         assert loading.asked == 1, "no call asks again while it loads"
@@ -502,7 +502,7 @@ def test_an_embedder_that_could_not_be_loaded_is_asked_again() -> None:
 
 
 def test_an_embedder_that_fails_leaves_the_packaged_one_and_a_note(failing: str) -> None:
-    chat = talk(retrieval={"embedder": failing}, conversation={"summary": "off"})
+    chat = talk(retrieval={"embedder": failing}, conversation={"summary_share": 0})
     chat.say(ASKED[1])
     assert FACTS[1] in memory_of(chat.sent[-1].human())
     assert any("embedder" in one for one in chat.manifests()[-1].degradations)
@@ -511,7 +511,7 @@ def test_an_embedder_that_fails_leaves_the_packaged_one_and_a_note(failing: str)
 
 
 def test_words_alone_are_a_choice_and_an_unknown_embedder_an_error() -> None:
-    chat = talk(retrieval={"embedder": "none"}, conversation={"summary": "off"})
+    chat = talk(retrieval={"embedder": "none"}, conversation={"summary_share": 0})
     chat.say(ASKED[1])
     assert FACTS[1] in memory_of(chat.sent[-1].human())
     assert chat.manifests()[-1].encoder == "none"

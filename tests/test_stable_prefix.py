@@ -19,6 +19,8 @@ from aether_context.conversation import Conversation, Trimmed, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.stable_prefix import (
     BOUNDARY,
+    PLACEHOLDER,
+    STRIPPED_TAGS,
     StablePrefix,
     bytes_to_tokens,
     estimate,
@@ -40,8 +42,8 @@ def strategy(**settings: Any) -> StablePrefix:
     return StablePrefix(settings=ConversationSettings(stable_prefix=StablePrefixSettings(**settings)))
 
 
-def estimate_tokens(contents: Sequence[Content], settings: StablePrefixSettings = SETTINGS) -> int:
-    return math.ceil(sum(estimate(content, settings) for content in contents) * settings.safety)
+def estimate_tokens(contents: Sequence[Content]) -> int:
+    return math.ceil(sum(map(estimate, contents)) * 1.05)
 
 
 def talk(exchanges: int, size: int = 12, opening: str = "Please look into all of it.") -> list[Content]:
@@ -154,9 +156,8 @@ def test_the_output_reserve_is_16000_but_never_more_than_the_slack() -> None:
     contents = [said("Please look into all of it.")]
     contents += [said("the shop is open today " * 30, "model") for _ in range(30)]
     window = math.ceil(estimate_tokens(contents) / 0.8 / 0.95)
-    assert StablePrefixSettings().output_reserve_tokens == 16_000
     assert trimmed(contents, window, keep_last_messages=2).act is not None
-    assert trimmed(contents, window, keep_last_messages=2, output_reserve_tokens=window // 50).act is None
+    assert trimmed(contents, math.ceil(1.2 * window), keep_last_messages=2).act is None
 
 
 def test_the_last_ten_messages_of_the_model_stay_while_they_fit() -> None:
@@ -256,7 +257,7 @@ def test_an_empty_history_is_no_error() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1), ("output_reserve_tokens", -1)],
+    [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1)],
 )
 def test_a_wrong_setting_is_named(field: str, value: float) -> None:
     with pytest.raises(PolicyError, match=field):
@@ -335,7 +336,7 @@ def test_an_image_counts_2000() -> None:
 
 def test_the_sum_has_five_percent_on_top() -> None:
     contents = talk(7)
-    raw = sum(estimate_tokens([content], StablePrefixSettings(safety=1)) for content in contents)
+    raw = sum(map(estimate, contents))
     assert estimate_tokens(contents) == math.ceil(raw * 1.05)
 
 
@@ -420,11 +421,8 @@ def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
-    assert (SETTINGS.threshold, SETTINGS.keep_last_messages, SETTINGS.output_reserve_tokens) == (0.8, 10, 16_000)
-    assert (SETTINGS.placeholder, SETTINGS.strip_tags) == ("[trimmed]", ("checkpoint_id",))
-    assert (SETTINGS.bytes_per_token, SETTINGS.safety) == (3.5, 1.05)
-    assert (SETTINGS.message_tokens, SETTINGS.part_tokens, SETTINGS.image_tokens) == (8, 3, 2_000)
-    assert (SETTINGS.tool_factor, SETTINGS.tool_tokens) == (1.2, 8)
+    assert (SETTINGS.threshold, SETTINGS.keep_last_messages) == (0.8, 10)
+    assert (PLACEHOLDER, STRIPPED_TAGS) == ("[trimmed]", ("checkpoint_id",))
 
 
 # inside a pack

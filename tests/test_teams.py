@@ -263,7 +263,7 @@ def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
     scout, clerk = agent("scout", facts), agent("clerk", [f"I see, {at}." for at in range(61)])
     chat = Chat(
         agent=SequentialAgent(name="line", sub_agents=[scout, clerk]),
-        policy=PackPolicy(max_input_tokens=2_000, conversation={"summary": "off"}),
+        policy=PackPolicy(max_input_tokens=2_000, conversation={"summary_share": 0}),
     )
     chat.say(*(f"Day {at}: what is new on the quay, and what of the weather there?" for at in range(40)))
     assert facts[0] not in clerk.model.texts[-1].partition("CONTEXT PACK")[0]

@@ -293,7 +293,7 @@ def test_an_unknown_strategy_has_no_preview(session: AdkSession) -> None:
 def test_summaries_are_optional() -> None:
     held = Conversation.of(talk(), window=3_000)
     with_one = trim(held, SMALL.changed(conversation={"strategy": ("heads_tails",)}).conversation)
-    without = SMALL.changed(conversation={"strategy": ("heads_tails",), "summary": "off"})
+    without = SMALL.changed(conversation={"strategy": ("heads_tails",), "summary_share": 0})
     chat = Chat(policy=without, tools=[look_up], script=loop(25))
     chat.say("hello")
     assert with_one.summary

@@ -471,7 +471,7 @@ WORDS = " ".join(f"word{at}" for at in range(250))
 
 
 def test_degrade_cuts_earlier_and_deeper_near_a_limit_and_more_so_once_it_is_reached() -> None:
-    settings: dict[str, Any] = {"max_input_tokens": 8_000, "usage": {"gate": 0, "anchor": False}}
+    settings: dict[str, Any] = {"max_input_tokens": 8_000, "usage": {"gate": 0}}
     free = Chat(policy=PackPolicy(**settings))
     bound = Chat(policy=PackPolicy(**settings, limits={"session": {"total_tokens": 6 * CALL}}))
     for chat in (free, bound):
@@ -545,7 +545,7 @@ def test_an_invocations_limit_ends_the_invocation_and_not_the_session() -> None:
 @AGENTS
 def test_a_stopped_loop_ends() -> None:
     clerk = LlmAgent(name="clerk", model=Scripted(script=[], sent=[]))
-    policy = limited("stop", agent={"total_tokens": 5 * CALL})
+    policy = limited("stop", agents={"*": {"total_tokens": 5 * CALL}})
     chat = Chat(agent=LoopAgent(name="again", sub_agents=[clerk]), policy=policy)
 
     async def bounded() -> None:

@@ -215,7 +215,7 @@ DEEP = st.sampled_from([
     "[" * 9_000, '{"a":' * 5_000 + "1" + "}" * 5_000, '{"id":"s","id":"t"}', '{"id":NaN}', "\ufeff{}", "null", "",
     '{"id":' + "9" * 5_000 + "}", "[table", "a = " + "[" * 5_000 + "]" * 5_000, ".".join("a" * 3_000) + " = 1",
     "max_input_tokens = 1e400", "max_input_tokens = " + "9" * 30, 'redact = ["((((("]',
-    'redact = ["' + "(" * 5_000 + ")" * 5_000 + '"]', "profile = 1", "windows.x = -1",
+    'redact = ["' + "(" * 5_000 + ")" * 5_000 + '"]', "profile = 1", "max_input_tokens.x = -1",
 ])  # fmt: skip
 
 

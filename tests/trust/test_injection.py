@@ -162,7 +162,6 @@ def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, fig
     text = INJECTIONS[name]
     policy = PackPolicy(
         max_input_tokens=window,
-        payload={"tool_lines": True},
         offload={"mode": "request", "threshold_tokens": 100},
     )
     one = chat(text, policy=policy)

@@ -173,7 +173,6 @@ def converse(folder: Path, settings: dict[str, Any], *, url: str = "") -> Chat:
         max_input_tokens=9_000,
         conversation={"compact_at": 0.5, "compact_to": 0.25},
         offload={"mode": settings.pop("offload", "request"), "threshold_tokens": 600, "data_tokens": 600},
-        acceptance={"enabled": True},
         **settings,
     )
     plugin = ContextPackPlugin(
