@@ -315,10 +315,12 @@ class UsageSettings(_Settings):
 
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window. While the usage reported in this invocation plus what was added since is below it, and below
-    the share at which the strategy cuts, no cut is made, whatever the count says. 0 turns the gate off. It matters
-    where cuts are made below the budget: with a lower ``conversation.compact_at``, ``stable_prefix`` or ``summarize``.
-    The default strategy cuts only where the budget is exceeded, and reported usage is part of that budget, so
-    there the gate decides nothing."""
+    the share at which the strategy cuts, no cut is made, whatever the count says. Where nothing was
+    reported yet in an invocation, requests of more than 3.6 bytes for each token of the window are cut as if they had
+    exceeded ``conversation.compact_at``. 0 turns both off, so that the count alone decides. The gate matters where cuts
+    are made below the budget: with a lower ``conversation.compact_at``, ``stable_prefix`` or ``summarize``. The default
+    strategy cuts only where the budget is exceeded, and reported usage is part of that budget, so there the
+    gate decides nothing."""
 
 
 class TokenSettings(_Settings):

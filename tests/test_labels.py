@@ -80,12 +80,11 @@ def test_what_one_layer_borrows_another_one_lends(window: int) -> None:
 def test_a_cut_that_the_byte_net_makes_says_so(strategy: str) -> None:
     policy = PackPolicy(
         max_input_tokens=6_000,
-        usage={"net_bytes_per_token": 1.5},
         conversation={"strategy": (strategy,)},
     )
-    chat = Chat(["=" * 900] * 20, policy=policy)
+    chat = Chat(["=" * 2_000] * 20, policy=policy)
     chat.llm.usage = False
-    chat.say(*("=" * 900 for _ in range(12)))
+    chat.say(*("=" * 2_000 for _ in range(12)))
     cuts = [one for one in chat.manifests() if any(event.stage == "cut" for event in one.truncation_events)]
     assert cuts
     first = cuts[0]

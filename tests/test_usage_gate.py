@@ -5,6 +5,7 @@ A net of bytes stands behind it for calls before which nothing was reported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ EAGER = {"compact_at": 0.8, "cached_price": 1.0}
 POLICY = PackPolicy(conversation=EAGER, offload={"mode": "off"})
 
 NET = 3.6
-
+"""Bytes that the net takes for each token of the window."""
 
 TALK = turns(16, 20)
 COUNTED = build_pack(pack_input(TALK, window=200_000), POLICY).counted_tokens
@@ -56,7 +57,7 @@ def is_cut(pack: Pack) -> bool:
 
 def test_the_defaults_are_sixty_percent_of_the_window_and_720_kilobytes_of_200000_tokens() -> None:
     assert UsageSettings().gate * 200_000 == 120_000
-    assert UsageSettings().net_bytes_per_token * 200_000 == 720_000
+    assert NET * 200_000 == 720_000
 
 
 def test_under_the_threshold_nothing_is_cut_though_the_count_is_past_its_mark() -> None:
@@ -82,7 +83,7 @@ def test_0_switches_the_gate_off() -> None:
     assert is_cut(packed(last_reported(10), POLICY.changed(usage={"gate": 0})))
 
 
-@pytest.mark.parametrize(("field", "value"), [("gate", 1.1), ("gate", -0.1), ("net_bytes_per_token", -1)])
+@pytest.mark.parametrize(("field", "value"), [("gate", 1.1), ("gate", -0.1)])
 def test_a_wrong_threshold_is_named(field: str, value: float) -> None:
     with pytest.raises(PolicyError, match=field):
         PackPolicy(usage={field: value})
@@ -134,7 +135,7 @@ def netted(known: Calibration | None = None, contents: Sequence[Content] = DENSE
 def test_the_first_call_runs_the_byte_net() -> None:
     assert sent_bytes(DENSE) > NET * DENSE_WINDOW
     assert netted().acts
-    free = POLICY.changed(usage={"net_bytes_per_token": 0})
+    free = POLICY.changed(usage={"gate": 0})
     assert not build_pack(pack_input(DENSE, window=DENSE_WINDOW), free).acts
 
 
@@ -158,9 +159,9 @@ def test_it_counts_bytes_and_not_characters() -> None:
     )
     assert [len(one.wire) for one in plain] == [len(one.wire) for one in wide]
     assert sent_bytes(wide) > 2.5 * sent_bytes(plain)
-    policy = POLICY.changed(usage={"net_bytes_per_token": 1.1 * sent_bytes(plain) / 200_000})
-    assert not build_pack(pack_input(plain, window=200_000), policy).acts
-    assert build_pack(pack_input(wide, window=200_000), policy).acts
+    window = int(1.1 * sent_bytes(plain) / NET)
+    assert not build_pack(pack_input(plain, window=window), POLICY).acts
+    assert build_pack(pack_input(wide, window=window), POLICY).acts
 
 
 def test_it_takes_whole_exchanges_and_leaves_the_latest_message() -> None:
@@ -173,9 +174,9 @@ def test_it_takes_whole_exchanges_and_leaves_the_latest_message() -> None:
 
 
 def test_at_its_size_nothing_happens() -> None:
-    size = sent_bytes(DENSE)
-    policy = POLICY.changed(usage={"net_bytes_per_token": size / DENSE_WINDOW})
-    assert not build_pack(pack_input(DENSE, window=DENSE_WINDOW), policy).acts
+    window = math.ceil(sent_bytes(DENSE) / NET)
+    assert not build_pack(pack_input(DENSE, window=window), POLICY).acts
+    assert build_pack(pack_input(DENSE, window=window - 1), POLICY).acts
 
 
 # in sessions

@@ -28,8 +28,6 @@ _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as 
 _BULLET = "- a"
 _WORTHWHILE = 0.9
 """Share of the tokens that are asked for under which a cut is made only where the window or a hand demands it."""
-_SCARCE = 0.02
-"""Share of the input budget under which not even the byte net makes a cut: it would at each call."""
 _SUMMARY_SHARE = 0.12
 """The ceiling of the summary that ``summarize`` writes, as a share of the input budget."""
 
@@ -127,12 +125,12 @@ def cut_to(
         summary_at=min((*gone, *replaced_by_index), default=None),
         note="; ".join(notes),
     )
-    if conversation.used > budget.ceiling:
+    if conversation.used > budget.mark(1):
         return result
     if conversation.forced:
         return result if result.freed_tokens > 0 else decided(conversation, strategy, note=_FREES_NOTHING)
-    least = _SCARCE * budget.input if conversation.heavy else _WORTHWHILE * (conversation.used - target)
-    return result if result.freed_tokens >= least else decided(conversation, strategy)
+    worthwhile = result.freed_tokens >= _WORTHWHILE * (conversation.used - target)
+    return result if worthwhile else decided(conversation, strategy)
 
 
 def _fitting(
@@ -164,7 +162,7 @@ class Epochs:
 
     def trim(self, conversation: Conversation) -> Trimmed:
         budget = conversation.budget
-        demanded = conversation.forced or conversation.heavy or conversation.used > budget.ceiling
+        demanded = conversation.forced or conversation.used > budget.mark(1)
         if not conversation.passes(budget.high) or not (demanded or conversation.pays(budget.low)):
             return decided(conversation, self.name)
         return cut_to(
@@ -175,7 +173,7 @@ class Epochs:
             anchors=[anchor for anchor in conversation.anchors if anchor.kind != "latest_tool_result"],
             target=budget.low,
             summary_share=self.settings.summary_share,
-            reason="window" if conversation.used > budget.ceiling else conversation.reason(budget.high, "high_water"),
+            reason="window" if conversation.used > budget.ceiling else conversation.reason("high_water"),
         )
 
 
@@ -212,7 +210,7 @@ class HeadsTails:
             stay=_fitting(conversation, parts, (*head, *tail), budget.ceiling, protected(parts, conversation.human)),
             target=budget.low,
             summary_share=self.settings.summary_share,
-            reason=conversation.reason(budget.high, "middle"),
+            reason=conversation.reason("middle"),
         )
 
 
@@ -303,9 +301,9 @@ class Summarize:
             parts,
             anchors=conversation.anchors,
             stay=_fitting(conversation, parts, latest, target),
-            target=min(target, budget.low) if conversation.forced or conversation.heavy else target,
+            target=min(target, budget.low) if conversation.forced else target,
             summary_share=_SUMMARY_SHARE,
-            reason=conversation.reason(budget.mark(SUMMARIZE_TRIGGER), "high_water"),
+            reason=conversation.reason("high_water"),
         )
 
 

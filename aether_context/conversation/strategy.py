@@ -30,7 +30,7 @@ class Budget(NamedTuple):
     beside the contents.
 
     The marks are tokens of the conversation alone: above ``high`` a cut is made, it goes down to ``low``, and more than
-    ``ceiling`` do not fit.
+    ``ceiling`` do not fit. ``net`` are those that the byte net takes, None where it takes all; marks are below it.
     """
 
     window: int
@@ -39,6 +39,7 @@ class Budget(NamedTuple):
     high: int
     low: int
     ceiling: int
+    net: int | None = None
 
     @classmethod
     def of(
@@ -67,8 +68,10 @@ class Budget(NamedTuple):
         return self.window - self.slack
 
     def mark(self, share: float) -> int:
-        """A share of the input budget as tokens of the conversation, at least that share of what there is for it."""
-        return max(int(share * self.input) - self.fixed, int(share * self.ceiling))
+        """A share of the input budget as tokens of the conversation, at least that share of what there is for it, at
+        most that of what the byte net takes."""
+        tokens = max(int(share * self.input) - self.fixed, int(share * self.ceiling))
+        return tokens if self.net is None else min(tokens, int(share * self.net))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +85,9 @@ class Conversation:
     that of what earlier calls cut, with its own tokens, and ``surplus`` are tokens of earlier payloads, which any cut
     frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked for
     by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is far
-    from full, and ``heavy`` where bytes say that it is not: `passes` heeds them. ``recalls`` is set where turns that
-    were cut are sent beside the conversation. ``cached_price`` is that of cached input as a share of other input's, 1
-    where nothing is cached. ``summaries`` holds a model's; without one a summary quotes the conversation.
+    from full, which `passes` heeds. ``recalls`` is set where turns that were cut are sent beside the conversation.
+    ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached. ``summaries`` holds
+    a model's; without one a summary quotes the conversation.
     """
 
     contents: tuple[Content, ...]
@@ -105,7 +108,6 @@ class Conversation:
     opens: bool = True
     forced: bool = False
     gated: bool = False
-    heavy: bool = False
     recalls: bool = False
     cached_price: float = 1.0
     summaries: Summaries = field(default_factory=lambda: Summaries("", {}))
@@ -183,7 +185,7 @@ class Conversation:
 
     def passes(self, mark: int) -> bool:
         """Whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
-        return self.forced or self.heavy or (self.used > mark and not self.gated)
+        return self.forced or (self.used > mark and not self.gated)
 
     def pays(self, target: int) -> bool:
         """Whether a cut down to ``target`` tokens saves more than sending what stays once more without the cache.
@@ -197,10 +199,9 @@ class Conversation:
         calls = freed / max(1.0, growth)
         return gain(saved=freed / 2, calls=calls, resent=target, cached_price=self.cached_price) >= 0
 
-    def reason(self, mark: int, usual: Reason) -> Reason:
-        """Why a strategy acts that looks at a mark: the byte net, where nothing else calls for it."""
-        netted = self.heavy and not self.forced and (self.used <= mark or self.gated)
-        return "byte_net" if netted else usual
+    def reason(self, usual: Reason) -> Reason:
+        """Why a strategy acts that looks at a mark: the byte net, where it moved the mark."""
+        return usual if self.budget.net is None else "byte_net"
 
     @property
     def anchored(self) -> frozenset[int]:

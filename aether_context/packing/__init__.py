@@ -221,9 +221,8 @@ def extend_pack(
     counted = before.counted_tokens + sum(tokens)
     if spoken > allocation.budget - fixed:
         return None
-    if not is_quiet(draft, marks(policy, allocation, fixed), spoken):
-        return None
-    if draft.past_byte_net(chain((item.content for item in before.contents), added)):
+    net = draft.byte_net(chain((item.content for item in before.contents), added), spoken)
+    if not is_quiet(draft, marks(policy, allocation, fixed, net), spoken):
         return None
     allocation = spend(allocation, {**used, "conversation": spoken})
     sent = Sent(

@@ -81,9 +81,7 @@ def compact(draft: Draft) -> None:
     if forced:
         share = int(settings.compact_to * draft.spoken(draft.items, draft.summary))
         budget = budget._replace(low=min(budget.low, share))
-    elif is_quiet(draft, budget, draft.spoken(draft.items, draft.summary)) and not draft.past_byte_net(
-        item.content for item in draft.items
-    ):
+    elif is_quiet(draft, budget, draft.spoken(draft.items, draft.summary)):
         return
     for strategy in strategies_of(settings):
         if not strategy.early:
@@ -91,13 +89,9 @@ def compact(draft: Draft) -> None:
     forced = forced and not draft.acts
     conversation = _as_sent(draft, budget, forced=forced)
     if not forced:
-        most = budget.ceiling
-        if conversation.heavy:  # contents have to come under the byte net, too
-            netted = draft.net_share(item.content for item in draft.items)
-            most = max(budget.low, min(most, int(netted * conversation.used)))
+        most = budget.mark(1)
         low = budget.low + int(_NET_SHARE * (most - budget.low))
-        budget = budget._replace(high=budget.ceiling, low=low)
-        conversation = replace(conversation, budget=budget)
+        conversation = replace(conversation, budget=budget._replace(high=most, low=low))
     _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
 
 
@@ -233,7 +227,6 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         surplus=spoken - draft.spoken(items, draft.summary),
         forced=forced,
         gated=draft.gated(spoken + budget.fixed, budget.input),
-        heavy=draft.past_byte_net(item.content for item in draft.items),
         recalls=any(candidate.source == RECALLED for candidate in draft.memory),
         cached_price=draft.input.cached_price,
         summaries=draft.summaries,
@@ -244,29 +237,28 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
 
 def _budget(draft: Draft) -> Budget:
-    """The marks of the conversation, with a low one that brings contents past the byte net under it again, however few
-    tokens they count."""
+    """The marks of the conversation beside what the other layers are to hold."""
     fixed = (
         sum(draft.measured.values())
         + sum(draft.packed_tokens.values())
         + sum(candidate.tokens for candidate in (*draft.memory, *draft.evidence))
         + draft.reserve
     )
-    budget = marks(draft.policy, draft.shares, fixed)
+    net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
+    budget = marks(draft.policy, draft.shares, fixed, net)
     if leaves_latest(draft, draft.memory):
-        budget = budget._replace(low=max(budget.low, min(budget.ceiling, latest_need(draft)) - draft.input.kept_free))
-    share = draft.net_share(item.content for item in draft.items)
-    if share == 1:
-        return budget
-    low = int(draft.policy.conversation.compact_to * share * draft.spoken(draft.items, draft.summary))
-    return budget._replace(low=min(budget.low, low))
+        latest = min(budget.ceiling, latest_need(draft)) - draft.input.kept_free
+        most = latest if net is None else int(draft.policy.conversation.compact_to * net)
+        budget = budget._replace(low=max(budget.low, min(latest, most)))
+    return budget
 
 
-def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Budget:
+def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | None) -> Budget:
     """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them.
 
     Args:
         fixed: tokens of all other layers as they are sent.
+        net: tokens that the byte net takes, None where it takes all.
     """
     room = allocation.budget
     budget = Budget(
@@ -276,6 +268,7 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Budget:
         ceiling=max(allocation.layers["conversation"].final, room - fixed),
         high=0,
         low=0,
+        net=net,
     )
     settings = policy.conversation
     return budget._replace(high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))

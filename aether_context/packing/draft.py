@@ -35,10 +35,9 @@ from aether_context.retrieval import Found
 from aether_context.text.compression import Summaries
 from aether_context.tokens.cache import PackCounter
 
-_MOST_BYTES = 4
-"""Bytes of one character in UTF-8, at most."""
-_SEAMS = 8
 _NET_BYTES_PER_TOKEN = 3.6
+"""The size of the byte net, by the tokens of the window."""
+_SEAMS = 8
 _NOTHING = Found(chosen=(), left=())
 
 
@@ -302,31 +301,17 @@ class Draft:
         mark = min(self.policy.usage.gate * self.input.window, self.policy.conversation.compact_at * budget)
         return counted - known.unseen + known.beyond < mark
 
-    @property
-    def _net_bytes(self) -> float:
-        """The size of the byte net; 0.0 where usage was reported in this invocation, or the gate is off."""
-        known = self.input.calibration
-        unreported = known is None or known.beyond is None
-        return _NET_BYTES_PER_TOKEN * self.input.window if unreported and self.policy.usage.gate else 0.0
-
-    def past_byte_net(self, contents: Iterable[Content]) -> bool:
-        """Whether contents are so large that they are cut as if they had passed the high-water mark.
+    def byte_net(self, contents: Iterable[Content], spoken: int) -> int | None:
+        """How many of the ``spoken`` tokens of these contents the byte net takes; None where it takes all of them.
 
         The net is there for calls before which nothing was reported in the invocation: the first one, or all of them
         where a provider reports nothing.
         """
-        net = self._net_bytes
-        if not net:
-            return False
-        every = list(contents)
-        characters = sum([len(content.wire) for content in every])
-        return characters > net or (_MOST_BYTES * characters > net and sent_bytes(every) > net)
-
-    def net_share(self, contents: Iterable[Content]) -> float:
-        """The share of contents that the byte net takes; 1.0 where it takes all of them."""
-        net = self._net_bytes
-        size = sent_bytes(contents) if net > 0 else 0
-        return net / size if size > net else 1.0
+        known = self.input.calibration
+        if not self.policy.usage.gate or (known is not None and known.beyond is not None):
+            return None
+        most, size = _NET_BYTES_PER_TOKEN * self.input.window, sent_bytes(contents)
+        return int(most / size * spoken) if size > most else None
 
 
 def occurrence_keys(contents: Sequence[Content]) -> tuple[str, ...]:
