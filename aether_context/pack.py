@@ -299,9 +299,8 @@ class Candidate:
     ``kind`` is empty for a memory that a search found; see `CandidateKind`. ``speaker`` is who said it, where that is
     known. ``line`` is its rendered text, whose tokens ``tokens`` counts. ``time`` is None where unknown. ``covers``
     holds the ids of the acceptance items that it proves. ``superseded_by`` is, of evidence, the address of a later
-    result of the same source and, of a memory, the id of a later one that may contradict it. ``content_hash`` is the
-    tagged hash of the content at ``uri``, where it is known. ``scores`` are those of retrieval: ``bm25``,
-    ``similarity`` (0 to 1), ``mmr``.
+    result of the same source. ``content_hash`` is the tagged hash of the content at ``uri``, where it is known.
+    ``scores`` are those of retrieval: ``bm25``, ``similarity`` (0 to 1), ``mmr``.
     """
 
     id: str
@@ -372,8 +371,6 @@ class CandidateOutcome:
     """Acceptance items that it proves."""
     content_hash: str = ""
     """Tagged hash of the content at ``uri``, where it is known."""
-    superseded_by: str = ""
-    """Of a memory, the id of a later one that may contradict it, and that is sent before it."""
 
 
 AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruction_anchor", "custom"]

@@ -15,7 +15,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from aether_context.canonical import HASH_TAG, canonical_json, hash_text
 from aether_context.errors import PolicyError, near_names
@@ -385,6 +395,12 @@ class LimitSettings(_Settings):
 
 
 _Window: TypeAlias = Annotated[int, Field(ge=256, le=100_000_000, strict=True)]
+_OF_ALL, _BY_MODEL = "of all models", "by model"
+_Windows: TypeAlias = Annotated[
+    Annotated[_Window, Tag(_OF_ALL)] | Annotated[Mapping[str, _Window], Tag(_BY_MODEL)],
+    Discriminator(lambda value: _BY_MODEL if isinstance(value, Mapping) else _OF_ALL),
+]
+"""Tagged, so that an error is that of the form that was given."""
 
 
 class PackPolicy(_Settings):
@@ -395,7 +411,7 @@ class PackPolicy(_Settings):
     preset: Literal["balanced", "quality_first", "cost_first"] = "balanced"
     """What to prefer where tokens and detail conflict: neither, detail (``quality_first``), or few tokens
     (``cost_first``). Combines with any profile."""
-    max_input_tokens: _Window | Mapping[str, _Window] | None = None
+    max_input_tokens: _Windows | None = None
     """The window in tokens, for any model, or by model name. None, and a model that is not named, take the model's
     own."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
@@ -614,7 +630,7 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
     """The error for the first fault: field, value, file and cure."""
     first = error.errors()[0]
-    location = [str(key) for key in first["loc"]]
+    location = [str(key) for key in first["loc"] if key not in (_OF_ALL, _BY_MODEL)]
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
     if first["type"] == "extra_forbidden":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 from scripted import call
 
@@ -18,8 +19,12 @@ PLAN = {
 }
 NARROW = {**PLAN, "step": {**PLAN["step"], "tools": ["look_up"]}}  # type: ignore[dict-item]
 NO_ACCEPTANCE = {"task": "t", "step": {"text": "do it"}}
-CARRIED = PackPolicy(conversation={"cached_price": 0.001})
-"""Packed messages stay as they are until a cut, so that requests only grow over invocations, too."""
+
+
+def cached_input_costs(share: float) -> Any:
+    """A patch by which cached input costs so much of other input, whatever the model: at 1.0 nothing is gained by a
+    prefix, and at next to nothing packed messages stay as they are until a cut, so that requests only grow."""
+    return patch("aether_context.adk.request.inputs.cached_share", lambda model, time: share)
 
 
 def planned(plan: Mapping[str, Any] = PLAN, **state: Any) -> dict[str, Any]:

@@ -291,12 +291,6 @@ def test_a_critic_that_adk_does_not_know_is_refused_by_name():
         ContextPackPlugin(store=new_store(), policy=PackPolicy(acceptance={"critic": "nobody"}))
 
 
-def test_it_can_be_left_out():
-    chat = Chat(script=["artifact://made/up"], state=STATE, policy=PackPolicy(acceptance={"enabled": False}))
-    chat.say("Go on.")
-    assert verdict_of(chat) is None
-
-
 # repair
 
 

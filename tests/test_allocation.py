@@ -54,9 +54,7 @@ def test_the_finals_never_exceed_the_window(window, fixed, wanted, profile, outp
     conversation=st.integers(0, 20_000),
     overcounted=st.tuples(*[st.integers(0, 4_000)] * 2),
 )
-def test_another_conversation_is_given_what_an_allocation_from_scratch_gives(
-    fixed, wanted, conversation, overcounted
-):
+def test_another_conversation_is_given_what_an_allocation_from_scratch_gives(fixed, wanted, conversation, overcounted):
     def made(wanted, overcounted):
         measured = dict(zip(("system", "task", "tools"), fixed, strict=True))
         settings = budget()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
-from plans import CARRIED, NARROW, PLAN, planned
+from plans import NARROW, PLAN, cached_input_costs, planned
 from scripted import Chat, Scripted, call, look_up, new_store, send_mail, set_state
 
 from aether_context import PackPolicy, PackStore
@@ -158,6 +158,7 @@ def _begins_as_before(chat: Chat) -> bool:
     )
 
 
+@cached_input_costs(0.001)
 @pytest.mark.parametrize("shared", [True, False], ids=["one store", "two stores"])
 @pytest.mark.parametrize("place", ["agent", "plugins", "sub-agent", "agent tool"])
 def test_of_two_that_would_pack_a_call_the_first_one_does(
@@ -181,7 +182,7 @@ def test_of_two_that_would_pack_a_call_the_first_one_does(
     if place == "sub-agent":
         model.script.append(call("transfer_to_agent", agent_name="second"))
     agent = LlmAgent(name="clerk", model=model, **plan, **settings)
-    policy = CARRIED.changed(on_invalid="warn")
+    policy = PackPolicy(on_invalid="warn")
     chat = Chat(agent=agent, store=store, policy=policy, state=planned(PLAN))
     if place == "plugins":
         late = ContextPackPlugin(name="late", policy=policy, store=store if shared else other)

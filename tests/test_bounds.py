@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from google.adk.tools.tool_context import ToolContext
@@ -16,7 +17,7 @@ from matrix import part_slow
 from scripted import Chat, Memories, call, faults, look_up, remembered
 
 from aether_context import PackPolicy
-from aether_context.adk.bounds import within
+from aether_context.adk.bounds import Waits, within
 from aether_context.adk.request import reader
 from aether_context.adk.tools import memory_tools
 from aether_context.conversation import strategy_names, units
@@ -97,10 +98,11 @@ class Stubborn(Memories):
         await self.go_on()
 
 
+@patch.object(Waits, "seconds", 0.05)
 def test_a_memory_service_that_swallows_its_cancellation_costs_its_deadline() -> None:
     async def run() -> None:
         memory = Stubborn()
-        chat = Chat(memory=memory, policy=PackPolicy(retrieval={"memory_timeout_seconds": 0.05}))
+        chat = Chat(memory=memory)
         await asyncio.wait_for(chat.tell("hello"), 20)
         assert memory.cancelled == 1
         assert "memory search failed: TimeoutError" in chat.manifests()[0].degradations

@@ -83,6 +83,16 @@ def test_expired_and_repeated_candidates_stay_out():
     assert (reasons["m1"], reasons["m2"], reasons["m3"]) == ("expired", None, "duplicate")
 
 
+def test_of_memories_that_say_the_same_the_latest_stays():
+    candidates = (
+        memory("m1", "dog Rex", time=1.0),
+        memory("m2", "dog Fido", time=2.0),
+        memory("m3", "dog Rex", time=3.0),
+    )
+    pack = build_pack(source([human("which dog, Rex?")], candidates=candidates), PackPolicy())
+    assert {fate.id for fate in pack.outcomes if fate.reason == "duplicate"} == {"m1"}
+
+
 def test_evidence_without_room_goes_by_coverage_then_age():
     proofs = tuple(
         evidence(f"e{at}", f"supplier figure {at} " * 60, time=float(at), covers=("a1",) if at == 0 else ())

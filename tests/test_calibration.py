@@ -186,8 +186,9 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     known = Calibration(ratio=1.0, anchored=True, beyond=int(0.5 * window) - counted)
 
     def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
-        policy = policy.changed(conversation={"compact_at": 0.8, "cached_price": 1.0})
-        pack = build_pack(pack_input(contents, window=window, calibration=calibration), policy)
+        policy = policy.changed(conversation={"compact_at": 0.8})
+        source = pack_input(contents, window=window, calibration=calibration, cached_price=1.0)
+        pack = build_pack(source, policy)
         return any(event.stage == "cut" for event in pack.events)
 
     assert cut(PackPolicy(), None)
@@ -292,13 +293,6 @@ def test_estimates_close_in_on_what_a_provider_reports():
     assert manifests[-1].calibration is not None
     assert manifests[-1].calibration.samples > 5
     chat.replays()
-
-
-def test_usage_can_be_left_out():
-    chat = talk(4, policy=PackPolicy(usage={"anchor": False}))
-    chat.say(*[f"question {at}" for at in range(4)])
-    assert all(manifest.calibration is None for manifest in chat.manifests())
-    assert all(manifest.request_tokens == manifest.counted_tokens for manifest in chat.manifests())
 
 
 def test_calls_without_usage_leave_the_anchor_where_it_is():

@@ -113,9 +113,7 @@ def test_priorities_are_configurable_and_0_switches_a_kind_off() -> None:
     contents = [said("rules", "system"), *talk(2)]
     found = identify(
         contents,
-        settings=ConversationSettings(
-            anchors={"system_message": 0, "latest_tool_result": 5, "instruction_anchor": 9}
-        ),
+        settings=ConversationSettings(anchors={"system_message": 0, "latest_tool_result": 5, "instruction_anchor": 9}),
         marked={1: "first"},
     )
     kinds = [(anchor.kind, anchor.priority) for anchor in found]
@@ -324,8 +322,6 @@ def test_anchors_survive_all_cuts_of_a_long_session() -> None:
 # summaries
 
 
-
-
 def test_the_last_messages_are_kept_word_for_word() -> None:
     contents = talk(30)
     result = trim(conversation(contents), options("summarize"))
@@ -347,9 +343,8 @@ def test_summaries_need_a_place() -> None:
 
 def test_heads_and_tails_work_together_with_summaries() -> None:
     contents = talk(40)
-    deep = {"trigger": 0.3, "target": 0.2, "keep_last": 4}
-    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize=deep)
-    held = conversation(contents, 8_000)
+    settings = ConversationSettings(strategy=("heads_tails", "summarize"), compact_to=0.95)
+    held = conversation(contents, 4_000)
     heads_tails, summarize = strategies_of(settings)
     alone = heads_tails.trim(held)
     left = held.after(alone)

@@ -238,18 +238,6 @@ def test_what_is_found_does_not_depend_on_where_it_is_kept(uri: str, embedder: s
         asyncio.run(service.close())
 
 
-def test_a_later_statement_stands_before_the_one_that_it_corrects(opened: Open) -> None:
-    async def run() -> None:
-        service = opened()
-        teas = {"2026-03-02": "Tyler's favourite tea is jasmine.", "2026-05-01": "Tyler now prefers oolong tea."}
-        await service.add_memory(**WHO, memories=[entry(text, timestamp=day, id=day) for day, text in teas.items()])
-        first, second = (await service.search_memory(**WHO, query="What is Tyler's favourite tea?")).memories
-        assert (first.id, second.id) == ("2026-05-01", "2026-03-02")
-        assert second.custom_metadata["aether_superseded_by"] == "2026-05-01"
-
-    asyncio.run(run())
-
-
 def test_what_is_masked_is_neither_searched_nor_embedded(opened: Open) -> None:
     memories = opened(redact=["email"]).memories
     memories.add("app", "ann", [Memory(name="m", text="Write to ann@example.com.")])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.tool_context import ToolContext
+from plans import cached_input_costs
 from restarting import Restarting
 from scripted import Chat, Memories, Sent, call, look_up, new_store, remembered
 
@@ -72,7 +73,8 @@ def test_short_turns_at_one_step_send_one_pack_a_request_and_the_users_own_words
 @pytest.mark.parametrize("window", [4_000, 16_000, 1_000_000])
 def test_twenty_short_turns_cost_no_more_than_one_pack_a_request(window: int) -> None:
     found = short_turns(20, policy=PackPolicy(max_input_tokens=window))
-    single = short_turns(20, policy=PackPolicy(max_input_tokens=window, conversation={"cached_price": 1.0}))
+    with cached_input_costs(1.0):
+        single = short_turns(20, policy=PackPolicy(max_input_tokens=window))
     assert counted(found) <= 1.05 * counted(single)
 
 
@@ -104,9 +106,9 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@cached_input_costs(1.0)
 def test_where_nothing_is_cached_every_past_message_returns() -> None:
-    policy = PackPolicy(conversation={"cached_price": 1.0})
-    chat = Chat(script=[*loop(6), "found"], tools=[look_up], state=planned(), policy=policy)
+    chat = Chat(script=[*loop(6), "found"], tools=[look_up], state=planned())
     chat.say("look them up", "thanks")
     assert packs_in(chat.sent[-1]) == 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plans import CARRIED, PLAN, loop, planned
+from plans import PLAN, cached_input_costs, loop, planned
 from scripted import Chat, look_up
 
 from aether_context import PackPolicy
@@ -30,7 +30,7 @@ def test_the_payload_stands_in_the_human_message_of_every_call_of_a_tool_loop() 
 
 @pytest.mark.parametrize("policy", ["chat", "research", "coding"])
 def test_requests_only_grow_within_an_epoch_over_several_invocations(policy: str) -> None:
-    chat = Chat(script=[*loop(2), "a", *loop(2), "b", "c"], tools=[look_up], state=planned(), policy=policy)
+    chat = Chat(script=[*loop(2), "a", *loop(2), "b", "c"], tools=[look_up], state=planned())
     chat.say("first question", "second question", "third question")
     assert len(chat.sent) == 7
     for earlier, later in zip(chat.sent, chat.sent[1:], strict=False):
@@ -40,9 +40,9 @@ def test_requests_only_grow_within_an_epoch_over_several_invocations(policy: str
         assert manifest.prefix.broken_by is None
 
 
-def test_past_messages_return_to_their_own_text_where_the_policy_says_so() -> None:
-    policy = PackPolicy(conversation={"cached_price": 1.0})
-    chat = Chat(script=["a", "b", "c"], state=planned(), policy=policy)
+@cached_input_costs(1.0)
+def test_past_messages_return_to_their_own_text_where_nothing_is_cached() -> None:
+    chat = Chat(script=["a", "b", "c"], state=planned())
     chat.say("first question", "second question", "third question")
     last = chat.sent[-1]
     packed = [content for content in last.contents if "CONTEXT PACK" in (content.parts[0].text or "")]
@@ -51,8 +51,9 @@ def test_past_messages_return_to_their_own_text_where_the_policy_says_so() -> No
     assert [content.parts[0].text for content in last.contents[::2][:-1]] == ["first question", "second question"]
 
 
-def test_past_messages_keep_their_packed_text_where_the_policy_says_so() -> None:
-    chat = Chat(script=["a", "b"], state=planned(), policy=CARRIED)
+@cached_input_costs(0.001)
+def test_past_messages_keep_their_packed_text_where_the_cache_is_cheap() -> None:
+    chat = Chat(script=["a", "b"], state=planned())
     chat.say("same words", "same words", "same words")
     humans = [content.parts[0].text for content in chat.sent[-1].contents if content.role == "user"]
     assert len(humans) == 3

@@ -397,8 +397,6 @@ def covered(pack: Pack) -> tuple[int, int]:
     return len(sent), cost(sent)
 
 
-
-
 # the account
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.tools.agent_tool import AgentTool
-from plans import CARRIED, aether, loop, planned, small, words
+from plans import aether, cached_input_costs, loop, planned, small, words
 from scripted import Chat, Scripted, call, look_up, state_of
 
 
@@ -53,6 +53,7 @@ def test_parallel_agents_get_packs_and_state_of_their_own() -> None:
     chat.replays()
 
 
+@cached_input_costs(0.001)
 @pytest.mark.filterwarnings("ignore:.*is deprecated in favor of Workflow:DeprecationWarning")
 def test_agents_in_sequence_and_in_a_loop_get_packs_of_their_own() -> None:
     first, second = Scripted(sent=[]), Scripted(sent=[])
@@ -81,9 +82,10 @@ def tool_family(rounds: int) -> tuple[Chat, Scripted]:
         script=[one for at in range(rounds) for one in (call("helper", request=f"part {at}"), f"done {at}")], sent=[]
     )
     boss = LlmAgent(name="boss", model=parent, tools=[AgentTool(helper)])
-    return Chat(agent=boss, state=planned(), policy=CARRIED), child
+    return Chat(agent=boss, state=planned()), child
 
 
+@cached_input_costs(0.001)
 def test_an_agent_tools_child_gets_its_own_pack_and_leaves_the_parents_epoch_alone() -> None:
     chat, child = tool_family(3)
     chat.say("go", "on", "and on")
@@ -99,6 +101,7 @@ def test_an_agent_tools_child_gets_its_own_pack_and_leaves_the_parents_epoch_alo
     chat.replays()
 
 
+@cached_input_costs(0.001)
 def test_children_leave_no_packed_messages_behind_in_the_parents_state() -> None:
     sizes = []
     for rounds in (2, 8):

@@ -14,7 +14,7 @@ from failing import FailingFileSystem
 from google.adk.events.event import Event
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.database_session_service import DatabaseSessionService
-from plans import CARRIED, aether, loop, planned, small, turns
+from plans import aether, cached_input_costs, loop, planned, small, turns
 from restarting import Restarting, same_requests
 from scripted import Chat, call, look_up, new_store, set_state, state_of
 
@@ -169,12 +169,13 @@ def away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(FailingFileSystem, "down", True)
 
 
+@cached_input_costs(0.001)
 @pytest.mark.usefixtures("away")
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("known", ["nothing", "plan"])
 def test_a_worker_with_another_store_sends_the_same_bytes(store: str, known: str, tmp_path: Path) -> None:
     # A result that no store takes stays whole, so where results are offloaded workers send what their stores allow.
-    settings = {"retrieval": {"recall": False}, "conversation": {"cached_price": 0.001}, "offload": {"mode": "off"}}
+    settings = {"retrieval": {"recall": False}, "offload": {"mode": "off"}}
     policy = small(2_500, **settings)
 
     async def held(name: str, plugin: BasePlugin | None) -> Chat:
@@ -206,8 +207,9 @@ def test_a_part_of_a_summary_that_is_damaged_loses_nothing() -> None:
     chat.replays()
 
 
+@cached_input_costs(0.001)
 def test_where_one_packed_message_is_damaged_the_others_stay_as_they_are() -> None:
-    chat = Chat(policy=CARRIED.changed(max_input_tokens=20_000), state=planned())
+    chat = Chat(policy=PackPolicy(max_input_tokens=20_000), state=planned())
     chat.say("one", "two", "three")
     scope = next(key for key in state_of(chat) if key.startswith("aether:payload:")).split(":")[2]
     asyncio.run(set_state(chat, **{f"aether:payload:{scope}:0": "damaged"}))

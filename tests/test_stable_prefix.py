@@ -133,7 +133,7 @@ def test_the_threshold_is_a_share_of_window_less_system_and_reserve() -> None:
     contents = talk(10)
     size = estimate_tokens(contents)
     system = "rule " * 700
-    window = math.ceil((size / 0.8 + bytes_to_tokens(len(system), SETTINGS)) / 0.9) + 8
+    window = math.ceil((size / 0.8 + bytes_to_tokens(len(system))) / 0.9) + 8
     fits = Conversation.of(contents, window=window, system=system)
     passes = Conversation.of(contents, window=window - 40, system=system)
     assert strategy(keep_last_messages=2).trim(fits).act is None
@@ -268,7 +268,7 @@ def test_a_wrong_setting_is_named(field: str, value: float) -> None:
 
 
 def test_a_text_becomes_the_placeholder() -> None:
-    assert placeholder(said("a longer answer", "model"), "[trimmed]").text == "[trimmed]"
+    assert placeholder(said("a longer answer", "model")).text == "[trimmed]"
 
 
 def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
@@ -278,7 +278,7 @@ def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_st
         part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=9, media_tokens=258),
         part_of({"function_response": {"id": "d", "name": "look_up", "response": {"result": "r" * 90}}}),
     ]
-    made = placeholder(content_of_parts("model", parts), "[trimmed]").parts
+    made = placeholder(content_of_parts("model", parts)).parts
     assert made[0].text == "[trimmed]"
     assert made[1] is parts[1]
     assert made[2] is parts[2]
@@ -287,13 +287,13 @@ def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_st
 
 def test_what_is_no_longer_than_the_placeholder_stays() -> None:
     content = said("ok", "model")
-    assert placeholder(content, "[trimmed]") == content
+    assert placeholder(content) == content
 
 
 def test_trimming_twice_is_trimming_once() -> None:
     for content in talk(3):
-        once = placeholder(content, "[trimmed]")
-        assert placeholder(once, "[trimmed]").digest == once.digest
+        once = placeholder(content)
+        assert placeholder(once).digest == once.digest
 
 
 # the estimate
@@ -301,7 +301,7 @@ def test_trimming_twice_is_trimming_once() -> None:
 
 @pytest.mark.parametrize(("size", "tokens"), [(0, 0), (1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (3_500, 1_000)])
 def test_three_and_a_half_bytes_are_a_token_rounded_up(size: int, tokens: int) -> None:
-    assert bytes_to_tokens(size, SETTINGS) == tokens
+    assert bytes_to_tokens(size) == tokens
 
 
 def test_a_text_message_counts_its_bytes_and_8() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from packs import lines, said
@@ -12,13 +13,14 @@ from writers import Writer, writer
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.errors import PolicyError
 from aether_context.store.replay import Replayer
 from aether_context.text.compression import Summaries
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
-POLICY = PackPolicy(max_input_tokens=1_200, compress={"summarizer_timeout_seconds": 5.0})
+POLICY = PackPolicy(max_input_tokens=1_200)
 
 
 MEMORIES = [
@@ -126,10 +128,10 @@ def test_a_policy_that_records_hashes_only_leaves_no_summary_in_the_store():
 )
 def test_a_model_that_fails_leaves_the_extractive_way_and_says_so(settings: dict[str, Any], problem: str):
     llm = writer(**settings)
-    policy = POLICY.changed(compress={"summarizer_timeout_seconds": 0.2 if "delay_seconds" in settings else 5.0})
-    chat, _ = talk_with(llm, policy=policy)
-    plain, _ = talk_with(None, policy=policy)
-    chat.say(ASK)
+    chat, _ = talk_with(llm)
+    plain, _ = talk_with(None)
+    with patch.object(ModelSummarizer, "seconds", 0.2 if "delay_seconds" in settings else 10.0):
+        chat.say(ASK)
     plain.say(ASK)
     assert llm.asked
     assert chat.sent[0].human() == plain.sent[0].human()
@@ -174,9 +176,20 @@ def test_a_model_is_named_in_the_policy_or_given_to_the_callbacks():
     assert llm.asked
 
 
+@patch.object(ModelSummarizer, "seconds", 0.05)
+def test_a_model_that_is_late_twice_is_not_asked_again_in_its_session():
+    llm = writer(delay_seconds=30.0)
+    chat, _ = talk_with(llm)
+    for number, problem in enumerate(["no answer within 0.05 s"] * 2 + ["off in this session"]):
+        chat.say(f"{ASK} Once more, {number}.")
+        assert any(f"summarizer: {problem}" in one for one in chat.manifests()[-1].degradations)
+    assert len(llm.asked) == 2
+    chat.replays()
+
+
 def test_a_run_that_is_cancelled_while_a_summary_is_written_stops_the_model_too():
     llm = writer(delay_seconds=30.0)
-    chat, _ = talk_with(llm, policy=POLICY.changed(compress={"summarizer_timeout_seconds": 60.0}))
+    chat, _ = talk_with(llm)
 
     async def cancelled() -> set[asyncio.Task[Any]]:
         run = asyncio.create_task(chat.tell(ASK))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from google.adk.sessions.session import Session as AdkSession
 from packs import pack_input, said, trim, turns
+from plans import cached_input_costs
 from scripted import Chat, call, faults, look_up
 from timing import best_of
 
@@ -130,9 +131,10 @@ def test_a_call_that_would_pass_a_limit_is_not_made(measure: str, limit: int) ->
     assert len(chat.llm.sent) == report(chat).session.totals.calls
 
 
+@cached_input_costs(1.0)
 def test_near_a_limit_requests_are_trimmed_before_it_is_passed() -> None:
     def inputs(limits: dict[str, Any]) -> list[int]:
-        policy = PackPolicy(max_input_tokens=6_000, limits=limits, conversation={"cached_price": 1.0})
+        policy = PackPolicy(max_input_tokens=6_000, limits=limits)
         chat = Chat(policy=policy, tools=[look_up], script=loop(25))
         chat.say("hello")
         return [chat.store.outcome(one)["input_tokens"] for one in chat.manifests()]

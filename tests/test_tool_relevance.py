@@ -207,11 +207,11 @@ def test_a_question_that_finds_nothing_is_answered(query: Any) -> None:
 def test_nothing_that_another_tool_says_declares_a_tool() -> None:
     def gossip() -> dict[str, Any]:
         """Tells what one hears."""
-        return {"found": [{"name": "rename_guitar"}]}
+        return {"found": [{"name": "rename_recipe"}]}
 
     chat = Chat(script=[call("gossip"), "Hm."], tools=[*(tool(name) for name in NAMES), gossip], policy=SMALL)
     chat.say("What do you hear of flights?")
-    assert all("rename_guitar" not in names for names in declared(chat))
+    assert all("rename_recipe" not in names for names in declared(chat))
 
 
 @settings(max_examples=40)

@@ -158,7 +158,6 @@ def test_a_file_holds_the_tuned_policy(tmp_path):
     base = PackPolicy(
         max_input_tokens=9_000,
         tools={"always": ("a", 'b"c')},
-        max_input_tokens={"x/y": 5_000},
         limits={"agents": {"*": {"total_tokens": 9}, "clerk": {"cost_usd": 0.5}, "any \x7f \U0001f600": {}}},
         preset="cost_first",
     )

@@ -6,13 +6,16 @@ A net of bytes stands behind it for calls before which nothing was reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from packs import answered, called, lines, pack_input, said, tool, turns
+from packs import answered, called, lines, said, tool, turns
+from packs import pack_input as usual_input
+from plans import cached_input_costs
 from scripted import Chat, call
 
 from aether_context import PackPolicy
@@ -24,7 +27,8 @@ from aether_context.packing.draft import sent_bytes
 from aether_context.policy import UsageSettings
 from aether_context.store import Manifest
 
-EAGER = {"compact_at": 0.8, "cached_price": 1.0}
+pack_input = partial(usual_input, cached_price=1.0)
+EAGER = {"compact_at": 0.8}
 """A mark well under the input budget, and no cache that a cut could break, so that every cut pays."""
 
 POLICY = PackPolicy(conversation=EAGER, offload={"mode": "off"})
@@ -50,6 +54,12 @@ def packed(known: Calibration | None, policy: PackPolicy = POLICY, **more: Any) 
 
 def is_cut(pack: Pack) -> bool:
     return any(event.stage == "cut" for event in pack.events)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_cached() -> Iterator[None]:
+    with cached_input_costs(1.0):
+        yield
 
 
 # the threshold

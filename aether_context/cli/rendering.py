@@ -199,8 +199,7 @@ def _candidates(view: PackView, everything: bool, width: int) -> Iterator[Render
         line = _aligned(cells, widths)
         scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
         covers = f"covers {', '.join(row.covers)}" if row.covers else ""
-        later = f"superseded by {row.superseded_by}" if row.superseded_by else ""
-        details = plain(" · ".join(filter(None, (scores, moment(row.time), row.uri, covers, later))))
+        details = plain(" · ".join(filter(None, (scores, moment(row.time), row.uri, covers))))
         if details and len(details) <= width - line.cell_len - 2:
             line.append(f"  {details}")
             details = ""

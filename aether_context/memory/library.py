@@ -19,11 +19,9 @@ from aether_context.memory.file import MemoryFile
 from aether_context.memory.places import is_postgres, located
 from aether_context.memory.rows import Change, Connection, Memory, Searched, owner_of
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, Hit, newest_first
-from aether_context.retrieval.corrections import Statement, corrections, raised
+from aether_context.retrieval import Entry
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder, embedder_for
 from aether_context.retrieval.pool import Places, Pool, Rows
-from aether_context.retrieval.ranking import similarity
 from aether_context.retrieval.terms import hashed
 
 if TYPE_CHECKING:
@@ -39,23 +37,17 @@ MANY = 100_000
 
 _MOST_KEPT = 1_000_000
 """Memories in the indexes of all users that a process keeps, of 450 to 750 bytes each."""
-_COMPARED = 20
-"""So many of the best are held against each other at least, however few are wanted."""
 _ATTEMPTS = 5
 _EMBEDDED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A memory that was found, with the score it is ranked by and what that was made of, as of `Hit`.
-
-    ``superseded_by`` is the name of a later one that may contradict it; that one stands before it.
-    """
+    """A memory that was found, with the score it is ranked by and what that was made of, as of `Hit`."""
 
     memory: Memory
     score: float
     scores: Mapping[str, float] = field(default_factory=dict)
-    superseded_by: str = ""
 
 
 class Memories:
@@ -158,22 +150,22 @@ class Memories:
                 self._follow(owner, index)
                 if vectors and vectors[0] is not None:
                     self._complete(owner, index)
-                memories: dict[str, tuple[int, Memory]] = {}
+                memories: dict[str, Memory] = {}
 
-                def entries(places: Places, memories: dict[str, tuple[int, Memory]] = memories) -> list[Entry]:
+                def entries(places: Places, memories: dict[str, Memory] = memories) -> list[Entry]:
                     numbers = index.numbers[places].tolist()
                     found = index.same(self._run(rows.read, owner, numbers))
-                    memories.update({entry_of(memory).id: (number, memory) for number, memory in found.items()})
+                    memories.update({entry_of(memory).id: memory for memory in found.values()})
                     return [entry_of(found[number]) if number in found else Entry(id="", text="") for number in numbers]
 
                 alone, scores = index.pool.answers(asked, vectors)
-                hits = index.pool.ranked(asked, max(limit, _COMPARED), entries, alone, scores)
+                hits = index.pool.ranked(asked, limit, entries, alone, scores)
                 if all(hit.id for hit in hits):
                     break
             else:  # changed too fast, or the rows are those of a backup
                 with self._lock:
                     self._indexes.pop(owner, None)
-        return self._corrected([hit for hit in hits if hit.id], memories, asked)[:limit]
+        return [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits if hit.id]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
@@ -252,39 +244,6 @@ class Memories:
             return [Searched(hashed(text)) for text in texts]
         vectors = np.hstack([rows for rows in tables if rows is not None])
         return [Searched(hashed(text), _made_by(pool), row.tobytes()) for text, row in zip(texts, vectors, strict=True)]
-
-    def _corrected(
-        self, hits: Sequence[Hit], memories: Mapping[str, tuple[int, Memory]], asked: str
-    ) -> list[Remembered]:
-        """What was found, each behind the later one that may contradict it.
-
-        Args:
-            hits: best first, twenty of them at least where there are so many.
-            memories: by the ids of the hits, each behind its number, which says what came later where times do not.
-        """
-        said = [
-            Statement(
-                text=self.mask(hit.text),
-                speaker=hit.entry.speaker or "",
-                time=hit.entry.time,
-                place=memories[hit.id][0],
-                score=similarity(hit.score),
-            )
-            for hit in hits
-        ]
-        corrected = corrections(said, asked)
-        scores = raised([hit.score for hit in hits], corrected)
-        superseded = {hits[at].id: hits[later].id for at, later in corrected.items()}
-        found = {
-            hit.id: Remembered(
-                memory=memories[hit.id][1],
-                score=score,
-                scores=hit.scores,
-                superseded_by=memories[superseded[hit.id]][1].name if hit.id in superseded else "",
-            )
-            for hit, score in zip(hits, scores, strict=True)
-        }
-        return [found[name] for name in newest_first(found, superseded)]
 
 
 class _Index:

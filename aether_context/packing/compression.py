@@ -272,9 +272,7 @@ def _reduce_memory(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
     Of what a search found all goes before any of what the app put there.
     """
     draft.memory = draft.found_memory.chosen
-    ranked = sorted(
-        draft.memory, key=lambda memory: (rank(memory), -memory.score, memory.superseded_by != "", memory.id)
-    )
+    ranked = sorted(draft.memory, key=lambda memory: (rank(memory), -memory.score, memory.id))
     if sum(candidate.tokens for candidate in ranked) <= room:
         return ()
     least = _staying(draft, ranked, room)

@@ -473,7 +473,6 @@ def _candidate_outcome(
         uri=candidate.uri,
         covers=candidate.covers,
         content_hash=candidate.content_hash,
-        superseded_by=candidate.superseded_by if candidate.layer == "memory" else "",
     )
 
 

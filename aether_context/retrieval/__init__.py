@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aether_context.retrieval.ranking import Found, Left, answers, newest_first, query_for, rank, retrieve, weakest
+from aether_context.retrieval.ranking import Found, Left, answers, query_for, rank, retrieve, weakest
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import tool_encoder, tool_scores
@@ -19,7 +19,6 @@ __all__ = [
     "HybridIndex",
     "Left",
     "answers",
-    "newest_first",
     "query_for",
     "rank",
     "retrieve",

@@ -14,7 +14,6 @@ from cachetools import LRUCache
 from aether_context.canonical import hash_text
 from aether_context.pack import RECALLED, Candidate, Content, Layer, Tool, recalled_id
 from aether_context.redaction import masker
-from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.passages import passages
@@ -93,34 +92,9 @@ def ranked(
         )
         scores |= {candidate.id: {"similarity": 0.0} for candidate in pool}
         scores |= {hit.id: scores_of(hit) for hit in index.search(query, len(pool), asked=asked)}
-    scored = tuple(
+    return tuple(
         replace(candidate, scores={**candidate.scores, **scores.get(candidate.id, {})}) for candidate in candidates
     )
-    found = [candidate for candidate in scored if candidate.id in scores and candidate.layer == "memory"]
-    return _corrected(scored, [memory for memory in found if not memory.kind], query, masker(redact))
-
-
-def _corrected(
-    candidates: tuple[Candidate, ...], memories: list[Candidate], query: str, mask: Callable[[str], str]
-) -> tuple[Candidate, ...]:
-    """The candidates, those of some memories marked that a later one of them may contradict."""
-    memories.sort(key=lambda memory: (-memory.score, memory.id))
-    said = [
-        Statement(text=mask(memory.text), speaker=memory.speaker, time=memory.time, score=memory.score)
-        for memory in memories
-    ]
-    corrected = corrections(said, mask(query))
-    scores = raised([memory.score for memory in memories], corrected)
-    changed = {
-        memory.id: replace(
-            memory,
-            scores={**memory.scores, "similarity": score},
-            superseded_by=memories[corrected[at]].id if at in corrected else "",
-        )
-        for at, (memory, score) in enumerate(zip(memories, scores, strict=True))
-        if at in corrected or score != memory.score
-    }
-    return tuple(changed.get(candidate.id, candidate) for candidate in candidates)
 
 
 def scores_of(hit: Hit) -> dict[str, float]:

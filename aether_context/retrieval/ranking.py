@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -101,13 +101,12 @@ def retrieve(
     found = [candidate for candidate in scored if not candidate.kind]
     weak = {candidate.id for candidate in found if candidate.layer == "memory" and not answers(candidate, settings)}
     placed = [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)]
-    found_chosen = _newest_first(diversify(placed, weight=MMR_LAMBDA, k=k), placed)
+    found_chosen = diversify(placed, weight=MMR_LAMBDA, k=k)
     strong = [candidate for candidate in found if candidate.id not in weak]
     chosen = [candidate for candidate in scored if candidate.kind == "standing"] if k else []
     chosen += own_chosen + found_chosen
     further = _rest(own, own_chosen) if k else []
-    rest = _rest(strong, found_chosen)
-    further += _newest_first(rest, rest)[:more]
+    further += _rest(strong, found_chosen)[:more]
     names = {candidate.id for candidate in (*chosen, *further)}
     left += [
         Left(candidate=candidate, reason="below_floor" if candidate.id in weak else "beyond_k")
@@ -122,31 +121,6 @@ def _rest(candidates: Iterable[Candidate], chosen: Iterable[Candidate]) -> list[
     names = {candidate.id for candidate in chosen}
     rest = [candidate for candidate in candidates if candidate.id not in names]
     return sorted(rest, key=lambda candidate: (-candidate.score, candidate.id))
-
-
-def newest_first(names: Iterable[str], superseded: Mapping[str, str]) -> list[str]:
-    """Names in their order, but each behind those that take its place, the newest of them first.
-
-    Args:
-        superseded: by name, what takes its place.
-    """
-    ordered: dict[str, None] = {}
-    for name in names:
-        chain = [name]
-        while (later := superseded.get(chain[-1], "")) and later not in chain:
-            chain.append(later)
-        ordered |= dict.fromkeys(reversed(chain))
-    return list(ordered)
-
-
-def _newest_first(chosen: Sequence[Candidate], found: Iterable[Candidate]) -> list[Candidate]:
-    """As many as are chosen, each behind those among ``found`` that take its place."""
-    known = {candidate.id: candidate for candidate in (*found, *chosen)}
-    superseded = {
-        name: candidate.superseded_by for name, candidate in known.items() if candidate.superseded_by in known
-    }
-    names = newest_first([candidate.id for candidate in chosen], superseded)
-    return [known[name] for name in names][: len(chosen)]
 
 
 def rank(candidate: Candidate) -> int:

@@ -157,8 +157,7 @@ class FaultyReads(PackStore):
 def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
     settings: dict[str, Any] = {
         "max_input_tokens": WINDOW,
-        "retrieval": {"memory_timeout_seconds": deadline},
-        "compress": {"summarizer_timeout_seconds": deadline},
+        "retrieval": {},
         "conversation": {"strategy": ("summarize",)},
     }
     own: dict[str, Any] = {"store": new_store(), "on_error": "passthrough"}
@@ -190,6 +189,7 @@ def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
             own["store"].fault = fault
             own["summarizer"] = FaultyModel(fault="raises")
     plugin = ContextPackPlugin(policy=PackPolicy(**settings), **own)
+    plugin._packer._waits.seconds = plugin._packer._summarizer.seconds = deadline
     if collaborator in ("critic", "check"):
         plugin._packer._reviewer._timeout_seconds = deadline
     state = planned(knowledge={"notes": [f"note {at}: {words(30, f'n{at}')}" for at in range(8)]})
@@ -396,17 +396,17 @@ def test_waits_that_overlap_count_once_and_one_caller_tries_a_late_service_again
     async def run() -> None:
         for _ in range(3):
             with pytest.raises(TimeoutError):
-                await waits.within("service", f"turn {_}", 0.01, hangs())
+                await waits.within("service", f"turn {_}", hangs())
         with pytest.raises(LeftOut):
-            await waits.within("service", "turn 4", 0.01, answers())
-        assert await waits.within("other", "turn 4", 0.01, answers()) == "here"
+            await waits.within("service", "turn 4", answers())
+        assert await waits.within("other", "turn 4", answers()) == "here"
         now[0] += RETRY_SECONDS
-        assert await waits.within("service", "turn 5", 5, answers()) == "here"
-        assert await waits.within("service", "turn 6", 5, answers()) == "here"
-        assert await waits.within("service", "turn 7", 2, answers(1.5)) == "here"
-        assert await waits.within("service", "turn 7", 2, answers(0.75)) == "here"
+        assert await waits.within("service", "turn 5", answers()) == "here"
+        assert await waits.within("service", "turn 6", answers()) == "here"
+        assert await waits.within("service", "turn 7", answers(1.5)) == "here"
+        assert await waits.within("service", "turn 7", answers(0.75)) == "here"
         with pytest.raises(TimeoutError):  # its turn has waited for all that it may
-            await waits.within("service", "turn 7", 2, hangs())
-        assert await waits.within("service", "turn 8", 2, answers()) == "here"
+            await waits.within("service", "turn 7", hangs())
+        assert await waits.within("service", "turn 8", answers()) == "here"
 
     asyncio.run(run())

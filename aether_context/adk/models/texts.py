@@ -124,8 +124,6 @@ _ANSWER: JSON = {
 }
 
 
-SUMMARIZER_SECONDS = 10.0
-"""For all summaries of one pack together."""
 _MOST_LATE = 2
 """So many late answers in a row turn a model's summaries off in a session."""
 
@@ -142,13 +140,16 @@ class _Written:
 class ModelSummarizer:
     """Answers the summary requests of packs: from memory, else from the store, else by a model, under one deadline.
 
-    What one user's texts led to is kept apart from every other user's.
+    What one user's texts led to is kept apart from every other user's. ``seconds`` is the deadline for all summaries of
+    one pack together.
 
     Args:
         store: holds what was written before.
         write: puts a summary into the store, off this path; called where the policy records texts.
         model: writes the summaries; None takes the one that the policy names from ADK's registry.
     """
+
+    seconds = 10.0
 
     def __init__(
         self, store: PackStore, write: Callable[[Identity, str, str], None], model: BaseLlm | None = None
@@ -172,7 +173,7 @@ class ModelSummarizer:
         if (self._late.get(session) or 0) >= _MOST_LATE:
             problem = f"summarizer: off in this session, since it was late {_MOST_LATE} times"
             return await build(pack.source._replace(problems=(*problems, problem))), {}
-        deadline = asyncio.get_running_loop().time() + SUMMARIZER_SECONDS
+        deadline = asyncio.get_running_loop().time() + self.seconds
         for _ in range(2):
             if not pack.summary_requests or written.problems:
                 break
@@ -182,7 +183,7 @@ class ModelSummarizer:
                 self._late.put(session, 0)
             except TimeoutError:
                 self._late.put(session, (self._late.get(session) or 0) + 1)
-                written.problems.append(f"summarizer: no answer within {SUMMARIZER_SECONDS:g} s")
+                written.problems.append(f"summarizer: no answer within {self.seconds:g} s")
             except Exception as error:
                 written.problems.append(f"summarizer: {type(error).__name__}")
             told = (*problems, *dict.fromkeys(written.problems))

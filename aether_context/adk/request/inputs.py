@@ -567,7 +567,6 @@ async def _memories(
                     timestamp=memory.timestamp,
                     name=memory.name,
                     similarity=similarity(remembered.score),
-                    superseded_by=remembered.superseded_by,
                     standing=is_preference(memory.metadata),
                 )
             )

@@ -267,14 +267,9 @@ def memory_candidate(
     author: str | None = None,
     name: str | None = None,
     similarity: float | None = None,
-    superseded_by: str = "",
     standing: bool = False,
 ) -> Candidate:
-    """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down.
-
-    Args:
-        name: its own, as ``superseded_by`` is that of a later memory that may contradict it.
-    """
+    """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
     author = None if standing else author
     digest = hash_text(f"{author}: {text}" if author else text)
     try:
@@ -289,7 +284,6 @@ def memory_candidate(
         speaker=author or "",
         digest=digest,
         time=time,
-        superseded_by=f"mem_{superseded_by}" if superseded_by and not standing else "",
         scores={} if similarity is None else {"similarity": similarity},
         kind="standing" if standing else "",
     )

@@ -36,9 +36,6 @@ SCHEME = "hybrid"
 SCORE = "aether_score"
 """The key of an entry's metadata under which its score stands, 0 to 1."""
 
-SUPERSEDED_BY = "aether_superseded_by"
-"""The key of an entry's metadata under which the id of a later one stands that may contradict it."""
-
 _OPTIONS = ("embedder", "limit", "redact")
 _POSTGRES = f"{SCHEME}+postgresql"
 
@@ -152,8 +149,8 @@ class HybridMemoryService(BaseMemoryService):
         """The best memories for a query, best first, each with its score in its metadata; the service's number of them
         where no limit is given.
 
-        One that may contradict an earlier one stands before it, and its id in the metadata of that. A database that is
-        away finds nothing, and a warning is logged: an exception in a tool would end the agent's run.
+        A database that is away finds nothing, and a warning is logged: an exception in a tool would end the agent's
+        run.
         """
         try:
             found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
@@ -166,11 +163,7 @@ class HybridMemoryService(BaseMemoryService):
                 content=types.Content(role=hit.memory.role, parts=[types.Part(text=hit.memory.text)]),
                 author=hit.memory.author,
                 timestamp=hit.memory.timestamp,
-                custom_metadata={
-                    **hit.memory.metadata,
-                    SCORE: similarity(hit.score),
-                    **({SUPERSEDED_BY: hit.superseded_by} if hit.superseded_by else {}),
-                },
+                custom_metadata={**hit.memory.metadata, SCORE: similarity(hit.score)},
             )
             for hit in found
         ]
