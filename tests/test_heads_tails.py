@@ -343,8 +343,8 @@ def test_summaries_need_a_place() -> None:
 
 def test_heads_and_tails_work_together_with_summaries() -> None:
     contents = talk(40)
-    settings = ConversationSettings(strategy=("heads_tails", "summarize"), compact_to=0.95)
-    held = conversation(contents, 4_000)
+    settings = ConversationSettings(strategy=("heads_tails", "summarize"), heads_tails={"head": 4, "tail": 12})
+    held = conversation(contents, 1_000)
     heads_tails, summarize = strategies_of(settings)
     alone = heads_tails.trim(held)
     left = held.after(alone)
