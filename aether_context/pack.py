@@ -500,6 +500,8 @@ class PackedMessage:
     """Short hash of its text about the plan."""
     covers: tuple[str, ...] = ()
     """Acceptance items whose proof was sent with it."""
+    largest: int | None = None
+    """Tokens of the largest part beside the text that is sent with it; null where all are."""
 
     @property
     def before(self) -> str:
@@ -542,8 +544,8 @@ class Epoch:
     extracts: Mapping[str, int] = field(default_factory=dict)
     """Tokens that the responses or parts of a content were shortened to, by the content's hash. Where contents have the
     same hash, ``#`` and a number follow it from the second on."""
-    parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    """Ranges of the parts that are still sent of a content of which not all are, by its hash as in ``extracts``."""
+    told: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the text that stands for an exchange, by the hash of its last content as in ``extracts``."""
     payloads: tuple[PackedMessage, ...] = ()
     """Messages sent in packed form."""
     marks: Mapping[str, str] = field(default_factory=dict)
@@ -708,7 +710,7 @@ class PackInput(NamedTuple):
         return int(_USUAL_GROWTH * self.window) if self.growth is None else min(self.growth, self.window)
 
 
-Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary", "placeholder", "merged"]
+Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "told", "summary", "placeholder", "merged"]
 
 
 class Outgoing(NamedTuple):
@@ -716,8 +718,8 @@ class Outgoing(NamedTuple):
 
     ``raw`` is the content that the host gave and ``origin`` its index in ``Request.contents``; for a content that
     packing made, these are the content itself and -1. ``content`` is what is sent, and ``tokens`` counts it. Where it
-    was merged from several contents, or holds only some parts of one, ``members`` has for each of its parts the origin
-    and the part's index there, -1 for a part that packing made.
+    was merged from several contents, or holds other parts than one of the host's, ``members`` has for each of its parts
+    the origin and the part's index there, -1 for a part that packing made.
     """
 
     content: Content

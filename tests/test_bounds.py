@@ -24,8 +24,9 @@ from aether_context.conversation import strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.rewrites import packed_message, text_part
-from aether_context.pack import Content
+from aether_context.pack import Content, PackedMessage
 from aether_context.tokens import choice, counter_for, register_counter
+from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.counters import EstimateCounter
 
 
@@ -254,6 +255,24 @@ def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None)
     chat.replays()
 
 
+def test_more_calls_at_once_than_there_is_room_for_become_one_text_that_stays() -> None:
+    many = [call("look_many", key=f"key-{n}") for n in range(300)]
+    chat = Chat(
+        script=[many, call("look_many", key="one more"), "done", "yes"],
+        tools=[look_many],
+        policy=PackPolicy(max_input_tokens=4_000, offload={"mode": "off"}),
+    )
+    chat.say("What is the value of key-177?", "Is that all?")
+    texts = [next(part.text for part in sent.contents[1].parts or ()) for sent in chat.sent[1:3]]
+    assert texts[0] == texts[1]
+    assert 'look_many({"key":"key-177"}): {"key": "key-177", "value": "vvv' in str(texts[0])
+    assert not any(part.function_call for part in chat.sent[1].contents[1].parts or ())
+    rows = [row for row in chat.manifests()[1].rows if row.layer == "conversation"]
+    assert [(row.state, row.reason) for row in rows] == [("hidden", "window"), ("extract", "window")]
+    assert all(manifest.over_window == 0 for manifest in chat.manifests())
+    chat.replays()
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
 @pytest.mark.parametrize("place", ["memory", "counter"])
 def test_an_exit_during_a_call_ends_the_run_and_nothing_else(
@@ -356,8 +375,10 @@ def _said(part: types.Part) -> Any:
 
 
 def test_a_payload_beside_parts_that_left_is_still_known_as_its_message() -> None:
-    message = content_of_parts("user", [text_part("hello"), part_of({"inline_data": {"mime_type": "image/png"}})])
-    content, members = packed_message(message, 3, "CONTEXT PACK", ((0, 1),))
+    image = part_of({"inline_data": {"mime_type": "image/png"}}, media_tokens=258)
+    message = content_of_parts("user", [text_part("hello"), image])
+    packed = PackedMessage(of=message.digest, invocation="e1", text="CONTEXT PACK", split=0, largest=100)
+    content, members = packed_message(message, 3, packed, PackCounter(counter_for("")))
     assert (content.text, members) == ("CONTEXT PACK", ((3, -1),))
 
 

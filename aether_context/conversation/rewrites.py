@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_text, replaced, strings
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, Outgoing, Part
-from aether_context.text.compression import extract, level
+from aether_context.pack import Content, PackedMessage, Part
+from aether_context.text.compression import extract, level, lines_of
 from aether_context.text.entities import SCHEME
 from aether_context.text.leaves import laid_out, parsed
 from aether_context.tokens.cache import PackCounter
@@ -33,55 +34,74 @@ def query_of(contents: Sequence[Content], index: int) -> str:
     """The query by which lines of the content at ``index`` are chosen: the arguments of the calls that it answers, and
     the user's words before them, which stay in the request for as long as the content does."""
     agent = contents[index].agent
-    earlier = range(index - 1, -1, -1)
     calls = (
         [quote.text for quote in contents[at].quotes if quote.kind == "call" and quote.agent == agent]
         if agent
         else [part.text for part in contents[at].calls]
-        for at in earlier
+        for at in range(index - 1, -1, -1)
     )
     arguments = next((joined for texts in calls if (joined := " ".join(texts))), "")
-    words = next((contents[at].text for at in earlier if is_human(contents[at])), "")
-    return f"{arguments}\n{words}"
+    return f"{arguments}\n{words_before(contents, index)}"
 
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Half-open ranges of the parts of a content that are sent, where not all are."""
+def words_before(contents: Sequence[Content], index: int) -> str:
+    """The user's last words before the content at ``index``; empty where there are none."""
+    return next((contents[at].text for at in range(index - 1, -1, -1) if is_human(contents[at])), "")
 
 
-def packed_message(raw: Content, origin: int, text: str, kept_ranges: Ranges | None) -> tuple[Content, Ranges]:
-    """A message with its text replaced; whatever is not text stays, behind it. With the members of `Outgoing`."""
-    places = range(len(raw.parts)) if kept_ranges is None else _places(raw, kept_ranges)
-    other_indices = [at for at in places if raw.parts[at].kind != "text"]
-    content = content_of_parts(raw.role, [text_part(text), *(raw.parts[at] for at in other_indices)])
-    return content, () if kept_ranges is None else ((origin, -1), *((origin, at) for at in other_indices))
+def packed_message(
+    raw: Content, origin: int, packed: PackedMessage, counter: PackCounter
+) -> tuple[Content, tuple[tuple[int, int], ...]]:
+    """A message in its packed form: whatever is not text stays behind the new text, as far as ``largest`` lets it.
 
-
-def thinned(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[Content, tuple[int, ...]]:
-    """A content with some of its parts alone, and their indices.
-
-    Args:
-        kept: half-open ranges of the parts that stay.
+    With the members of `Outgoing`.
     """
-    indices = _places(raw, kept)
-    return _like(raw, [raw.parts[at] for at in indices]), indices
+    sizes = sizes_beside_text(raw, counter)
+    places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
+    content = content_of_parts(raw.role, [text_part(packed.text), *(raw.parts[at] for at in places)])
+    return content, () if len(places) == len(sizes) else ((origin, -1), *((origin, at) for at in places))
 
 
-def _places(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(at for start, stop in kept for at in range(start, min(stop, len(raw.parts))))
+def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:
+    """Tokens of each part of a message that is not text, such as media and code, by index."""
+    others = ((at, part) for at, part in enumerate(raw.parts) if part.kind != "text")
+    return {at: max(counter.media(part), counter.count(part.text)) for at, part in others}
 
 
-def reduced(
-    item: Outgoing, ceiling: int | None, kept_ranges: Ranges | None, query: str, counter: PackCounter
-) -> Outgoing:
-    """A content with those of its parts that are still sent, each at most about ``ceiling`` tokens; uncounted."""
-    content, members = item.raw, item.members
-    if kept_ranges is not None:
-        content, places = thinned(item.raw, kept_ranges)
-        members = tuple((item.origin, at) for at in places)
-    if ceiling is not None:
-        content = shortened(content, ceiling, query, counter)
-    return item._replace(content=content, outcome="extract", members=members)
+def told(contents: Sequence[Content], max_tokens: int, query: str, counter: PackCounter) -> Content:
+    """What contents say, call and give as one text of about ``max_tokens`` tokens, in a message of the user.
+
+    Of other agents' turns it is the last quote alone. Each call stands with what it returned. Lines are indented, so
+    that none of them can stand for a header.
+    """
+    quoting = next((content for content in reversed(contents) if content.quotes), None)
+    if quoting is not None:
+        return quoted_alone(quoting, max_tokens, query, counter)
+    returned: dict[str, deque[str]] = defaultdict(deque)
+    for part in (part for content in contents for part in content.responses):
+        returned[part.call_id or part.name].append(laid_out(json.loads(part.text)))
+    pieces: list[str] = []
+    for part in (part for content in contents for part in content.parts if part.kind != "response"):
+        texts = returned.get(part.call_id or part.name) if part.kind == "call" else None
+        call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
+        pieces.append(f"{call}: {texts.popleft()}" if texts else call)
+    pieces += [text for texts in returned.values() for text in texts]
+    text = "\n".join("- " + "\n  ".join(lines_of(piece)) for piece in pieces)
+    chosen = extract(text, max_tokens=max(1, max_tokens - counter.count(_TOLD)), counter=counter, query=query)
+    return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])
+
+
+_TOLD = "[Calls and what they returned, in one text, since they find no room one by one]"
+
+
+def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter) -> Content:
+    """Of another agent's turn what explains the marks, and between them an extract of what was said last, or else of
+    the last quote, of about ``max_tokens`` tokens; only a note of it where these are few."""
+    quote = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
+    head = [raw.parts[0], text_part(requoted(raw.parts[quote.at], ""))]
+    room = max(8, max_tokens - counter.content(content_of_parts(raw.role, head)))
+    chosen = extract(quote.text, max_tokens=room, counter=counter, query=query)
+    return _like(raw, [raw.parts[0], text_part(requoted(raw.parts[quote.at], chosen))])
 
 
 def shortened(raw: Content, ceiling: int, query: str, counter: PackCounter) -> Content:

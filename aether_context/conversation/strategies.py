@@ -101,9 +101,7 @@ def cut_to(
         for at in leaving.shortened:
             if not responses(at):
                 continue
-            content, raw = conversation.contents[at], conversation.raws[at]
-            unshortened = raw if len(content.parts) == len(raw.parts) else content
-            extract = shortened(unshortened, ceiling, query_of(conversation.raws, at), counter)
+            extract = shortened(conversation.raws[at], ceiling, query_of(conversation.raws, at), counter)
             replaced_by_index[at] = Replaced(index=at, content=extract, reason=cut_reason, ceiling=ceiling)
         room_for_summary = budget.ceiling - kept_tokens - frame_tokens
         # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.

@@ -188,11 +188,11 @@ def extend_pack(
     draft = Draft(input=source, policy=policy, counter=cached)
     have = len(before.source.request.contents)
     added = source.request.contents[have:]
-    # What was shortened or thinned is known by its digest, so that an added content can bear on it, or be it.
+    # What was shortened or told is known by its digest, so that an added content can bear on it, or be it.
     if (
         any(event.stage == "cut" for event in before.events)
         or any(is_human(content) or content.agent or content.digest in before.epoch.extracts for content in added)
-        or before.epoch.parts
+        or before.epoch.told
         or source.passthrough_reason
     ):
         return None

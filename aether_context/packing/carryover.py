@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.rewrites import packed_message, query_of, reduced, thinned
+from aether_context.conversation.rewrites import packed_message, query_of, shortened, told, words_before
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput
@@ -52,12 +51,17 @@ def carry(draft: Draft) -> None:
         key = (draft.raw_human.digest, source.identity.invocation)
         draft.packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
     draft.keys = occurrence_keys(request.contents)
-    texts = _packed_texts(draft)
-    draft.incoming = draft.items = _items(draft, texts)
+    packed_by_index = _packed_messages(draft)
+    draft.incoming = draft.items = _items(draft, packed_by_index)
     draft.states = epoch.strategies
     draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
-    draft.extracts, draft.parts = epoch.extracts, epoch.parts
+    draft.extracts, draft.told = epoch.extracts, epoch.told
+    draft.largest = draft.packed.largest if draft.packed is not None else None
     draft.step = source.step
+    for unit in units(request.contents) if epoch.told else ():
+        origins = [at for at in unit.indices if at != draft.human and at not in packed_by_index]
+        if origins and draft.keys[origins[-1]] in epoch.told:
+            tell(draft, origins, epoch.told[draft.keys[origins[-1]]])
 
 
 def measure(draft: Draft) -> None:
@@ -106,21 +110,17 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     }
 
 
-def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
+def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    torn = _torn(draft)
     shaped: dict[int, Outgoing] = {}
     for index, raw in enumerate(request.contents):
-        kept_ranges = epoch.parts.get(draft.keys[index]) if index not in torn else None
-        if index in texts:
-            content, members = packed_message(raw, index, texts[index], epoch.parts.get(draft.keys[index]))
-            shaped[index] = Outgoing(
-                content=content, raw=raw, origin=index, outcome="payload", tokens=0, members=members
-            )
-        elif draft.keys[index] in epoch.extracts or kept_ranges is not None:
-            question, ceiling = query_of(request.contents, index), epoch.extracts.get(draft.keys[index])
-            item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
-            shaped[index] = reduced(item, ceiling, kept_ranges, question, counter)
+        item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
+        if (packed := packed_by_index.get(index)) is not None:
+            content, members = packed_message(raw, index, packed, counter)
+            shaped[index] = item._replace(content=content, outcome="payload", members=members)
+        elif (ceiling := epoch.extracts.get(draft.keys[index])) is not None:
+            content = shortened(raw, ceiling, query_of(request.contents, index), counter)
+            shaped[index] = item._replace(content=content, outcome="extract")
     counts = counter.contents(
         [shaped[index].content if index in shaped else raw for index, raw in enumerate(request.contents)]
     )
@@ -132,54 +132,48 @@ def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
     )
 
 
-def _torn(draft: Draft) -> frozenset[int]:
-    """Indices of contents that stay whole, since their exchange would lack calls or responses with their parts alone.
+def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
+    """Sends these contents as one text of about ``max_tokens`` tokens, in the place of the last of them.
 
-    Where a host rewrites history, an equal content of another exchange can come to stand for one.
+    So a call goes with its response, whatever the host makes of its history later.
     """
-    contents, parts, keys = draft.input.request.contents, draft.input.epoch.parts, draft.keys
-    torn_indices: set[int] = set()
-    for unit in units(contents) if parts else ():
-        if all(keys[index] not in parts for index in unit.indices):
-            continue
-        exchange = [contents[index] for index in unit.indices]
-        thinned_exchange = [
-            thinned(contents[index], parts[keys[index]])[0] if keys[index] in parts else contents[index]
-            for index in unit.indices
-        ]
-        lacking = _unanswered(thinned_exchange)
-        if any(lacking.values()) and lacking != _unanswered(exchange):
-            torn_indices.update(unit.indices)
-    return frozenset(torn_indices)
+    contents, last = draft.input.request.contents, origins[-1]
+    words = words_before(contents, origins[0])
+    text = told([contents[origin] for origin in origins], max_tokens, words, draft.counter)
+    made = Outgoing(
+        content=text,
+        raw=contents[last],
+        origin=last,
+        outcome="told",
+        tokens=draft.counter.content(text),
+        members=tuple((last, -1) for _ in text.parts),
+    )
+    gone = frozenset(origins[:-1])
+    draft.items = tuple(made if item.origin == last else item for item in draft.items if item.origin not in gone)
+    draft.hidden, draft.reasons = draft.hidden | gone, {**draft.reasons, **dict.fromkeys(gone, "window")}
+    draft.told = {**draft.told, draft.keys[last]: max_tokens}
 
 
-def _unanswered(contents: Sequence[Content]) -> Counter[str]:
-    """How many calls more than responses there are, by their names: a response may lack the id of its call."""
-    calls = Counter(call.name for content in contents for call in content.calls)
-    calls.subtract(response.name for content in contents for response in content.responses)
-    return calls
-
-
-def _packed_texts(draft: Draft) -> dict[int, str]:
-    """The packed text of each human message that is sent in one, by index; the earlier ones among them are ``past``.
+def _packed_messages(draft: Draft) -> dict[int, PackedMessage]:
+    """The packed form of each human message that is sent in one, by index; the earlier ones among them are ``past``.
 
     Which earlier messages return to their own words is decided once an invocation, and where the prefix ends.
     """
     source, human = draft.input, draft.human
     packed_by_index = _matched(source)
-    texts = {index: packed.text for index, packed in packed_by_index.items()}
     past = {index: packed for index, packed in packed_by_index.items() if index != human}
     if draft.begins:
         past = {}
     elif not draft.keeps:
-        parts = {index: source.epoch.parts.get(draft.keys[index]) for index in past}
         sent = {
-            index: packed_message(source.request.contents[index], index, texts[index], parts[index])[0]
-            for index in past
+            index: packed_message(source.request.contents[index], index, packed, draft.counter)[0]
+            for index, packed in past.items()
         }
         past = {index: past[index] for index in _still_packed(draft, past, sent)}
     draft.past = tuple(past[index] for index in sorted(past))
-    return {index: text for index, text in texts.items() if index in past or (draft.keeps and index == human)}
+    return {
+        index: packed for index, packed in packed_by_index.items() if index in past or (draft.keeps and index == human)
+    }
 
 
 def plan_digest(source: PackInput) -> str:

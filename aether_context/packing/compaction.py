@@ -8,8 +8,7 @@ more stays, and the next such cut is still far away.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from aether_context.canonical import short
@@ -24,20 +23,21 @@ from aether_context.conversation import (
     strategies_of,
     units,
 )
-from aether_context.conversation.quotes import requoted
 from aether_context.conversation.rewrites import (
     LEAST_EXTRACT,
     part_tokens,
     query_of,
-    reduced,
+    quoted_alone,
     response_tokens,
     shortened,
+    sizes_beside_text,
 )
 from aether_context.conversation.strategies import SUMMARIZE_TRIGGER, Epochs
-from aether_context.conversation.turns import Unit, as_ranges, protected
+from aether_context.conversation.turns import protected
 from aether_context.evidence.extracts import unshown_names
 from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
+from aether_context.packing.carryover import tell
 from aether_context.packing.draft import Draft
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
@@ -178,7 +178,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
     items = [
-        item if item.outcome == "extract" or item.content is item.raw else item._replace(content=item.raw)
+        item if item.outcome in ("extract", "told") or item.content is item.raw else item._replace(content=item.raw)
         for item in draft.items
     ]
     counts = counter.contents([item.content for item in items])
@@ -306,10 +306,10 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 # The last resort: whatever is left of a conversation goes out within the input budget.
 #
 # From the mildest act to the hardest, each only as far as needed: responses that the model has yet to read become
-# extracts, then whatever else is long; messages beside the request go, and what strategies chose to keep; the request's
-# own middle, its media, the summary and the plan's text; what other agents handed over; and of an exchange with more
-# calls than there is room for, all but the first and the last ones. System instruction and declarations stay as they
-# are.
+# extracts, then whatever else is long; messages beside the request go, and what strategies chose to keep; the human
+# message becomes shorter: the request's middle, its media, the plan's text; the summary goes, and what other agents
+# handed over; and an exchange with more calls than there is room for becomes one text. System instruction and
+# declarations stay as they are.
 
 _LEAST_REQUEST = 96
 _MOST_REQUEST = 0.77
@@ -331,11 +331,8 @@ def bring_within_window(draft: Draft) -> None:
         _shorten_parts,
         _leave_out_neighbours,
         _shorten_request,
-        _leave_out_media,
         _leave_out_summary,
-        _shorten_task,
-        _leave_out_handed,
-        _thin,
+        _tell_last,
     ):
         over = _over(draft, draft.items)
         if over <= 0:
@@ -363,21 +360,6 @@ def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = Fals
         strategy=NET if cut else "",
     )
     draft.events = (*draft.events, event)
-
-
-def _note_task(draft: Draft, before: int, after: int, freed: int) -> None:
-    """Adds the event of an act on the human message, which frees tokens that are counted beside the conversation."""
-    assert draft.budget is not None
-    event = TruncationEvent(
-        layer="task",
-        stage="emergency",
-        reason="window",
-        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
-        tokens_before=before,
-        tokens_after=after,
-    )
-    draft.events = (*draft.events, event)
-    draft.budget = draft.budget._replace(fixed=draft.budget.fixed - freed)
 
 
 def _shorten_responses(draft: Draft, over: int, budget: Budget) -> None:
@@ -409,7 +391,7 @@ def _shorten_parts(draft: Draft, over: int, budget: Budget) -> None:
     """
     items = draft.items
     targets = [
-        at for at, item in enumerate(items) if item.origin != draft.human and item.outcome not in ("payload", "summary")
+        at for at, item in enumerate(items) if item.origin != draft.human and item.outcome not in ("payload", "told")
     ]
     sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
     request = _request_tokens(draft)
@@ -433,15 +415,12 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     items = list(draft.items)
     for at in targets:
         item = items[at]
-        key = draft.key(item)
-        most = min(ceiling, draft.extracts.get(key, ceiling))
-        query = query_of(raws, at)
-        if item.outcome == "placeholder":
-            shorter = item._replace(content=shortened(item.content, most, query, draft.counter))
-        else:
-            shorter = reduced(item, most, draft.parts.get(key) if item.members else None, query, draft.counter)
-        if shorter.content.digest != item.content.digest:
-            items[at] = shorter._replace(tokens=draft.counter.content(shorter.content))
+        most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
+        stands_in = item.outcome == "placeholder"
+        content = shortened(item.content if stands_in else item.raw, most, query_of(raws, at), draft.counter)
+        if content.digest != item.content.digest:
+            outcome: Outcome = "placeholder" if stands_in else "extract"
+            items[at] = item._replace(content=content, outcome=outcome, tokens=draft.counter.content(content))
     return tuple(items)
 
 
@@ -466,33 +445,22 @@ def _leave_out_neighbours(draft: Draft, over: int, budget: Budget) -> None:
     protected_units = protected(parts, human, neighbours=False)
     going = [at for at in range(len(parts)) if at not in protected_units]
     going.sort(key=lambda at: (parts[at].kind == "human", at))
-    _leave_out(draft, over - shrinks, [parts[at] for at in going])
+    _leave_out(draft, shrinks, [parts[at].indices for at in going])
 
 
-def _leave_out_handed(draft: Draft, over: int, budget: Budget) -> None:
-    """What other agents handed over goes, the oldest first; all but the request and what comes last.
+def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> None:
+    """Cuts the items at these places for good, group by group, until no more than ``spare`` tokens are over.
 
-    So do answers before the messages that they are to, where a cut has made those longer again: an answer does not
-    come first.
+    Earlier messages return to their own text with it, which may be longer than their packed one.
     """
-    parts = sorted(units([item.content for item in draft.items]), key=lambda unit: unit.kind == "human")
-    last = max(parts, key=lambda unit: unit.indices[-1], default=None)
-    _leave_out(draft, over, [unit for unit in parts if unit is not last and not _asks(draft, unit)])
-
-
-def _leave_out(draft: Draft, over: int, parts: Iterable[Unit]) -> None:
-    """Leaves out units, in this order, until ``over`` tokens are free."""
     gone: set[int] = set()
-    for unit in parts:
+    after = [_unpacked(draft, item) for item in draft.items]
+    over = _over(draft, after) - spare
+    for places in groups:
         if over <= 0:
             break
-        gone.update(unit.indices)
-        over -= sum(draft.items[at].tokens for at in unit.indices)
-    _without(draft, gone)
-
-
-def _without(draft: Draft, gone: Collection[int]) -> None:
-    """Cuts the items at these places for good; earlier messages return to their own text with it."""
+        gone.update(places)
+        over -= sum(after[at].tokens for at in places)
     if not gone:
         return
     before = draft.spoken(draft.items, draft.summary)
@@ -501,159 +469,84 @@ def _without(draft: Draft, gone: Collection[int]) -> None:
     _note(draft, before, origins, cut=True)
 
 
-def _thin(draft: Draft, over: int, budget: Budget) -> None:
-    """Of the exchange that the model has yet to read, the first call and the last ones, as many as have room.
-
-    A call and its response go together, and contents of which nothing stays go whole. So do the first and the last
-    parts of any other content that comes last, and then of what another agent did in the turn that holds the request.
-    """
-    parts = units([item.content for item in draft.items])
-    last = max(parts, key=lambda unit: unit.indices[-1], default=None)
-    for unit in (last, next((unit for unit in parts if _asks(draft, unit)), None)):
-        if unit is not None and over > 0:
-            _thin_unit(draft, over, [draft.items[index].origin for index in unit.indices])
-            over = _over(draft, draft.items)
-
-
-def _asks(draft: Draft, unit: Unit) -> bool:
-    """Whether a unit holds the request."""
-    return any(draft.items[index].origin == draft.human for index in unit.indices)
-
-
-def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
-    """Of these contents, the first parts that go together and the last ones, as many as have room."""
-    items, counter = draft.items, draft.counter
-    indices = [
-        index
-        for index, item in enumerate(items)
-        if item.origin in origins and item.origin != draft.human and not item.members
-    ]
-    if not indices:
-        return
-    raws = [item.raw for item in items]
-    fixed, groups = _groups([raws[index] for index in indices])
-    # A text before the calls is no call: kept alone, it would leave the contents that answer with no parts.
-    first = next((group for group in groups if len(group) > 1), groups[0])
-    others = [group for group in groups if group is not first]
-    room = sum(items[index].tokens for index in indices) - over
-
-    def thinned(count: int) -> list[Outgoing]:
-        chosen = [*fixed, *first, *(part for group in others[len(others) - count :] for part in group)]
-        thinned_items = []
-        for number, index in enumerate(indices):
-            item = items[index]
-            kept_ranges = as_ranges({at for which, at in chosen if which == number})
-            ceiling = draft.extracts.get(draft.key(item))
-            thinned_item = reduced(item, ceiling, kept_ranges, query_of(raws, index), counter)
-            thinned_items.append(
-                thinned_item._replace(tokens=counter.content(thinned_item.content) if kept_ranges else 0)
-            )
-        return thinned_items
-
-    # The most of the last groups that fit; more of them never take less.
-    fitting = bisect_right(
-        range(1, len(others) + 1), room, key=lambda count: sum(item.tokens for item in thinned(count))
-    )
-    if fitting >= len(others):
-        return
-    thinned_items = thinned(fitting)
-    before = draft.spoken(items, draft.summary)
-    item_by_index = dict(zip(indices, thinned_items, strict=True))
-    draft.items = tuple(item_by_index.get(at, item) for at, item in enumerate(items))
-    kept_ranges = {draft.key(item): as_ranges(at for _, at in item.members) for item in thinned_items if item.members}
-    draft.parts = {**draft.parts, **kept_ranges}
-    _note(draft, before, [item.origin for item in thinned_items])
-    _without(draft, [index for index, item in item_by_index.items() if not item.members])
-
-
-def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[list[tuple[int, int]]]]:
-    """Parts, as content and index, that always stay, and those that stay or go together, in their order."""
-    fixed: list[tuple[int, int]] = []
-    groups: list[list[tuple[int, int]]] = []
-    waiting: dict[tuple[str, str, str], list[int]] = {}
-    for number, content in enumerate(contents):
-        quotes = {quote.at: quote for quote in content.quotes}
-        for at, part in enumerate(content.parts):
-            quote = quotes.get(at)
-            kind = quote.kind if quote is not None else part.kind
-            key = (quote.agent, "", quote.name) if quote is not None else ("", part.call_id, part.name)
-            if content.agent and at == 0:
-                fixed.append((number, at))
-            elif kind == "response" and (homes := waiting.get(key)):
-                groups[homes.pop(0) if len(homes) > 1 else homes[0]].append((number, at))
-            else:
-                if kind == "call":
-                    waiting.setdefault(key, []).append(len(groups))
-                groups.append([(number, at)])
-    return fixed, groups or [[]]
-
-
 def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
-    """The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store.
+    """What stands in the human message becomes shorter.
 
-    Where that would not be enough, its media go first, since words without them say more than they do without words.
+    The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store. Where that
+    would not be enough, its media go first, the largest first, since words without them say more than they do without
+    words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
     """
-    raw, counter = draft.raw_human, draft.counter
-    size = _request_tokens(draft)
-    if raw is None or size <= (least := _least_request(raw, counter)):
+    raw, counter, task = draft.raw_human, draft.counter, draft.measured["task"]
+    size, least = _request_tokens(draft), _least_request(raw, counter) if raw is not None else 0
+    freed = 0
+    if raw is not None:
+        sizes = sizes_beside_text(raw, counter)
+        sent = [tokens for tokens in sizes.values() if draft.largest is None or tokens <= draft.largest]
+        if sent and (more := over - max(0, size - least)) > 0:
+            fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
+            draft.largest = max(fitting, default=0)
+            freed = sum(tokens for tokens in sent if tokens > draft.largest)
+        out = [at for at, tokens in sizes.items() if draft.largest is not None and tokens > draft.largest]
+        note = _media_note([f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out])
+        if freed:
+            freed -= counter.count(note)
+            draft.request = f"{raw.text}{note}".lstrip("\n")
+        if over > freed and size > least:
+            text = _shorter_request(draft, raw, size - (over - freed), least)
+            freed += size - counter.count(text)
+            draft.request = f"{text}{note}"
+    plan = task - size - (sum(map(counter.media, raw.parts)) if raw is not None else 0)
+    rest = over - freed - draft.summary_tokens(draft.summary)
+    if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.keeps:
+        draft.task_ceiling = max(LEAST_EXTRACT, plan - rest)
+        freed += plan - draft.task_ceiling
+    if not freed:
         return
-    if over > size - least:
-        _leave_out_media(draft, over, budget)
-        over = _over(draft, draft.items)
-    if over <= 0:
-        return
-    after = draft.request.removeprefix(raw.text) if draft.request is not None else ""
+    event = TruncationEvent(
+        layer="task",
+        stage="emergency",
+        reason="window",
+        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
+        tokens_before=task,
+        tokens_after=max(0, task - freed),
+    )
+    draft.events = (*draft.events, event)
+    draft.budget = budget._replace(fixed=budget.fixed - freed)
+
+
+def _media_note(names: Sequence[str]) -> str:
+    """A line that names what is left out beside a request's words."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"\n[Left out of this message: {', '.join(names[:8])}{more}]" if names else ""
+
+
+def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
+    """The request, or what was handed over, with a note in the place of its middle, in about ``room`` tokens."""
+    counter = draft.counter
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     records = draft.policy.record == "full"
     where = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
     note = f"[The middle of this message is left out{where}]"
-    room = size - over
-    if tools := draft.measured["tools"]:
-        room = min(room, int(_MOST_REQUEST * (budget.input - draft.measured["system"] - tools)))
+    if (tools := draft.measured["tools"]) and draft.budget is not None:
+        room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))
     room = max(least, room) - counter.count(note) - 4
-    if raw.agent:
-        text = f"{note}\n{_handed_within(raw, room, counter)}"
-    else:
-        for_names = int(_NAMES_SHARE * room)
-        shown = extract(raw.text, max_tokens=max(8, room - for_names), counter=counter)
-        names = unshown_names(entities_of(raw.text), shown, max_tokens=for_names, count_all=counter.count_all)
-        text = f"{note[:-1]}; it names {names}]\n{shown}" if names else f"{note}\n{shown}"
-    used = counter.count(text)
-    draft.request, draft.saved = text + after, {uri: raw.text} if records else {}
-    _note_task(draft, size, used, size - used)
+    draft.saved = {uri: raw.text} if records else {}
+    if raw.quotes:
+        # Each thing that is quoted is cut down; where there are too many of them, only what was said last stays.
+        sizes = counter.count_all([quote.text for quote in raw.quotes])
+        left = room - (counter.count(raw.text) - sum(sizes))
+        if left >= _LEAST_QUOTE * len(sizes):
+            return f"{note}\n{shortened(raw, level(sizes, left), '', counter).text}"
+        return f"{note}\n{quoted_alone(raw, room, '', counter).text}"
+    for_names = int(_NAMES_SHARE * room)
+    shown = extract(raw.text, max_tokens=max(8, room - for_names), counter=counter)
+    names = unshown_names(entities_of(raw.text), shown, max_tokens=for_names, count_all=counter.count_all)
+    return f"{note[:-1]}; it names {names}]\n{shown}" if names else f"{note}\n{shown}"
 
 
 def _least_request(raw: Content, counter: PackCounter) -> int:
     """Tokens that are left of a request at least; of another agent's turn as many beside the host's own words."""
-    quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at), default=None)
-    return _LEAST_REQUEST + (counter.count(_quoted_alone(raw, quoted.at, "")) if quoted is not None else 0)
-
-
-def _handed_within(raw: Content, room: int, counter: PackCounter) -> str:
-    """Another agent's turn in about ``room`` tokens, between the host's marks.
-
-    Each thing that is quoted is cut to an extract; where there are too many of them, only what was said last stays.
-    """
-    sizes = counter.count_all([quote.text for quote in raw.quotes])
-    left = room - (counter.count(raw.text) - sum(sizes))
-    if left >= _LEAST_QUOTE * len(sizes):
-        ceiling = level(sizes, left)
-        text_by_index = {quote.at: quote.text for quote in raw.quotes}
-        parts = []
-        for at, part in enumerate(raw.parts):
-            if at in text_by_index and counter.count(text_by_index[at]) > ceiling:
-                parts.append(requoted(part, extract(text_by_index[at], max_tokens=ceiling, counter=counter)))
-            elif part.kind == "text":
-                parts.append(part.text)
-        return "\n".join(parts)
-    quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
-    room -= counter.count(_quoted_alone(raw, quoted.at, ""))
-    return _quoted_alone(raw, quoted.at, extract(quoted.text, max_tokens=max(8, room), counter=counter))
-
-
-def _quoted_alone(raw: Content, at: int, text: str) -> str:
-    """What explains the marks, then one part of another agent's turn with this text between them."""
-    return f"{raw.parts[0].text}\n{requoted(raw.parts[at], text)}"
+    return _LEAST_REQUEST + (counter.content(quoted_alone(raw, 0, "", counter)) if raw.quotes else 0)
 
 
 def _request_tokens(draft: Draft) -> int:
@@ -667,40 +560,6 @@ def _request_tokens(draft: Draft) -> int:
     return draft.counter.count(text or packed.after)
 
 
-def _leave_out_media(draft: Draft, over: int, budget: Budget) -> None:
-    """Media of the request go, the largest first, and what the request says names them."""
-    raw, counter = draft.raw_human, draft.counter
-    if raw is None or draft.human is None:
-        return
-    key = draft.keys[draft.human]
-    kept_ranges = draft.parts.get(key, ((0, len(raw.parts)),))
-    sent_indices = {at for start, stop in kept_ranges for at in range(start, stop)}
-    sizes = {
-        at: max(counter.media(part), counter.count(part.text))
-        for at, part in enumerate(raw.parts)
-        if at in sent_indices
-    }
-    loose = [at for at, size in sizes.items() if raw.parts[at].kind != "text" and size]
-    gone: list[int] = []
-    freed = 0
-    for at in sorted(loose, key=lambda at: (-sizes[at], at)):
-        if freed >= over:
-            break
-        gone.append(at)
-        freed += sizes[at]
-    if not gone:
-        return
-    names = ", ".join(f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in sorted(gone)[:8])
-    more = f" and {len(gone) - 8} more" if len(gone) > 8 else ""
-    note = f"[Left out of this message: {names}{more}]"
-    text = raw.text if draft.request is None else draft.request
-    freed -= counter.count(note) + 1
-    task = draft.measured["task"]
-    _note_task(draft, task, max(0, task - freed), freed)
-    draft.request = f"{text}\n{note}" if text else note
-    draft.parts = {**draft.parts, key: as_ranges(sent_indices - set(gone))}
-
-
 def _leave_out_summary(draft: Draft, over: int, budget: Budget) -> None:
     """The summary of earlier cuts goes."""
     if draft.summary:
@@ -709,14 +568,21 @@ def _leave_out_summary(draft: Draft, over: int, budget: Budget) -> None:
         _note(draft, before, ())
 
 
-def _shorten_task(draft: Draft, over: int, budget: Budget) -> None:
-    """The plan's own text is cut down, where there is one."""
-    raw, counter, measured = draft.raw_human, draft.counter, draft.measured["task"]
-    size = _request_tokens(draft)
-    request = size if draft.request is None else counter.count(draft.request)
-    media = sum(map(counter.media, raw.parts)) if raw is not None else 0
-    task = measured - size - media
-    if draft.keeps or task < 2 * LEAST_EXTRACT:
+def _tell_last(draft: Draft, over: int, budget: Budget) -> None:
+    """What other agents handed over goes, the oldest first, then what comes last becomes one text.
+
+    Messages go after what answers them: an answer does not come first.
+    """
+    parts = sorted(units([item.content for item in draft.items]), key=lambda unit: unit.kind == "human")
+    if not parts:
         return
-    draft.task_ceiling = max(LEAST_EXTRACT, task - over)
-    _note_task(draft, measured, draft.task_ceiling + request, task - draft.task_ceiling)
+    last = max(parts, key=lambda unit: unit.indices[-1])
+    beside = [at for at, item in enumerate(draft.items) if item.origin != draft.human]
+    origins = [draft.items[at].origin for at in last.indices if at in beside]
+    _leave_out(draft, 0, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
+    over = _over(draft, draft.items)
+    if over <= 0 or not origins:
+        return
+    before = draft.spoken(draft.items, draft.summary)
+    tell(draft, origins, max(LEAST_EXTRACT, before - draft.summary_tokens(draft.summary) - over))
+    _note(draft, before, origins)

@@ -121,7 +121,7 @@ class Draft:
     # The conversation. `incoming` are all contents that came in, in the form in which they would be sent; `items` are
     # those that are sent. `hidden` are the origins of what strategies leave out this time, `cut` are the contents that
     # are left out for good, and `reasons` say why, for both and for what is replaced. `states` is what strategies keep
-    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`; `keys` are what `extracts`
+    # from call to call. `extracts`, `told`, and `summary_place` are those of `Epoch`; `keys` are what `extracts`
     # knows the contents by that came in.
     incoming: tuple[Outgoing, ...] = ()
     items: tuple[Outgoing, ...] = ()
@@ -134,7 +134,7 @@ class Draft:
     summary_place: int = 0
     keys: tuple[str, ...] = ()
     extracts: Mapping[str, int] = field(default_factory=dict)
-    parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    told: Mapping[str, int] = field(default_factory=dict)
     budget: Budget | None = None
 
     # Memory and evidence: what `query` found, then what is sent of it. `shortened` are ids. `least` holds the tokens
@@ -157,9 +157,11 @@ class Draft:
     too_large: StepTooLarge | None = None
 
     # The last resort. `request` is the shortened user request, None where it is whole; `saved` holds what was taken
-    # out of it, by URI. `task_ceiling` are the tokens that the payload before the request is cut down to.
+    # out of it, by URI; `largest` is that of `PackedMessage`. `task_ceiling` are the tokens that the payload before the
+    # request is cut down to.
     request: str | None = None
     saved: Mapping[str, str] = field(default_factory=dict)
+    largest: int | None = None
     task_ceiling: int | None = None
 
     # The account.

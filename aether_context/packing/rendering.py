@@ -296,7 +296,7 @@ def _packed(draft: Draft) -> PackedMessage | None:
     if raw is None or source.passthrough_reason:
         return None
     if draft.keeps and packed is not None and packed.before:
-        return _shorter(packed, draft.request)
+        return replace(_shorter(packed, draft.request), largest=draft.largest)
     if draft.keeps and draft.request is None:
         return packed
     request = raw.text if draft.request is None else draft.request
@@ -318,6 +318,7 @@ def _packed(draft: Draft) -> PackedMessage | None:
         used={"memory": _cost(draft.memory), "evidence": _cost(draft.evidence)},
         place=source.request.positions[draft.human or 0],
         plan=plan_digest(source),
+        largest=draft.largest,
     )
     if rendered is not None:
         before, after = _within(rendered, request, draft.task_ceiling, draft.counter)
@@ -352,7 +353,7 @@ def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...
     outgoing: list[Outgoing] = []
     for item in draft.items:
         if item.origin == draft.human and packed is not None and packed.before:
-            content, members = packed_message(item.raw, item.origin, packed.text, draft.parts.get(draft.key(item)))
+            content, members = packed_message(item.raw, item.origin, packed, counter)
             item = item._replace(content=content, outcome="payload", tokens=counter.content(content), members=members)
         outgoing.append(item)
     if draft.summary and draft.policy.conversation.summary_share:
@@ -407,7 +408,7 @@ def _content_outcome(draft: Draft, incoming: Outgoing, sent: Outgoing | None, li
         state, reason = ("hidden", reason or "duplicate") if live else ("dropped", reason or "high_water")
     elif reason is not None:
         state = "placeholder"
-    elif sent.outcome == "extract":
+    elif sent.outcome in ("extract", "told"):
         state, reason = "extract", "window"
     return content_outcome(
         draft.content_id(incoming.origin),
@@ -528,7 +529,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         asked=draft.input.asked,
         tools=draft.scope.kept or before.tools,
         extracts=_still_sent(draft, draft.extracts),
-        parts=_still_sent(draft, draft.parts),
+        told=_still_sent(draft, draft.told),
     )
     if not draft.cut:
         return changed
