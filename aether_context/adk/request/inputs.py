@@ -239,7 +239,7 @@ class Gatherer:
         candidates = _with_evidence(candidates, planned, records, can_read)
         system, is_text = system_text(request.config)
         tools, other_tools = self.reader.tools(declared_tools(request), seen.essential)
-        cached = cached_share(model, identity.last_event_time)
+        cached = cached_share(model, int(identity.last_event_time // 86_400))
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
