@@ -52,7 +52,7 @@ class _Group:
             "input_tokens": totals.input_tokens,
             "output_tokens": totals.output_tokens,
             "total_tokens": totals.total_tokens,
-            "cached_tokens": totals.cached_tokens if totals.known_cache_tokens else None,
+            "cached_tokens": totals.cached_tokens if totals.cached_share is not None else None,
             "cached_share": totals.cached_share,
             "system_tokens": totals.system_tokens,
             "tool_tokens": totals.tool_tokens,
