@@ -56,9 +56,9 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     say(f"model: {model_name} · window: {window:,} tokens · policy: the profile research, without offload")
     say()
     plugin = ContextPackPlugin(policy=policy, store=store)
-    run = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
-    manifests = list(store.manifests(run.app, run.user, run.session))
-    for question, answer in run.answers:
+    session, answers = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
+    manifests = list(store.manifests("demo", "reader", session))
+    for question, answer in answers:
         say(f"user: {question}")
         for line in (*f"agent: {answer}".splitlines(), ""):
             say(line)
@@ -69,7 +69,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     head("The same run without the plugin")
     print_comparison(reduce(Comparison.plus, map(unpacked.compare, manifests), Comparison()))
     say()
-    verifier, places = Verifier(store, replays=True), store.places(run.app, run.user, run.session)
+    verifier, places = Verifier(store, replays=True), store.places("demo", "reader", session)
     faults = {place: fault for place in places if (fault := verifier.fault(place))}
     head("Checked")
     say(f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")
