@@ -10,18 +10,15 @@ import re
 import time
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
-from google.adk.artifacts import InMemoryArtifactService
-from google.adk.memory import InMemoryMemoryService
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
+from google.adk.runners import InMemoryRunner
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import PrivateAttr
@@ -40,44 +37,48 @@ _INSTRUCTION = (
     "acceptance item with add_evidence, then call finish_step. Claim nothing that no tool has shown."
 )
 
-STEPS: tuple[dict[str, Any], ...] = (
-    {
-        "id": "survey",
-        "text": "Survey the package: its files, the largest ones, and the settings that limit a request.",
-        "role": "Researcher",
-        "acceptance": [
-            {"id": "files", "text": "The files and their sizes are listed."},
-            {"id": "limits", "text": "The budget's settings are named with file and line.", "needs_evidence": True},
-        ],
-        "tools": ["list_files", "read_file", "search_text", "add_evidence", "finish_step"],
-    },
-    {
-        "id": "reasons",
-        "text": "Find every reason for which something is left out of a request, and the code that makes a cut.",
-        "role": "Researcher",
-        "acceptance": [
-            {"id": "set", "text": "The set of reasons is quoted.", "needs_evidence": True},
-            {"id": "cut", "text": "The code that makes a cut is named with file and line.", "needs_evidence": True},
-        ],
-        "tools": ["list_files", "read_file", "search_text", "add_evidence", "finish_step"],
-    },
-    {
-        "id": "proof",
-        "text": "Find out how a recorded request is verified, and how it is built again.",
-        "role": "Reviewer",
-        "acceptance": [
-            {"id": "verify", "text": "The check of a manifest is quoted.", "needs_evidence": True},
-            {"id": "replay", "text": "The code that replays it is named with file and line.", "needs_evidence": True},
-        ],
-        "tools": ["read_file", "search_text", "add_evidence", "finish_step"],
-    },
-    {
-        "id": "report",
-        "text": "Write the report, and answer questions on it.",
-        "role": "Writer",
-        "acceptance": [{"id": "cited", "text": "Every claim cites an artifact:// URI, or file and line."}],
-        "tools": ["read_file", "search_text"],
-    },
+_READ = ["read_file", "search_text"]
+_PROVE = [*_READ, "add_evidence", "finish_step"]
+
+
+def _step(name: str, role: str, text: str, tools: list[str], **acceptance: str) -> dict[str, Any]:
+    """A step of the plan. An acceptance item that speaks of evidence needs some."""
+    items = [{"id": item, "text": words, "needs_evidence": "evidence" in words} for item, words in acceptance.items()]
+    return {"id": name, "text": text, "role": role, "acceptance": items, "tools": tools}
+
+
+STEPS = (
+    _step(
+        "survey",
+        "Researcher",
+        "Survey the package: its files, the largest ones, and the settings that limit a request.",
+        ["list_files", *_PROVE],
+        files="The files and their sizes are listed.",
+        limits="The budget's settings are in evidence, with file and line.",
+    ),
+    _step(
+        "reasons",
+        "Researcher",
+        "Find every reason for which something is left out of a request, and the code that makes a cut.",
+        ["list_files", *_PROVE],
+        set="The set of reasons is in evidence.",
+        cut="The code that makes a cut is in evidence, with file and line.",
+    ),
+    _step(
+        "proof",
+        "Reviewer",
+        "Find out how a recorded request is verified, and how it is built again.",
+        _PROVE,
+        verify="The check of a manifest is in evidence.",
+        replay="The code that replays it is in evidence, with file and line.",
+    ),
+    _step(
+        "report",
+        "Writer",
+        "Write the report, and answer questions on it.",
+        _READ,
+        cited="Every claim cites an artifact:// URI, or file and line.",
+    ),
 )
 
 
@@ -90,9 +91,7 @@ def _plan_at(step: int) -> dict[str, Any]:
         "step": STEPS[step],
         "constraints": {"risk": "medium", "notes": ["Read only; change no file."]},
         "expected_tool_calls": 6,
-        "open_questions": [item["text"] for item in STEPS[step]["acceptance"] if item.get("needs_evidence")],
         "next": [later["text"] for later in STEPS[step + 1 : step + 2]],
-        "stop_when": ["Every acceptance item is met, or its proof cannot be found."],
     }
 
 
@@ -115,12 +114,7 @@ _KNOWLEDGE: dict[str, Any] = {
         _note("m-replay", "A recorded request can be built again: replay compares it with its checksum.", 4),
     ],
     "evidence": [
-        {
-            "id": "brief",
-            "uri": "artifact://brief.txt",
-            "summary": "The commission for this audit: read-only, by one person, with a short report.",
-            "time": _MARCH_2025,
-        }
+        {"id": "brief", "uri": "artifact://brief.txt", "summary": "The commission for this audit.", "time": _MARCH_2025}
     ],
 }
 
@@ -168,8 +162,7 @@ def _call(name: str, /, **arguments: Any) -> _Play[str]:
 def _prove(report: list[str], item: str, text: str, claim: str, *, whole: bool = False) -> _Play[str]:
     """Records the lines at a text's first hit as evidence, and reports the claim; returns what was recorded.
 
-    Args:
-        whole: whether the file is read from beginning to end first.
+    With ``whole`` the file is read from beginning to end first.
     """
     hit = _HIT.search((yield from _call("search_text", text=text)))
     if hit is None:
@@ -255,21 +248,10 @@ class ScriptedModel(BaseLlm):
         yield LlmResponse(content=types.Content(role="model", parts=move), usage_metadata=usage)
 
 
-class Run(NamedTuple):
-    """A finished run: whose packs to look for, and the pairs of question and answer."""
-
-    app: str
-    user: str
-    session: str
-    answers: list[tuple[str, str]]
-
-
-async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> Run:
+async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> tuple[str, list[tuple[str, str]]]:
     """Runs the agent over a folder of Python files, once through its plan and once for a question.
 
-    Args:
-        model: a live model; None for the script.
-        plugin: what packs its requests.
+    Without a ``model`` the script answers. Returns the session's id, and the pairs of question and answer.
     """
     folder = Folder(root, without="demo.py")
 
@@ -301,15 +283,9 @@ async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> Run:
         instruction=_INSTRUCTION,
         tools=[folder.list_files, folder.read_file, folder.search_text, add_evidence, finish_step],
     )
-    sessions = InMemorySessionService()
-    runner = Runner(
-        app=App(name="demo", root_agent=agent, plugins=[plugin]),
-        session_service=sessions,
-        artifact_service=InMemoryArtifactService(),
-        memory_service=InMemoryMemoryService(),
-    )
+    runner = InMemoryRunner(app=App(name="demo", root_agent=agent, plugins=[plugin]))
     state = {"plan": _plan_at(0), "knowledge": _KNOWLEDGE}
-    session = await sessions.create_session(app_name="demo", user_id="reader", state=state)
+    session = await runner.session_service.create_session(app_name="demo", user_id="reader", state=state)
     answers = []
     for question in (QUESTION, FOLLOW_UP):
         message = types.Content(role="user", parts=[types.Part(text=question)])
@@ -319,4 +295,4 @@ async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> Run:
                 answer = "".join(part.text or "" for part in event.content.parts or ())
         answers.append((question, answer))
     await runner.close()
-    return Run("demo", "reader", session.id, answers)
+    return session.id, answers

@@ -21,8 +21,8 @@ from click.testing import CliRunner, Result
 
 from aether_context import Manifest, PackPolicy, PackStore, __version__
 from aether_context.canonical import canonical_json, hash_text
-from aether_context.cli import main, terminal
-from aether_context.cli.terminal import bar, moment, plain
+from aether_context.cli import main
+from aether_context.cli.terminal import aligned, moment, plain
 from aether_context.packing import build_pack
 from aether_context.store import schema
 
@@ -92,14 +92,6 @@ def test_list_takes_one_session_and_the_newest(store: PackStore) -> None:
     assert "… and earlier ones" in output
 
 
-def test_list_shows_the_hash_of_an_id_where_a_line_is_short(monkeypatch: pytest.MonkeyPatch, store: PackStore) -> None:
-    manifest = packs.chain(store, 1)[0]
-    monkeypatch.setattr(terminal, "PIPED_WIDTH", 100)
-    row = run("list", store=store).stdout.splitlines()[1]
-    assert row.split()[0] == manifest.pack_id[-8:]
-    run("inspect", row.split()[0], store=store)
-
-
 def test_list_of_nothing_says_so(store: PackStore) -> None:
     assert "no packs in" in run("list", store=store, code=3).stderr
     packs.chain(store, 1)
@@ -107,11 +99,9 @@ def test_list_of_nothing_says_so(store: PackStore) -> None:
     assert json.loads(run("list", "--app", "other", "--json", store=store).stdout) == []
 
 
-@pytest.mark.parametrize("width", [80, 100, 130, 160])
-def test_list_shows_whose_pack_it_is(monkeypatch: pytest.MonkeyPatch, store: PackStore, width: int) -> None:
+def test_list_shows_whose_pack_it_is(store: PackStore) -> None:
     packs.chain(store, 1)
     packs.chain(store, 1, identity=packs.IDENTITY._replace(app="desk", session="s2"))
-    monkeypatch.setattr(terminal, "PIPED_WIDTH", width)
     lines = run("list", store=store).stdout.splitlines()
     assert len(lines) == 3
     assert {tuple(line.split()[3:5]) for line in lines[1:]} == {("shop", "s1"), ("desk", "s2")}
@@ -227,19 +217,6 @@ def test_inspect_names_a_missing_parent_and_shows_the_rest(store: PackStore) -> 
     assert f"extends {manifests[1].pack_id}, which is not in" in result.stderr
     assert "LAYERS" in result.stdout
     assert manifests[1].pack_id in run("inspect", manifests[3].pack_id, "--json", store=store, code=3).stderr
-
-
-@pytest.mark.parametrize("width", [90, 100, 120, 160])
-def test_inspect_breaks_no_word(monkeypatch: pytest.MonkeyPatch, store: PackStore, width: int) -> None:
-    manifests = packs.talk(store)
-    cut = [one for one in manifests if one.truncation_events][-1]
-    monkeypatch.setattr(terminal, "PIPED_WIDTH", width)
-    lines = run("inspect", cut.pack_id, "--all", store=store).stdout.splitlines()
-    words = {word.strip(",") for line in lines for word in line.split()}
-    (event,) = cut.truncation_events
-    assert words >= {*event.item_ids, cut.checksum, cut.extends or cut.pack_id, "conversation", event.reason}
-    assert words >= {row.id for row in cut.rows} | {row.state for row in cut.rows}
-    assert max(map(len, lines)) <= width
 
 
 def test_inspect_shows_the_text_of_each_candidate(store: PackStore) -> None:
@@ -832,19 +809,6 @@ def test_usage_takes_one_session_and_groups_by_several_names(store: PackStore) -
     assert [(one["session"], one["agent"], one["calls"]) for one in found["groups"]] == [("shop/ada/s2", "writer", 1)]
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_usage_cuts_no_number_on_a_short_line(monkeypatch: pytest.MonkeyPatch, store: PackStore, width: int) -> None:
-    for manifest in packs.chain(store, 2):
-        answered(store, manifest, 1_234_567)
-    monkeypatch.setattr(terminal, "PIPED_WIDTH", width)
-    row = run("usage", store=store).stdout.splitlines()[1].split()
-    assert row[:3] == ["writer", "2025-01-01", "2"]
-    assert "2,469,134" in row
-    assert row[-2] == "unknown"
-    assert row[-1].startswith("$")
-    assert "…" not in run("usage", "--by", "session", store=store).stdout
-
-
 def test_usage_goes_on_after_an_unreadable_manifest(store: PackStore) -> None:
     manifests = packs.talk(store, turns=3)
     for manifest in manifests:
@@ -865,17 +829,21 @@ def test_usage_of_nothing_says_so(store: PackStore) -> None:
 # pieces
 
 
-def test_bars_show_use_within_the_ceiling() -> None:
-    assert bar(50, 100, 100, cells=10) == "█████░░░░░"
-    assert bar(1, 1, 1_000_000, cells=10) == "█"
-    assert bar(0, 0, 100) == ""
-    assert bar(500, 100, 100, cells=10) == "█" * 10
-
-
 def test_times_that_no_calendar_holds_are_seconds() -> None:
     assert moment(packs.BEGIN) == "2025-01-01 02:53:20"
     assert moment(1e30) == "1e+30 s"
     assert moment(None) == ""
+
+
+def test_columns_are_aligned_and_long_cells_are_cut_but_the_last() -> None:
+    lines = aligned(("name", ">tokens", "text"), [("a", "1,000", "b" * 200), ("名前\x1b" + "c" * 100, "7", "d")])
+    assert lines[0].split() == ["name", "tokens", "text"]
+    assert lines[1].endswith("b" * 200)
+    assert lines[2].startswith("名前\\x1bcc")
+    assert "c" * 80 not in lines[2]
+    assert lines[1].index("b") == lines[2].index("d") + 2  # two characters that take two columns each
+    assert aligned(("", ""), [("a", "b"), ("long", "c")]) == ["a     b", "long  c"]
+    assert aligned(("name", ""), []) == ["name"]
 
 
 def test_plain_text_stays_on_one_line() -> None:
@@ -906,7 +874,7 @@ def loaded(tmp_path: Path) -> Callable[[str], set[str]]:
 def test_importing_the_command_line_loads_next_to_nothing(loaded: Callable[[str], set[str]]) -> None:
     found = loaded("import aether_context.cli")
     assert "click" in found
-    assert not found & (_HEAVY | {"pydantic", "fsspec", "rich"})
+    assert not found & (_HEAVY | {"pydantic", "fsspec"})
 
 
 def test_inspect_loads_no_provider(loaded: Callable[[str], set[str]], tmp_path: Path) -> None:
@@ -916,17 +884,14 @@ def test_inspect_loads_no_provider(loaded: Callable[[str], set[str]], tmp_path: 
     assert not loaded(f"from aether_context.cli import main; main({command}, standalone_mode=False)") & _HEAVY
 
 
-def test_output_fits_an_encoding_without_boxes_and_bars(tmp_path: Path) -> None:
+def test_output_fits_an_encoding_without_signs(tmp_path: Path) -> None:
     store = PackStore(tmp_path / "packs")
     packs.chain(store, 12, identity=packs.IDENTITY._replace(agent="Zoë"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, "-m", "aether_context", "inspect", "--store", store.url]
     done = subprocess.run(command, capture_output=True, check=True, env=environment)
-    output = done.stdout.decode("ascii")
-    assert "#" in output
-    assert "neutral 1/2 (unknown)" in output
-    assert r"Zo\xeb" in output
+    output = done.stdout.decode("latin-1")
+    assert "neutral ½ (unknown)" in output
+    assert "agent Zoë" in output
+    assert r"\u2026 and 22 kept whole" in output
     assert json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True, env=environment).stdout)
-
-
-# tokens

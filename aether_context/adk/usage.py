@@ -36,9 +36,8 @@ from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
 #
-# What was used is known from two sides. This process books each answer as it comes; the session's events tell what it
-# and other processes booked before, since each model event carries the totals up to it in its ``custom_metadata``.
-# The larger of the two counts. Neither limits nor counts are read from session state, where tools and models can
+# This process books each answer as it comes. Each model event carries the totals up to it in its ``custom_metadata``,
+# and a session goes on from those. Neither limits nor counts are read from session state, where tools and models can
 # write.
 #
 # An agent that runs as a tool has a session of its own. What it uses is booked there, and in the session and the
@@ -59,7 +58,7 @@ class Reported(NamedTuple):
     input_tokens: int | None = None
     tool_use_tokens: int = 0
     cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+    cache_write_tokens: int = 0
     output_tokens: int | None = None
 
     @property
@@ -84,8 +83,8 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     return Reported(
         input_tokens=prompt,
         tool_use_tokens=used,
-        cached_tokens=usage.cached_content_token_count,
-        cache_write_tokens=getattr(usage, "cache_creation_input_tokens", None),
+        cached_tokens=None if (cached := usage.cached_content_token_count) is None else max(0, cached),
+        cache_write_tokens=max(0, getattr(usage, "cache_creation_input_tokens", None) or 0),
         output_tokens=output,
     )
 
@@ -112,16 +111,11 @@ class _Going:
 
 @dataclass(slots=True)
 class _Session:
-    """A session's ledger.
-
-    ``last`` are id and time of the last event that was taken in, ``booked`` is the latest record that this process put
-    into an event.
-    """
+    """A session's ledger. ``last_event`` is the id of the last event that was taken in."""
 
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: Caller | None = None
-    last: tuple[str, float] = ("", float("-inf"))
-    booked: list[JSON] | None = None
+    last_event: str = ""
     going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(256))
 
 
@@ -163,10 +157,7 @@ class Ledgers:
         with self._lock:
             session = self._session(key)
             session.caller = caller_of(key)
-            for event in _telling(_unread(events, *session.last)):
-                _recall(session, event)
-            if events:
-                session.last = (events[-1].id, events[-1].timestamp)
+            _resume(session, events)
             known = []
             has_limits = self.limits.measures or self._own
             for _, ledger, limits, where in (
@@ -267,11 +258,7 @@ class Ledgers:
                     account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            standing = session.ledger.standing(invocation=invocation, agent=agent)
-            session.booked = standing
-        noted: dict[str, JSON] = {"usage": standing}
-        if call.output_estimated:
-            noted["output_tokens"] = call.output_tokens
+            noted: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
         return noted if going.passed is None else noted | {"budget": _recorded(going.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
@@ -336,7 +323,7 @@ def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: C
         input_tokens=going.estimate if silent else usage.billed_input,
         output_tokens=output_tokens,
         cached_tokens=usage.cached_tokens,
-        cache_write_tokens=usage.cache_write_tokens or 0,
+        cache_write_tokens=usage.cache_write_tokens,
         estimate=going.estimate if going.is_whole and not usage.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
@@ -346,65 +333,41 @@ def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: C
     ).priced(going.model, going.time)
 
 
-def _unread(events: Sequence[Event], last_id: str, last_time: float) -> Sequence[Event]:
-    """The events after the last one that was taken in; the host may hand out the latest events only."""
-    for at in range(len(events) - 1, -1, -1):
-        if events[at].id == last_id:
-            return events[at + 1 :]
-    first = next((at for at, event in enumerate(events) if event.timestamp > last_time), len(events))
-    return events[first:]
-
-
-def _telling(events: Sequence[Event]) -> list[Event]:
-    """The events that tell what was used, without those of a long history that later ones tell of again.
-
-    Totals hold all that was booked before them. Of what lies far before the last ones, the latest of each agent is
-    enough.
-    """
-    told = [event for event in events if event.custom_metadata is not None or event.usage_metadata is not None]
-    carrying = [at for at, event in enumerate(told) if _noted(event).get("usage") is not None]
-    first = max(0, carrying[-1] - 256) if carrying else 0
-    latest = {told[at].author: at for at in carrying if at < first}
-    return [told[at] for at in sorted(latest.values())] + told[first:]
-
-
 def _noted(event: Event) -> Mapping[str, JSON]:
     """What this package wrote into an event's metadata."""
     noted = (event.custom_metadata or {}).get(METADATA)
     return noted if isinstance(noted, Mapping) else {}
 
 
-def _recall(session: _Session, event: Event) -> None:
-    """Takes in a model's event: by the totals that it carries, else by the usage that it reports.
+def _resume(session: _Session, events: Sequence[Event]) -> None:
+    """Takes in the events since those that were taken in: the totals that they carry, the latest of each agent.
 
-    Of the call itself the event has what its provider reported; what was estimated stands beside the totals.
+    Where the last ones carry none, as those from before the plugin was there, the usage that they report is added.
     """
-    noted = _noted(event)
-    standing = noted.get("usage")
-    if not isinstance(standing, list):
-        standing = None
-    if standing is not None and standing is session.booked:
-        session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
-        return
-    usage = reported(event.usage_metadata)
-    silent = usage.input_tokens is None
-    estimate = output = None
-    if standing is not None:
-        estimate, output = _tokens(noted.get("request_tokens")), _tokens(noted.get("output_tokens"))
-    if standing is None and (silent or event.partial):
-        return
-    call = CallUsage(
-        input_tokens=(estimate or 0) if silent else usage.billed_input,
-        output_tokens=(usage.output_tokens or 0) if output is None else output,
-        cached_tokens=usage.cached_tokens,
-        cache_write_tokens=usage.cache_write_tokens or 0,
-        estimate=None if usage.tool_use_tokens else estimate,
-        input_estimated=silent,
-        output_estimated=output is not None or usage.output_tokens is None,
-    )
-    if standing is None:  # totals have the cost in them
-        call = call.priced(event.model_version or "", event.timestamp)
-    session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
+    agents, untold = set[str](), list[Event]()
+    for event in reversed(events):
+        if event.id == session.last_event:
+            break
+        standing = _noted(event).get("usage")
+        if not isinstance(standing, list):
+            untold += [] if agents or event.partial else [event]
+        elif event.author not in agents:
+            agents.add(event.author)
+            session.ledger.resume(standing, invocation=event.invocation_id, agent=event.author)
+    for event in reversed(untold):
+        usage = reported(event.usage_metadata)
+        where = {"invocation": event.invocation_id, "agent": event.author, "branch": event.branch or ""}
+        if usage.input_tokens is not None and session.ledger.counted(**where) is None:
+            call = CallUsage(
+                input_tokens=usage.billed_input,
+                output_tokens=usage.output_tokens or 0,
+                cached_tokens=usage.cached_tokens,
+                cache_write_tokens=usage.cache_write_tokens,
+                output_estimated=usage.output_tokens is None,
+            )
+            session.ledger.track(call.priced(event.model_version or "", event.timestamp), **where)
+    if events:
+        session.last_event = events[-1].id
 
 
 def _tokens(value: object) -> int | None:

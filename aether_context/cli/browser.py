@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,12 +15,18 @@ from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 
 
-def serve(url: str, *, host: str, port: int, token: str | None) -> None:
-    """Serves a store until it is stopped; only this machine may read it where there is no token.
+def show(url: str, *, file: str | None, app: str | None, user: str | None, session: str | None, **address: Any) -> None:
+    """Serves a store, or writes one session into a file."""
+    if file is not None:
+        _write_report(url, file, app=app, user=user, session=session)
+    elif session or app or user:
+        raise click.UsageError("--session, --app and --user say which session --report FILE writes")
+    else:
+        _serve(url, **address)
 
-    Raises:
-        click.UsageError: another machine could reach it, and there is no token.
-    """
+
+def _serve(url: str, *, host: str, port: int, token: str | None) -> None:
+    """Serves a store until it is stopped; only this machine may read it where there is no token."""
     if token is None and not _is_loopback(host):
         raise click.UsageError(
             f"{host} can be reached from other machines, and whoever reaches it reads every pack: "
@@ -50,13 +57,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def write_report(url: str, file: str, *, app: str | None, user: str | None, session: str | None) -> None:
-    """Writes the pages of one session into a file.
-
-    Raises:
-        click.UsageError: the file cannot be written.
-        PackNotFound: there is no such session, or more than one.
-    """
+def _write_report(url: str, file: str, *, app: str | None, user: str | None, session: str | None) -> None:
     from aether_context.viewer import report
     from aether_context.viewer.calls import Calls, Session, by_session
 

@@ -5,16 +5,19 @@
     2    wrong usage
     3    something is not there, or the store cannot be read
 
-A command passes its options by name to a function that prints, and ends with the exit code that this returns. The
-function is imported when the command runs, so that ``--help`` takes a tenth of a second, and a command loads only what
-it needs.
+A command is described here, and run by the function that `_command` names: it is given the options by name, prints, and
+returns the exit code. It is imported when the command runs, so that ``--help`` takes a tenth of a second, and a command
+loads only what it needs.
 """
 
 from __future__ import annotations
 
+import functools
+import io
 import math
-import os
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +31,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             code = super().invoke(ctx)
         except AetherContextError as error:
@@ -53,20 +59,33 @@ def _examples(*lines: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
 
 
-def _command(*examples: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command with the name that its examples begin with."""
-    return main.command(examples[0].split()[0], epilog=_examples(*examples))
+def _command(run: str, *examples: str) -> Callable[[Callable[[], None]], click.Command]:
+    """A command with the name that its examples begin with, run by a ``module.function`` of this package."""
+
+    def of(description: Callable[[], None]) -> click.Command:
+        @functools.wraps(description)
+        def invoke(**options: Any) -> Any:
+            module, _, function = run.partition(".")
+            return getattr(import_module(f"aether_context.cli.{module}"), function)(**options)
+
+        return main.command(examples[0].split()[0], epilog=_examples(*examples))(invoke)
+
+    return of
 
 
 def _json_option(meaning: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
 
+def _policy_option(meaning: str) -> Callable[[_Command], _Command]:
+    return click.option("--policy", metavar="FILE|PROFILE", help=meaning)
+
+
 def _packs_of(command: _Command) -> _Command:
     """Adds the options that select packs by application, user and session."""
-    command = click.option("--session", help="Packs of this session only.")(command)
-    command = click.option("--user", help="Packs of this user only.")(command)
-    return click.option("--app", help="Packs of this application only.")(command)
+    command = click.option("--session", help="This session only.")(command)
+    command = click.option("--user", help="This user only.")(command)
+    return click.option("--app", help="This application only.")(command)
 
 
 _store_option = click.option(
@@ -79,11 +98,7 @@ _store_option = click.option(
     show_envvar=True,
     help="The store of packs: a folder or any fsspec URL.",
 )
-_policy_option = click.option(
-    "--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat."
-)
-_all_option = click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
-_yes_option = click.option("--yes", "delete", is_flag=True, help="Delete; without it, only show what would be deleted.")
+_all_option = click.option("--all", "everything", is_flag=True, help="Every row and every line, however many.")
 
 
 @click.group(
@@ -102,48 +117,34 @@ def main() -> None:
     """
 
 
-@_command("list", "list --limit 20", "list --store s3://bucket/packs --app shop --json")
+@_command("packs.show", "list", "list --limit 20", "list --store s3://bucket/packs --app shop --json")
 @_store_option
 @_packs_of
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The N newest packs only.")
 @_json_option("A JSON list, an object for each pack.")
-def list_packs(**options: Any) -> int:
+def list_packs() -> None:
     """Lists packs, the oldest first."""
-    from aether_context.cli.packs import show
-
-    return show(**options)
 
 
-@_command("inspect", "inspect pack_20250102T0304", "inspect 9f86d081 --all", "inspect --json | jq .truncation_events")
+@_command("inspection.show", "inspect", "inspect 9f86d081 --all", "inspect --json | jq .truncation_events")
 @click.argument("pack", required=False)
 @_store_option
 @_all_option
 @_json_option("The manifest as JSON, completed from the packs that it extends.")
-def inspect(**options: Any) -> int:
+def inspect() -> None:
     """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
 
     Without PACK the newest one is shown.
     """
-    from aether_context.cli.inspection import show
-
-    return show(**options)
 
 
-@_command(
-    "replay pack_20250102T0304",
-    "replay 9f86d081 --all",
-    "replay 9f86d081 --json",
-    "replay 9f86d081 --policy research",
-    "replay 9f86d081 --policy my.toml",
-)
+@_command("inspection.show_replay", "replay pack_20250102T0304", "replay 9f86d081 --policy my.toml --all")
 @click.argument("pack")
 @_store_option
-@click.option(
-    "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same input."
-)
-@click.option("--all", "everything", is_flag=True, help="Every line of every text, none of them shortened.")
+@_policy_option("Show what this policy would have sent instead, from the same input.")
+@_all_option
 @_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
-def replay(**options: Any) -> int:
+def replay() -> None:
     """Builds a pack's request again, checks it against the recorded checksum, and prints it.
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
@@ -151,18 +152,15 @@ def replay(**options: Any) -> int:
     Under another policy, what earlier calls had cut stays cut, and the window is the recorded one unless that policy
     sets one.
     """
-    from aether_context.cli.inspection import show_replay
-
-    return show_replay(**options)
 
 
-@_command("diff", "diff 9f86d081", "diff 9f86d081 0a1b2c3d --all", "diff 9f86d081 latest --json | jq .parting")
+@_command("inspection.show_difference", "diff", "diff 9f86d081 0a1b2c3d --all", "diff 9f86d081 latest --json")
 @click.argument("before", required=False, metavar="[PACK]")
 @click.argument("after", required=False, metavar="[OTHER]")
 @_store_option
-@click.option("--all", "everything", is_flag=True, help="Every candidate, and every line of every text that differs.")
+@_all_option
 @_json_option("The whole comparison as a JSON object, with every piece of both requests.")
-def diff(**options: Any) -> int:
+def diff() -> None:
     """Shows how two packs differ: layers, candidates, texts, and the character at which their common prefix ends.
 
     A single PACK, by default the newest one, is compared with the pack before it of the same agent. `replay --policy`
@@ -171,34 +169,24 @@ def diff(**options: Any) -> int:
     Exit codes: 0 the same request is sent, 1 the requests differ, 2 wrong usage, 3 a pack or a part of it cannot be
     read, or is not what was written.
     """
-    from aether_context.cli.inspection import show_difference
-
-    return show_difference(**options)
 
 
-@_command("verify", "verify --replay", "verify 9f86d081 --store memory://packs")
+@_command("verification.show_verification", "verify", "verify --replay", "verify 9f86d081 --store memory://packs")
 @click.argument("pack_ids", nargs=-1)
 @_store_option
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again and check its checksum.")
-def verify(**options: Any) -> int:
+def verify() -> None:
     """Checks that packs are what was written: digests of manifests, their texts, and the packs that they extend.
 
     A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked. The exit code
     is 1 where any failed.
     """
-    from aether_context.cli.verification import show_verification
-
-    return show_verification(**options)
 
 
-@_command(
-    "preview session.json",
-    'preview session.json --message "Go on." --policy research --window 32000',
-    "preview session.json --request",
-)
+@_command("preview.show", "preview session.json", 'preview session.json --message "Go on." --policy research --request')
 @click.argument("path", metavar="SESSION.json")
 @click.option("--message", metavar="TEXT", help="The user's next message.")
-@_policy_option
+@_policy_option("The policy; else AETHER_CONTEXT_POLICY, else chat.")
 @click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
 @click.option("--model", default="gemini-2.5-flash", show_default=True, help="The model's name; it is not called.")
 @click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
@@ -206,7 +194,7 @@ def verify(**options: Any) -> int:
 @click.option("--request", is_flag=True, help="The request itself, not its description.")
 @_all_option
 @_json_option("The manifest as JSON; with --request, the request.")
-def preview(**options: Any) -> None:
+def preview() -> None:
     """Shows the pack that a session's next model call would be sent. No model is called and the session is not touched.
 
     SESSION.json is a file from `Session.model_dump_json()` or ADK's web page. Where the session waits for a user's
@@ -215,13 +203,10 @@ def preview(**options: Any) -> None:
     From Python `aether_context.adk.preview` takes a session of any session service, and `preview_strategies` compares
     what each strategy would do.
     """
-    from aether_context.cli.preview import show
-
-    show(**options)
 
 
 @_command(
-    "tune",
+    "tuning.tune",
     "tune artifacts -o policies",
     "tune s3://bucket/packs --profile research --spend 5 --scheduler tcp://scheduler:8786",
     "tune artifacts --profile research --check policies/research.toml",
@@ -256,7 +241,7 @@ def preview(**options: Any) -> None:
     help="Writes a policy for each profile there, as PROFILE.toml.",
 )
 @_json_option("A JSON list, an object for each profile.")
-def tune(urls: tuple[str, ...], **options: Any) -> int:
+def tune() -> None:
     """Tunes the budgets of each task profile on recorded sessions, and says "no change" where it finds nothing better.
 
     The sessions of each store are simulated from their first call on, with the recorded answers, under a grid of
@@ -266,13 +251,9 @@ def tune(urls: tuple[str, ...], **options: Any) -> int:
 
     With --check the exit code is 1 where the policy is worse by more than the margin.
     """
-    from aether_context.cli.tuning import tune as run
-
-    default = os.environ.get("AETHER_CONTEXT_STORE") or "artifacts"
-    return run(urls=urls or (default,), **options)
 
 
-@_command("usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
+@_command("usage.show", "usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
 @_store_option
 @_packs_of
 @click.option(
@@ -283,7 +264,7 @@ def tune(urls: tuple[str, ...], **options: Any) -> int:
     help="A row for each of these, agent and day by default; may be given more than once.",
 )
 @_json_option("The same as JSON; null is unknown.")
-def usage(**options: Any) -> int:
+def usage() -> None:
     """Shows what recorded calls used: estimates against what providers reported, cached share and cost.
 
     Below it lists what each strategy did to the requests: cuts, contents removed and replaced, tokens freed, and tokens
@@ -294,22 +275,20 @@ def usage(**options: Any) -> int:
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.
     """
-    from aether_context.cli.usage import show
-
-    return show(**options)
 
 
 @_command(
-    "forget --app shop --user ann --yes", "forget --app shop --user ann --session s1", "forget --older-than 30 --yes"
+    "retention.forget_files",
+    "forget --app shop --user ann --yes",
+    "forget --app shop --user ann --session s1",
+    "forget --older-than 30 --yes",
 )
 @_store_option
-@click.option("--app", help="The application.")
-@click.option("--user", help="The user.")
-@click.option("--session", help="This session only.")
+@_packs_of
 @click.option("--older-than", "days", type=_Amount(min=0), metavar="DAYS", help="What is older, of all or of one user.")
-@_yes_option
+@click.option("--yes", "delete", is_flag=True, help="Delete; without it, only show what would be deleted.")
 @_json_option("A JSON object with what was found.")
-def forget(**options: Any) -> int:
+def forget() -> None:
     """Deletes all files of a user or of one session from a store, or what is older than some days.
 
     These are packs, messages, evidence, summaries, calibration, artifacts in the same store, and what waits on this
@@ -320,15 +299,11 @@ def forget(**options: Any) -> int:
 
     The exit code is 3 where a pack could not be read; then no pack of its session goes for its age.
     """
-    from aether_context.cli.retention import forget_files
-
-    return forget_files(**options)
 
 
 @_command(
-    "serve",
+    "browser.show",
     "serve s3://bucket/packs --port 9000",
-    "serve artifacts --host 0.0.0.0",
     "serve artifacts --report bug.html --session s1",
 )
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
@@ -343,10 +318,8 @@ def forget(**options: Any) -> int:
 @click.option(
     "--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send to others."
 )
-@click.option("--session", help="The session of the report; needed where there are several.")
-@click.option("--app", help="Its application.")
-@click.option("--user", help="Its user.")
-def serve(url: str, file: str | None, session: str | None, app: str | None, user: str | None, **options: Any) -> None:
+@_packs_of
+def serve() -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
     It only reads the store. To listen on another address than this machine's own it needs a token, which readers send
@@ -355,22 +328,11 @@ def serve(url: str, file: str | None, session: str | None, app: str | None, user
     With --report it writes the calls of one session, and its newest packs, into a file that is complete in itself and
     holds no script. Needs the extra "viewer".
     """
-    from aether_context.cli import browser
-
-    if file is not None:
-        browser.write_report(url, file, session=session, app=app, user=user)
-    elif session or app or user:
-        raise click.UsageError("--session, --app and --user say which session --report FILE writes")
-    else:
-        browser.serve(url, **options)
 
 
-@_command("demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo")
+@_command("demonstration.run_demo", "demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo")
 @click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
 @_store_option
 @click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")
-def demo(**options: Any) -> int:
+def demo() -> None:
     """Runs a small agent with the plugin attached, and shows what its packs held."""
-    from aether_context.cli.demonstration import run_demo
-
-    return run_demo(**options)

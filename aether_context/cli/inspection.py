@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import click
-from rich.text import Text
 
 from aether_context.cli import packs
 from aether_context.cli.rendering import difference_json, print_difference, print_pack, print_request
-from aether_context.cli.terminal import FAILED, NOT_THERE, Screen, print_json, tell
+from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, say, tell
 from aether_context.errors import ChecksumMismatch, PackNotFound
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest
@@ -68,7 +67,7 @@ def show_replay(url: str, pack: str, *, policy: str | None, everything: bool, as
             what = "recorded one, in which secrets are masked" if manifest.masked_checksum else "recorded one"
             digest = manifest.masked_checksum or manifest.checksum
             checked = f"{manifest.request_tokens:,} tokens; the request is the {what}: {digest}"
-            Screen().print(Text(checked, style="green"))
+            say(checked, "green")
     if fault:
         problem = "nobody can tell whether this is what was sent, since the pack does not verify"
         tell(f"Error: {problem}: {fault}", "red")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rich.text import Text
-
 from aether_context.canonical import JSON
-from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, percent, plain, print_json, tell
+from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, say, tell
 from aether_context.errors import AetherContextError, ManifestError, PackNotFound, SchemaVersionError, StoreError
 from aether_context.store import Manifest, PackStore
 from aether_context.store.pack_file import ENDING, fields_of, read_manifest
@@ -99,66 +97,39 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     """Prints the list."""
     store = require(PackStore(url))
     places = store.places(app=app, user=user, session=session)
-    packs: list[tuple[str, Manifest | AetherContextError]] = []
+    packs: dict[str, Manifest] = {}
+    unreadable: dict[str, AetherContextError] = {}
+    values: list[JSON] = []
     for place in places[-limit:] if limit else places:
+        name = pack_name(place)
         try:
-            packs.append((pack_name(place), store.read(place)))
+            packs[name] = store.read(place)
+            values.append(_value(store, packs[name]))
         except AetherContextError as error:
-            packs.append((pack_name(place), error))
+            unreadable[name] = error
+            values.append({"pack_id": name, "error": plain(error)})
     if as_json:
-        print_json([_value(store, name, manifest) for name, manifest in packs])
-    elif not packs:
+        print_json(values)
+    elif not places:
         tell(f"no packs{whose(app=app, user=user, session=session)} in {store.url}")
     else:
-        _print(packs)
-        if len(places) > len(packs):
-            Screen().print("… and earlier ones")
-    return NOT_THERE if any(isinstance(manifest, AetherContextError) for _, manifest in packs) else 0
+        columns = ("pack", "time (UTC)", "app", "session", "agent", ">call", ">tokens / window", ">events", "epoch")
+        print_table(columns, map(_row, packs.values()))
+        for name, problem in unreadable.items():
+            say(f"{name} unreadable: {problem}", "red")
+        if limit and len(places) > limit:
+            say("… and earlier ones")
+    return NOT_THERE if unreadable else 0
 
 
-def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
-    """Prints a row for each pack. On a terminal a pack is named by the hash at the end of its id."""
-    out = Screen()
-    narrow = out.width < 130
-    whole = not narrow and not out.is_terminal
-    if whole:
-        out.width = 1_000  # so that nothing is folded where the output is piped
-    hidden = {"call", "full", "events", "validity"} if narrow else set()
-    if out.width < 96:
-        hidden.add("epoch")
-    columns = ["pack", "time (UTC)", "app", "session", "agent", ">call", ">tokens / window", ">full", "epoch"]
-    columns = [name for name in (*columns, ">events", "validity") if name.removeprefix(">") not in hidden]
-    table, unreadable = grid(*columns), []
-    for pack_id, manifest in packs:
-        name = pack_id if whole else pack_id.rsplit("_", 1)[-1]
-        if isinstance(manifest, AetherContextError):
-            table.add_row(cell(name), Text("unreadable", style="red"))
-            unreadable.append(f"{name} unreadable: {manifest}")
-            continue
-        full = percent(manifest.request_tokens, manifest.window)
-        epoch = " ".join(filter(None, (str(manifest.epoch.number), manifest.epoch_reason)))
-        cells: dict[str, Text | str] = {
-            "pack": cell(name),
-            "time (UTC)": moment(manifest.last_event_time),
-            "app": cell(manifest.app, limit=60 if whole else 12),
-            "session": cell(manifest.session, limit=60 if whole else 9 if narrow else 20),
-            "agent": cell(manifest.agent, limit=24 if whole else 14),
-            ">call": f"{manifest.call:,}",
-            ">tokens / window": f"{manifest.request_tokens:,} / {manifest.window:,}",
-            ">full": Text(f"{full} over", style="red") if manifest.over_window else full,
-            "epoch": cell(epoch, "yellow" if manifest.epoch_reason else ""),
-            ">events": f"{len(manifest.truncation_events):,}",
-            "validity": cell(manifest.validity, "red" if manifest.validity == "invalid" else ""),
-        }
-        table.add_row(*(cells[column] for column in columns))
-    out.print(table)
-    for line in unreadable:
-        out.print_line(line, "red")
+def _row(manifest: Manifest) -> tuple[object, ...]:
+    time, epoch = moment(manifest.last_event_time), f"{manifest.epoch.number} {manifest.epoch_reason or ''}"
+    room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
+    events = f"{len(manifest.truncation_events):,}"
+    return manifest.pack_id, time, manifest.app, manifest.session, manifest.agent, manifest.call, room, events, epoch
 
 
-def _value(store: PackStore, name: str, manifest: Manifest | AetherContextError) -> JSON:
-    if isinstance(manifest, AetherContextError):
-        return {"pack_id": name, "error": plain(manifest)}
+def _value(store: PackStore, manifest: Manifest) -> JSON:
     fields = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
     return {field: getattr(manifest, field) for field in (*fields, *tokens)} | {

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 
-from rich.console import RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
 from aether_context.canonical import JSON, short
-from aether_context.cli.terminal import Screen, bar, cell, grid, increase, moment, percent, plain
+from aether_context.cli.terminal import aligned, head, increase, moment, percent, plain, print_table, say
 from aether_context.pack import LAYERS, CandidateOutcome
 from aether_context.store import Manifest
 from aether_context.views import Comparison, Difference, Fate, PackView, Piece, TextChange
@@ -24,37 +19,40 @@ _FEW = 12
 """Rows and tools that are shown without --all."""
 _LONG = 140
 """Characters of a line that are shown without --all."""
+_BAR = 32
+
+Lines = Sequence[str]
 
 
 def print_pack(view: PackView, *, everything: bool) -> None:
     """Prints a pack in sections with titles; empty ones are left out."""
-    out, manifest = Screen(), view.manifest
-    superseded = manifest.superseded.items()
-    sections: dict[str, Sequence[RenderableType]] = {
-        f"PACK {plain(manifest.pack_id)}": [_facts(manifest)],
-        "LAYERS": [_layers(manifest, 32 if out.width >= 96 else 16)],
-        "SIGNALS": [_signals(manifest)],
-        "CACHE": [_cache(manifest, view.outcome)],
-        "CANDIDATES": list(_candidates(view, everything, out.width - 2)),
-        "TRUNCATION EVENTS": [_events(manifest, everything)] if manifest.truncation_events else ["none"],
-        "TOOLS": list(_tools(manifest, everything)),
-        "EVIDENCE NEEDED": [cell(f"- {item}") for item in manifest.evidence_needed],
-        "SUPERSEDED EVIDENCE": [cell(f"{uri} by {later}", "yellow") for uri, later in superseded],
-        "DEGRADATIONS": [cell(f"- {note}", "yellow") for note in manifest.degradations],
-    }
-    _print_sections(out, sections)
+    manifest = view.manifest
+    _print_sections(
+        {
+            f"PACK {manifest.pack_id}": _facts(manifest),
+            "LAYERS": _layers(manifest),
+            "SIGNALS": _signals(manifest),
+            "CACHE": _cache(manifest, view.outcome),
+            "CANDIDATES": list(_candidates(view, everything)),
+            "TRUNCATION EVENTS": _events(manifest, everything),
+            "TOOLS": list(_tools(manifest, everything)),
+            "EVIDENCE NEEDED": [f"- {item}" for item in manifest.evidence_needed],
+            "SUPERSEDED EVIDENCE": [f"{uri} by {later}" for uri, later in manifest.superseded.items()],
+            "DEGRADATIONS": [f"- {note}" for note in manifest.degradations],
+        }
+    )
 
 
-def _print_sections(out: Screen, sections: Mapping[str, Sequence[RenderableType]]) -> None:
-    for title, parts in sections.items():
-        if parts:
-            out.print_heading(title)
-            for part in parts:
-                out.print(Padding(part, (0, 0, 0, 2), expand=False))
-            out.print()
+def _print_sections(sections: Mapping[str, Lines]) -> None:
+    for title, lines in sections.items():
+        if lines:
+            head(title)
+            for line in lines:
+                say(f"  {line}")
+            say()
 
 
-def _facts(manifest: Manifest) -> RenderableType:
+def _facts(manifest: Manifest) -> Lines:
     plan_fields = (("task", manifest.task_id), ("step", manifest.step_id), ("role", manifest.role))
     plan = manifest.validity + (f": {manifest.invalid_reason}" if manifest.invalid_reason else "")
     branch = f" · branch {manifest.branch}" if manifest.branch else ""
@@ -71,165 +69,134 @@ def _facts(manifest: Manifest) -> RenderableType:
         "request": f"{manifest.request_tokens:,} tokens ({manifest.request_tokens_method}, by {manifest.counter})"
         f" · {percent(manifest.request_tokens, manifest.window)} of the window{over}",
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
-        "policy": f"{manifest.profile} · {short(manifest.policy)}",
+        "policy": f"{manifest.profile} · {short(manifest.policy)} · "
+        + ("texts recorded" if manifest.texts else "hashes only recorded"),
         "epoch": f"{manifest.epoch.number}, "
-        + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else "going on"),
-        "record": ("texts recorded" if manifest.texts else "hashes only")
-        + (f" · extends {manifest.extends}" if manifest.extends else " · stands alone"),
+        + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else f"extends {manifest.extends}"),
         "checksum": manifest.checksum,
     }
-    table = grid("", "")
-    for label, fact in facts.items():
-        table.add_row(Text(label, style="dim"), cell(fact))
-    return table
+    return aligned(("", ""), facts.items())
 
 
-def _layers(manifest: Manifest, cells: int) -> RenderableType:
-    table = grid("layer", "of the window", ">floor", ">nominal", ">lent", ">final", ">used")
-    layers = [(layer, manifest.allocation[layer]) for layer in LAYERS if layer in manifest.allocation]
-    for layer, tokens in layers:
-        over = tokens.used > tokens.final
-        share = Text(bar(tokens.used, tokens.final, manifest.window, cells), style="red" if over else "cyan")
-        figures = [f"{tokens.floor:,}", f"{tokens.nominal:,}", increase(0, tokens.lent), f"{tokens.final:,}"]
-        table.add_row(layer, share, *figures, Text(f"{tokens.used:,}", style="red" if over else ""))
-    final, used = (sum(getattr(tokens, name) for _, tokens in layers) for name in ("final", "used"))
-    total_bar = bar(used, final, manifest.window, cells)
-    table.add_row("all", total_bar, "", "", "", f"{final:,}", f"{used:,}", style="dim")
-    return table
+def _layers(manifest: Manifest) -> Lines:
+    layers = {layer: manifest.allocation[layer] for layer in LAYERS if layer in manifest.allocation}
+    rows: list[tuple[str, ...]] = [
+        (
+            layer,
+            *(f"{tokens.floor:,}", f"{tokens.nominal:,}", increase(0, tokens.lent), f"{tokens.final:,}"),
+            *(f"{tokens.used:,}", _bar(tokens.used, tokens.final, manifest.window)),
+        )
+        for layer, tokens in layers.items()
+    ]
+    final, used = (sum(getattr(tokens, name) for tokens in layers.values()) for name in ("final", "used"))
+    rows.append(("all", "", "", "", f"{final:,}", f"{used:,}", _bar(used, final, manifest.window)))
+    return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">used", "used of the window"), rows)
 
 
-def _signals(manifest: Manifest) -> RenderableType:
-    table = grid("signal", "value")
-    for name, value in manifest.signals.items():
-        shown_value = f"{value:.3g}" if isinstance(value, float) else value
-        table.add_row(cell(name), cell(shown_value) if value is not None else Text("neutral ½ (unknown)", style="dim"))
+def _bar(used: int, ceiling: int, whole: int) -> str:
+    """``used`` within ``ceiling``, both as shares of ``whole``; what is not 0 has at least one character."""
+    filled, total = (
+        min(_BAR, max(1, round(_BAR * part / whole))) if part > 0 < whole else 0 for part in (used, ceiling)
+    )
+    return "#" * filled + "." * (total - filled)
+
+
+def _signals(manifest: Manifest) -> Lines:
+    rows = [
+        (name, "neutral ½ (unknown)" if value is None else f"{value:.3g}" if isinstance(value, float) else value)
+        for name, value in manifest.signals.items()
+    ]
     shares = " · ".join(f"{layer} {weight:.0%}" for layer, weight in manifest.weights.items())
-    table.add_row("shares that they led to", cell(shares))
-    return table
+    return aligned(("", ""), [*rows, ("shares that they led to", shares)])
 
 
-def _cache(manifest: Manifest, outcome: JSON) -> RenderableType:
-    """What a prefix cache could serve, and what the provider reported."""
+def _cache(manifest: Manifest, outcome: JSON) -> Lines:
+    """What a prefix cache could serve, what the provider reported, and what became of the answer."""
     shared, broken = manifest.prefix.shared_tokens, manifest.prefix.broken_by
     if shared is None:
         why = "this is the first request" if broken is None else "the request before is not known"
-        servable = Text(f"unknown: {why}")
+        servable = f"unknown: {why}"
     else:
         total = f"{manifest.counted_tokens or manifest.request_tokens:,}"
         prefix_end = f"broken by {broken}" if broken else "nothing broke the prefix"
-        text = f"{shared:,} of {total} counted tokens in common with the request before; {prefix_end}"
-        servable = Text(text, style="yellow" if broken else "")
-    table = grid("", "")
-    table.add_row("could be served", servable)
+        servable = f"{shared:,} of {total} counted tokens in common with the request before; {prefix_end}"
+    facts = [("could be served", servable)]
     if not isinstance(outcome, dict):
-        table.add_row("provider served", "unknown: no outcome is recorded")
-        return table
-    cached_tokens, input_tokens, output_tokens = (
+        return aligned(("", ""), [*facts, ("provider served", "unknown: no outcome is recorded")])
+    cached, read, answered = (
         value if isinstance(value := outcome.get(name), int) else None
         for name in ("cached_tokens", "input_tokens", "output_tokens")
     )
-    if cached_tokens is None:
-        table.add_row("provider served", "unknown: the provider said nothing")
-    else:
-        table.add_row(
-            "provider served",
-            f"{cached_tokens:,}" + (f" of {input_tokens:,} input tokens" if input_tokens is not None else ""),
-        )
-    if input_tokens is not None:
-        table.add_row("estimate", f"{manifest.request_tokens:,} for {input_tokens:,} input tokens reported")
+    of_input = "" if read is None else f" of {read:,} input tokens"
+    served = "unknown: the provider said nothing" if cached is None else f"{cached:,}{of_input}"
+    facts.append(("provider served", served))
+    if read is not None:
+        facts.append(("estimate", f"{manifest.request_tokens:,} for {read:,} input tokens reported"))
     finish = outcome.get("error_code") or outcome.get("finish_reason")
     if finish is not None:
-        table.add_row(
-            "answer", cell(f"{'unknown' if output_tokens is None else format(output_tokens, ',')} tokens · {finish}")
-        )
+        facts.append(("answer", f"{'unknown' if answered is None else format(answered, ',')} tokens · {finish}"))
     acceptance = outcome.get("acceptance")
     items, fabricated = (
         values if isinstance(acceptance, dict) and isinstance(values := acceptance.get(name), list) else []
         for name in ("items", "fabricated")
     )
-    for item in items:
-        if isinstance(item, dict):
-            passed = item.get("passed")
-            verdict = "met" if passed is True else "not met" if passed is False else "not looked at"
-            reason = f": {item.get('reason')}" if item.get("reason") else ""
-            table.add_row("acceptance", cell(f"{item.get('id')} {verdict} (by {item.get('by')}){reason}"))
-    for uri in fabricated:
-        table.add_row("acceptance", cell(f"{uri} was never in the request"))
-    return table
+    for item in (item for item in items if isinstance(item, dict)):
+        passed = item.get("passed")
+        verdict = "met" if passed is True else "not met" if passed is False else "not looked at"
+        reason = f": {item.get('reason')}" if item.get("reason") else ""
+        facts.append(("acceptance", f"{item.get('id')} {verdict} (by {item.get('by')}){reason}"))
+    facts += [("acceptance", f"{uri} was never in the request") for uri in fabricated]
+    return aligned(("", ""), facts)
 
 
-def _candidates(view: PackView, everything: bool, width: int) -> Iterator[RenderableType]:
-    """A line for each candidate, with further details and its text below.
+def _candidates(view: PackView, everything: bool) -> Iterator[str]:
+    """A line for each candidate, with its text below.
 
     In a layer with many candidates, those that were kept whole are summed up in one line.
     """
-    rows, texts = view.rows.values(), view.texts
-    states = Counter(row.state for row in rows)
+    states = Counter(row.state for row in view.rows.values())
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    yield cell(f"{len(rows):,} in all: {counts}" if rows else "none")
-    titles = [Text(title, style="dim") for title in ("layer", "id", "source", "tokens", "state", "reason")]
-    entries: list[tuple[CandidateOutcome, list[Text]] | Text] = []
-    table = [titles]
+    yield f"{len(view.rows):,} in all: {counts}" if view.rows else "none"
+    shown, notes = list[CandidateOutcome](), dict[int, str]()
     for layer in LAYERS:
-        members = [row for row in rows if row.layer == layer]
+        members = [row for row in view.rows.values() if row.layer == layer]
         kept = [row for row in members if row.state == "kept" and row.sent_tokens is None]
-        collapsed = len(members) > _FEW and len(kept) > 1 and not everything
-        for row in members:
-            if collapsed and row.state == "kept" and row.sent_tokens is None:
-                continue
-            colour = {"kept": "green", "dropped": "red"}.get(row.state, "yellow")
-            sent = f" → {row.sent_tokens:,}" if row.sent_tokens is not None else ""
-            names = [Text(row.layer), cell(row.id, limit=40), cell(row.source, limit=24)]
-            table.append(
-                [*names, Text(f"{row.tokens:,}" + sent), Text(row.state, style=colour), Text(row.reason or "")]
-            )
-            entries.append((row, table[-1]))
-        if collapsed:
+        if len(members) > _FEW and len(kept) > 1 and not everything:
+            members = [row for row in members if row not in kept]
             tokens = f"{sum(row.tokens for row in kept):,}"
-            note = f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
-            entries.append(Text(note, style="dim"))
-    widths = [max(text.cell_len for text in column) for column in zip(*table, strict=True)]
-    if len(table) > 1:
-        yield _aligned(titles, widths)
-    for entry in entries:
-        if isinstance(entry, Text):
-            yield entry
-            continue
-        row, cells = entry
-        line = _aligned(cells, widths)
-        scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
-        covers = f"covers {', '.join(row.covers)}" if row.covers else ""
-        details = plain(" · ".join(filter(None, (scores, moment(row.time), row.uri, covers))))
-        if details and len(details) <= width - line.cell_len - 2:
-            line.append(f"  {details}")
-            details = ""
-        yield line
-        yield from (cell(f"    {piece}", "dim") for piece in textwrap.wrap(details, width - 4, break_on_hyphens=False))
-        if row.id in texts:
-            yield cell(f"    “{plain(texts[row.id])}”", limit=None if everything else width)
+            notes[len(shown) + len(members)] = (
+                f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
+            )
+        shown += members
+    lines = aligned(("layer", "id", "source", ">tokens", "state", "reason", "more"), map(_candidate, shown))
+    yield from lines[:1] if shown else ()
+    for number, row in enumerate(shown):
+        if note := notes.pop(number, ""):
+            yield note
+        yield lines[number + 1]
+        if row.id in view.texts:
+            yield f"    “{plain(view.texts[row.id], None if everything else _LONG)}”"
+    yield from notes.values()
 
 
-def _aligned(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    """Cells in columns, the fourth one of numbers."""
-    line = Text()
-    for index, (text, width) in enumerate(zip(cells, widths, strict=True)):
-        gap = " " * (width - text.cell_len)
-        line = Text.assemble(line, *((gap, text) if index == 3 else (text, gap)), "  ")
-    line.rstrip()
-    return line
+def _candidate(row: CandidateOutcome) -> tuple[str, ...]:
+    scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
+    covers = f"covers {', '.join(row.covers)}" if row.covers else ""
+    details = " · ".join(filter(None, (scores, moment(row.time), row.uri, covers)))
+    tokens = f"{row.tokens:,}" if row.sent_tokens is None else f"{row.tokens:,} → {row.sent_tokens:,}"
+    return row.layer, row.id, row.source, tokens, row.state, row.reason or "", details
 
 
-def _events(manifest: Manifest, everything: bool) -> RenderableType:
-    table = grid(">#", "layer", "stage", "reason", ">tokens", "items")
-    for number, event in enumerate(manifest.truncation_events, start=1):
-        items = _listed(event.item_ids, None if everything else 3)
+def _events(manifest: Manifest, everything: bool) -> Lines:
+    rows = []
+    for event in manifest.truncation_events:
         tokens = f"{event.tokens_before:,} → {event.tokens_after:,}"
         stage = f"{event.stage} ({event.strategy})" if event.strategy else event.stage
-        table.add_row(str(number), event.layer, cell(stage), event.reason, tokens, cell(items))
-    return table
+        rows.append((event.layer, stage, event.reason, tokens, _listed(event.item_ids, None if everything else 3)))
+    return aligned(("layer", "stage", "reason", ">tokens", "items"), rows) if rows else ["none"]
 
 
-def _tools(manifest: Manifest, everything: bool) -> Iterator[RenderableType]:
+def _tools(manifest: Manifest, everything: bool) -> Iterator[str]:
     tools, limit = manifest.tools, None if everything else _FEW
     if not tools.sent and not tools.left_out:
         return
@@ -237,24 +204,20 @@ def _tools(manifest: Manifest, everything: bool) -> Iterator[RenderableType]:
         name: f"{reason}, score {tools.scores[name]:.3f}" if name in tools.scores else reason
         for name, reason in {**tools.left_out, **tools.kept}.items()
     }
-    yield cell(f"{len(tools.sent):,} declared (scope {tools.mode}): {_listed(tools.sent, limit)}")
+    yield f"{len(tools.sent):,} declared (scope {tools.mode}): {_listed(tools.sent, limit)}"
     if tools.allowed is not None:
-        yield cell(f"calls restricted to: {', '.join(tools.allowed) or 'none'}")
+        yield f"calls restricted to: {', '.join(tools.allowed) or 'none'}"
     if tools.kept:
-        yield cell(", ".join(f"{name} ({reasons[name]})" for name in tools.kept))
-    out = list(tools.left_out)[:limit]
-    for name in out:
-        yield cell(f"left out: {name} ({reasons[name]})", "yellow")
-    if len(out) < len(tools.left_out):
-        yield cell(f"left out: {len(tools.left_out) - len(out):,} more", "yellow")
+        yield ", ".join(f"{name} ({reasons[name]})" for name in tools.kept)
+    yield from (f"left out: {name} ({reasons[name]})" for name in list(tools.left_out)[:limit])
+    if limit is not None and len(tools.left_out) > limit:
+        yield f"left out: {len(tools.left_out) - limit:,} more"
 
 
 def _listed(names: Sequence[str], limit: int | None) -> str:
     """The first names, and the number of further ones."""
-    first_names = names[:limit]
-    return ", ".join(first_names) + (
-        f" and {len(names) - len(first_names):,} more" if len(names) > len(first_names) else ""
-    )
+    more = len(names) - len(names[:limit])
+    return ", ".join(names[:limit]) + (f" and {more:,} more" if more else "")
 
 
 # The request.
@@ -262,24 +225,25 @@ def _listed(names: Sequence[str], limit: int | None) -> str:
 
 def print_request(view: PackView, *, everything: bool) -> None:
     """Prints a request; long texts are shortened unless ``everything`` is set."""
-    out, allowed = Screen(), view.manifest.tools.allowed
+    allowed = view.manifest.tools.allowed
     tools = [piece for piece in view.request or () if piece.part == "tool"]
-    out.print_heading(f"REQUEST of {view.manifest.pack_id}")
+    head(f"REQUEST of {view.manifest.pack_id}")
     shortened = []
     for piece in view.request or ():
         if piece.part != "tool":
-            out.print(cell(_title(piece), "cyan"))
-            shortened.append(_print_text(out, piece.text, everything))
+            say(_title(piece), "cyan")
+            shortened.append(_print_text(piece.text, everything))
         if piece.part == "system":
-            out.print(Text(f"tools · {len(tools)}", style="cyan"))
+            say(f"tools · {len(tools)}", "cyan")
             names = ", ".join(tool.name or "one that is no function" for tool in tools)
-            for text in (tool.wire for tool in tools) if everything else (names,):
-                shortened.append(_print_text(out, text, everything))
+            shortened += [
+                _print_text(text, everything) for text in ([tool.wire for tool in tools] if everything else [names])
+            ]
             if allowed is not None:
-                _print_text(out, f"calls restricted to: {', '.join(allowed)}", everything)
+                say(f"    calls restricted to: {', '.join(allowed)}")
     if any(shortened):
-        out.print(Text("long texts are shortened: --all shows them whole", style="dim"))
-    out.print()
+        say("long texts are shortened: --all shows them whole")
+    say()
 
 
 def _title(piece: Piece) -> str:
@@ -287,26 +251,25 @@ def _title(piece: Piece) -> str:
     return f"{label} · {piece.tokens:,} tokens" + (f" · {piece.outcome}" if piece.outcome else "")
 
 
-def _print_text(out: Screen, text: str, everything: bool) -> bool:
-    return _print_lines(out, [("", line, "") for line in text.split("\n")] if text else [], everything)
+def _print_text(text: str, everything: bool) -> bool:
+    return _print_lines([("", line) for line in text.split("\n")] if text else [], everything)
 
 
-def _print_lines(out: Screen, lines: Sequence[tuple[str, str, str]], everything: bool) -> bool:
-    """Prints lines, given as mark, text and style. They are indented, so that none can be taken for a heading.
+_COLOURS = {"-": "red", "+": "green", "~": "yellow"}
+
+
+def _print_lines(lines: Sequence[tuple[str, str]], everything: bool) -> bool:
+    """Prints lines, given as mark and text. They are indented, so that none can be taken for a heading.
 
     Of many lines only the first and the last four are printed, of long lines the beginning. Returns whether anything
     was left out.
     """
     selected = list(lines)
     if len(lines) > 10 and not everything:
-        selected = [*lines[:4], ("", f"… {len(lines) - 8:,} lines …", "dim"), *lines[-4:]]
-    for mark, line, style in selected:
-        text = Text(f"    {mark}{plain(line, None if everything else _LONG)}", style=style)
-        if everything:
-            out.print(text, soft_wrap=True)
-        else:
-            out.print(text, no_wrap=True, overflow="ellipsis", crop=True)
-    return not everything and (len(selected) < len(lines) or any(len(line) > _LONG for _, line, _ in lines))
+        selected = [*lines[:4], ("", f"… {len(lines) - 8:,} lines …"), *lines[-4:]]
+    for mark, line in selected:
+        say(f"    {mark}{plain(line, None if everything else _LONG)}", _COLOURS.get(mark[:1]))
+    return not everything and (len(selected) < len(lines) or any(len(line) > _LONG for _, line in lines))
 
 
 # Two packs side by side.
@@ -314,56 +277,49 @@ def _print_lines(out: Screen, lines: Sequence[tuple[str, str, str]], everything:
 
 def print_difference(difference: Difference, *, everything: bool) -> None:
     """Prints what differs: the packs' facts, layers, the end of the common prefix, candidates and texts."""
-    out = Screen()
-    sections: dict[str, Sequence[RenderableType]] = {
-        "TWO PACKS": [_who(difference)],
-        "LAYERS": [_layer_changes(difference)],
-        "PREFIX": list(_prefix(difference)),
-    }
-    if difference.same:
-        sections["REQUEST"] = [Text("both send the same request", style="green")]
-    sections["CANDIDATES"] = list(_candidate_changes(difference, everything))
-    _print_sections(out, sections)
+    _print_sections(
+        {
+            "TWO PACKS": _who(difference),
+            "LAYERS": _layer_changes(difference),
+            "PREFIX": list(_prefix(difference)),
+            "REQUEST": ["both send the same request"] if difference.same else [],
+            "CANDIDATES": _candidate_changes(difference, everything),
+        }
+    )
     changed = [text for text in difference.texts if not text.same]
     if not difference.texts and not difference.same:
-        out.print_line("texts cannot be compared: those of one pack are not known", "yellow")
+        say("texts cannot be compared: those of one pack are not known", "yellow")
     if changed:
-        out.print_heading("TEXTS")
+        head("TEXTS")
         same_count = len(difference.texts) - len(changed)
-        out.print(
-            Text(f"  {same_count:,} of {len(difference.texts):,} pieces are in both requests as they are", style="dim")
-        )
-        shortened = [_print_change(out, text, everything) for text in changed]
+        say(f"  {same_count:,} of {len(difference.texts):,} pieces are in both requests as they are")
+        shortened = [_print_change(text, everything) for text in changed]
         if any(shortened):
-            out.print(Text("long texts are shortened: --all shows them whole", style="dim"))
+            say("long texts are shortened: --all shows them whole")
 
 
-def _who(difference: Difference) -> RenderableType:
-    table = grid("", "before", "after")
-    sides = [view.manifest for view in (difference.before, difference.after)]
-    facts = {
-        "pack": [manifest.pack_id for manifest in sides],
-        "session": [" · ".join(manifest.session_key) for manifest in sides],
-        "call": [f"{manifest.agent} · {manifest.invocation} · {manifest.call}" for manifest in sides],
-        "policy": [f"{manifest.profile} · {short(manifest.policy)}" for manifest in sides],
-        "model": [f"{manifest.model} · window {manifest.window:,}" for manifest in sides],
-        "request": [f"{manifest.request_tokens:,} tokens" for manifest in sides],
-    }
-    for label, (before, after) in facts.items():
-        style = "" if before == after and label != "pack" else "yellow"
-        table.add_row(Text(label, style="dim"), cell(before), cell(after, style))
-    return table
+def _who(difference: Difference) -> Lines:
+    rows = [
+        (
+            manifest.pack_id,
+            " · ".join((*manifest.session_key, manifest.agent, manifest.invocation, str(manifest.call))),
+            f"{manifest.profile} {short(manifest.policy)}",
+            f"{manifest.model} {manifest.window:,}",
+        )
+        for manifest in (difference.before.manifest, difference.after.manifest)
+    ]
+    return aligned(("pack", "call", "policy", "model, window"), rows)
 
 
-def _layer_changes(difference: Difference) -> RenderableType:
-    table = grid("layer", ">nominal", ">lent", ">final", ">used", ">difference")
+def _layer_changes(difference: Difference) -> Lines:
+    rows = []
     for layer in difference.layers:
         sides = [{} if side is None else asdict(side) for side in (layer.before, layer.after)]
         figures = [_arrow(*(side.get(name, 0) for side in sides)) for name in ("nominal", "lent", "final", "used")]
-        table.add_row(layer.layer, *figures, increase(*(side.get("used", 0) for side in sides)))
+        rows.append((layer.layer, *figures, increase(*(side.get("used", 0) for side in sides))))
     tokens = [view.manifest.request_tokens for view in (difference.before, difference.after)]
-    table.add_row("request", "", "", "", _arrow(*tokens), increase(*tokens), style="bold")
-    return table
+    rows.append(("request", "", "", "", _arrow(*tokens), increase(*tokens)))
+    return aligned(("layer", ">nominal", ">lent", ">final", ">used", ">difference"), rows)
 
 
 def _arrow(before: int | None, after: int | None) -> str:
@@ -371,10 +327,10 @@ def _arrow(before: int | None, after: int | None) -> str:
     return after_text if before_text == after_text else f"{before_text} → {after_text}"
 
 
-def _prefix(difference: Difference) -> Iterator[RenderableType]:
+def _prefix(difference: Difference) -> Iterator[str]:
     parting, tokens = difference.parting, difference.shared_tokens
     if tokens is None:
-        yield Text("unknown: the texts of one pack are not known", style="yellow")
+        yield "unknown: the texts of one pack are not known"
         return
     yield f"{tokens:,} counted tokens in common from the beginning"
     if parting is None:
@@ -383,33 +339,25 @@ def _prefix(difference: Difference) -> Iterator[RenderableType]:
     places = {"system": "the system instruction", "tool": f"the declarations, at {parting.at} ({parting.name})"}
     place = places.get(parting.part, f"content {parting.at} ({parting.name})")
     reason = f": {parting.reason}" if parting.reason else ""
-    yield cell(f"they part in {place}, after {parting.character:,} of its characters{reason}", "yellow")
+    yield f"they part in {place}, after {parting.character:,} of its characters{reason}"
     if parting.common:
-        yield cell(f"  {parting.common!r}", "dim")
-    for mark, text, style in (("-", parting.before, "red"), ("+", parting.after, "green")):
-        yield cell(f"{mark} {text!r}" if text else f"{mark} it ends there", style)
+        yield f"  {parting.common!r}"
+    for mark, text in (("-", parting.before), ("+", parting.after)):
+        yield f"{mark} {text!r}" if text else f"{mark} it ends there"
 
 
-def _candidate_changes(difference: Difference, everything: bool) -> Iterator[RenderableType]:
+def _candidate_changes(difference: Difference, everything: bool) -> Lines:
     if not difference.candidates:
-        yield "none differs"
-        return
-    table = grid("", "layer", "id", "source", ">tokens", "before", "after")
-    colours = {"left": "red", "entered": "green", "resized": "yellow", "fate": "yellow"}
-    for (layer, change), group in groupby(
-        difference.candidates, key=lambda candidate: (candidate.layer, candidate.change)
-    ):
+        return ["none differs"]
+    rows = list[tuple[str, ...]]()
+    for (layer, change), group in groupby(difference.candidates, key=lambda one: (one.layer, one.change)):
         changes = list(group)
-        for candidate in changes if everything else changes[:_FEW]:
-            names = cell(candidate.id, limit=40), cell(candidate.source, limit=24)
-            tokens = _arrow(candidate.before.tokens, candidate.after.tokens)
-            fates = cell(_fate(candidate.before)), cell(_fate(candidate.after))
-            table.add_row(Text(change, style=colours[change]), layer, *names, tokens, *fates)
+        for one in changes if everything else changes[:_FEW]:
+            tokens = _arrow(one.before.tokens, one.after.tokens)
+            rows.append((change, layer, one.id, one.source, tokens, _fate(one.before), _fate(one.after)))
         if len(changes) > _FEW and not everything:
-            table.add_row(
-                Text(f"… {len(changes) - _FEW:,}", style="dim"), layer, cell("more (--all shows them)", "dim")
-            )
-    yield table
+            rows.append((f"… {len(changes) - _FEW:,}", layer, "more (--all shows them)", "", "", "", ""))
+    return aligned(("", "layer", "id", "source", ">tokens", "before", "after"), rows)
 
 
 def _fate(fate: Fate) -> str:
@@ -417,39 +365,28 @@ def _fate(fate: Fate) -> str:
     return ", ".join(filter(None, (fate.state, fate.reason, scores)))
 
 
-def _print_change(out: Screen, text: TextChange, everything: bool) -> bool:
+def _print_change(text: TextChange, everything: bool) -> bool:
     """Prints the lines of a piece that differ; returns whether any were shortened."""
-    if text.before is None or text.after is None:
-        mark, piece = ("-", text.before) if text.after is None else ("+", text.after)
-        assert piece is not None
-        out.print(cell(f"  {mark} {_title(piece)}", "red" if mark == "-" else "green"))
-    else:
-        titles = dict.fromkeys(_title(piece) for piece in (text.before, text.after))
-        out.print(cell(f"  ~ {' → '.join(titles)}", "yellow"))
-    return _print_lines(out, list(_changed_lines(text, everything)), everything)
+    titles = dict.fromkeys(_title(piece) for piece in (text.before, text.after) if piece is not None)
+    mark = "-" if text.after is None else "+" if text.before is None else "~"
+    say(f"  {mark} {' → '.join(titles)}", _COLOURS[mark])
+    return _print_lines(list(_changed_lines(text, everything)), everything)
 
 
-def _changed_lines(text: TextChange, everything: bool) -> Iterator[tuple[str, str, str]]:
-    """Marks, lines and styles. Without ``everything`` a long line begins shortly before its first difference."""
+def _changed_lines(text: TextChange, everything: bool) -> Iterator[tuple[str, str]]:
+    """Marks and lines. Without ``everything`` a long line begins shortly before its first difference."""
     runs = [(kind, [line for _, line in group]) for kind, group in groupby(text.lines, key=itemgetter(0))]
     for index, (kind, lines) in enumerate(runs):
         if kind == " ":
-            yield from ((kind, line, "dim") for line in lines if everything)
+            yield from ((kind, line) for line in lines if everything)
             continue
-        counterpart = next(
-            (
-                other_lines
-                for other_kind, other_lines in (runs[index - 1 : index] + runs[index + 1 : index + 2])
-                if other_kind != " "
-            ),
-            [],
-        )
+        beside = [run for other, run in runs[max(0, index - 1) : index + 2] if other not in (" ", kind)]
+        counterparts = beside[0] if beside else []
         for number, line in enumerate(lines):
-            counterpart_line = counterpart[number] if number < len(counterpart) else ""
-            start = (
-                common_characters(line, counterpart_line) - _LONG // 4 if len(line) > _LONG and not everything else 0
-            )
-            yield f"{kind} ", f"…{line[start:]}" if start > 0 else line, "red" if kind == "-" else "green"
+            other_line = counterparts[number] if number < len(counterparts) else ""
+            is_long = len(line) > _LONG and not everything
+            start = common_characters(line, other_line) - _LONG // 4 if is_long else 0
+            yield f"{kind} ", f"…{line[start:]}" if start > 0 else line
 
 
 def difference_json(difference: Difference) -> JSON:
@@ -472,20 +409,17 @@ def difference_json(difference: Difference) -> JSON:
 
 def print_comparison(compared: Comparison) -> None:
     """Prints the input of calls with their packs, and what it would have been without."""
-    out, sides = Screen(), (compared.packed, compared.unpacked)
+    sides = (compared.packed, compared.unpacked)
     costs = ["unknown" if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides]
-    table = grid("", ">with packs", ">without")
-    table.add_row("  model calls", *(f"{side.calls:,}" for side in sides))
-    table.add_row("  input tokens", *(f"{side.tokens:,}" for side in sides))
-    table.add_row("  largest request", *(f"{side.largest:,}" for side in sides))
-    table.add_row("  larger than the window", *(f"{side.over_window:,} calls" for side in sides))
-    table.add_row("  same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides))
-    table.add_row("  cost of the input", *costs)
-    out.print(table)
-    notes = [
-        "Without packs the same calls read the whole history, every declaration and whole results.",
-        "The cost is by list price, and as if a cache had served every shared beginning.",
-        "A model with this window would have refused the calls that are larger than it.",
+    rows = [
+        ("model calls", *(f"{side.calls:,}" for side in sides)),
+        ("input tokens", *(f"{side.tokens:,}" for side in sides)),
+        ("largest request", *(f"{side.largest:,}" for side in sides)),
+        ("larger than the window", *(f"{side.over_window:,} calls" for side in sides)),
+        ("same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides)),
+        ("cost of the input", *costs),
     ]
-    for note in notes:
-        out.print(cell(f"  {note}", "dim"))
+    print_table(("", ">with packs", ">without"), rows, "  ")
+    say("  Without packs the same calls read the whole history, every declaration and whole results.")
+    say("  The cost is by list price, and as if a cache had served every shared beginning.")
+    say("  A model with this window would have refused the calls that are larger than it.")

@@ -6,7 +6,7 @@ import time
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, print_json, progress, tell
+from aether_context.cli.terminal import NOT_THERE, print_json, print_table, progress, say, tell
 from aether_context.errors import PackNotFound, PolicyError
 from aether_context.store import PackStore
 from aether_context.store.retention import DAY_SECONDS, Plan, all_of, carry_out, older_than
@@ -52,19 +52,16 @@ def _show(store: PackStore, plans: dict[str, Plan], whose: str, delete: bool, as
     if as_json:
         print_json({"store": store.url, "deleted": delete, "users": rows})
         return
-    out = Screen()
     if len(rows) > 1:
-        table = grid("app / user", ">files", ">bytes")
-        for row in rows:
-            table.add_row(cell(row["user"]), f"{row['files']:,}", f"{row['bytes']:,}")
-        out.print(table)
+        cells = ((row["user"], f"{row['files']:,}", f"{row['bytes']:,}") for row in rows)
+        print_table(("app / user", ">files", ">bytes"), cells)
     for row in rows:
         for path in row["unreadable"]:
-            out.print_line(f"unreadable: {path}: the packs of its session stay", "red")
+            say(f"unreadable: {path}: the packs of its session stay", "red")
     files, size, foreign = (sum(row[name] for row in rows) for name in ("files", "bytes", "foreign"))
     done = "deleted" if delete else "would be deleted"
-    out.print(cell(f"{files:,} files, {size:,} bytes{whose} {done}"))
+    say(f"{files:,} files, {size:,} bytes{whose} {done}")
     if foreign:
-        out.print(cell(f"{foreign:,} files that are not ours {'were left' if delete else 'stay'}"))
+        say(f"{foreign:,} files that are not ours {'were left' if delete else 'stay'}")
     if not delete:
         tell("nothing was deleted: add --yes")

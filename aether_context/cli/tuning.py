@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
-from aether_context.cli.terminal import FAILED, Screen, cell, counted_progress, grid, print_json, tell
+from aether_context.cli.terminal import FAILED, head, print_json, print_table, progress, say, tell
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid as policies_of
 from aether_context.tuning.statistics import Difference
@@ -30,9 +31,10 @@ def tune(
     output: Path | None,
     as_json: bool,
 ) -> int:
+    urls = urls or (os.environ.get("AETHER_CONTEXT_STORE") or "artifacts",)
     base_policy = None if base is None else PackPolicy.load(base)
     checked_policy = None if check is None else PackPolicy.load(check)
-    with executor(jobs, scheduler) as workers, counted_progress("playing sessions") as advance:
+    with executor(jobs, scheduler) as workers, progress("playing sessions") as advance:
         tuner = Tuner(urls, workers, base=base_policy, seed=seed, advance=advance)
         found = [tuner.recordings(profile) for profile in dict.fromkeys(profiles) or tuner.profiles]
         if checked_policy is None:
@@ -55,22 +57,23 @@ def tune(
 
 
 def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
-    screen, profile = Screen(), recordings.profile
-    screen.print_heading(f"Profile {profile}: {len(recordings.searched) + len(recordings.tested)} sessions")
-    screen.print_line(f"{tuner.same[profile]} of {tuner.calls[profile]} requests are built again byte for byte")
+    profile = recordings.profile
+    head(f"Profile {profile}: {len(recordings.searched) + len(recordings.tested)} sessions")
+    say(f"{tuner.same[profile]} of {tuner.calls[profile]} requests are built again byte for byte")
     if recordings.policies > 1:
         base = short(recordings.base.digest)
-        screen.print_line(f"recorded under {recordings.policies} policies: all are played under {base}")
+        say(f"recorded under {recordings.policies} policies: all are played under {base}")
     for name, problem in tuner.unusable.items():
-        screen.print_line(f"left out: {name}: {problem}", "dim")
-    table = grid("policy", ">sessions", ">that count", ">cost", ">retention", ">bill", ">effective in the bill")
+        say(f"left out: {name}: {problem}")
+    rows = []
     tested = {} if verdict.check is None else {f"tested: {verdict.chosen}": verdict.check}
     for name, compared in {**verdict.trials, **tested}.items():
         figures = compared.cost.text("%"), compared.retention.text(""), f"{compared.bill:+.1f}%"
         numbers = f"{compared.sessions}", f"{compared.cost.sessions}"
-        table.add_row(cell(name), *numbers, *figures, f"{compared.weight:.1f}")
-    screen.print(table)
-    screen.print_line(f"{profile}: {verdict}", "bold")
+        rows.append((name, *numbers, *figures, f"{compared.weight:.1f}"))
+    columns = ("policy", ">sessions", ">that count", ">cost", ">retention", ">bill", ">effective in the bill")
+    print_table(columns, rows)
+    head(f"{profile}: {verdict}")
 
 
 def _json(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> dict[str, JSON]:

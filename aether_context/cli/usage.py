@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, print_json, tell
+from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, say, tell
 from aether_context.errors import AetherContextError
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals, accuracy
@@ -52,7 +52,7 @@ class _Group:
             "input_tokens": totals.input_tokens,
             "output_tokens": totals.output_tokens,
             "total_tokens": totals.total_tokens,
-            "cached_tokens": totals.cached_tokens if totals.known_cache_tokens else None,
+            "cached_tokens": totals.cached_tokens if totals.cached_share is not None else None,
             "cached_share": totals.cached_share,
             "system_tokens": totals.system_tokens,
             "tool_tokens": totals.tool_tokens,
@@ -60,8 +60,8 @@ class _Group:
             "unreported_outputs": totals.estimated_outputs,
             "cost_usd": None if cost is None else float(cost),
             "unpriced_calls": totals.unpriced_calls,
-            "estimate": close._asdict()
-            | {
+            "estimate": {
+                **close._asdict(),
                 "estimated_tokens": sum(estimated for estimated, _ in self.pairs),
                 "reported_tokens": sum(reported for _, reported in self.pairs),
             },
@@ -73,8 +73,8 @@ def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | Non
     call = CallUsage.of_outcome(outcome, manifest.request_tokens)
     if call is None:
         return None
-    layer_tokens = {name: manifest.allocation[name].used for name in ("system", "tools")}
-    call = replace(call, system_tokens=layer_tokens["system"], tool_tokens=layer_tokens["tools"])
+    system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
+    call = replace(call, system_tokens=system, tool_tokens=tools)
     return call.priced(manifest.model, manifest.last_event_time)
 
 
@@ -126,7 +126,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         tell(f"no packs{packs.whose(app=app, user=user, session=session)} in {store.url}")
     else:
         _print(by, rows, all_calls.figures(), acts)
-        Screen().print()
+        say()
         print_comparison(compared)
     for fault in () if as_json else unreadable:
         tell(f"unreadable: {fault}", "red")
@@ -140,43 +140,39 @@ def _print(
     acts: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Prints a row for each group and one for all; then what each strategy cut, freed and cost."""
-    out = Screen()
-    narrow = out.width < 120
-    estimates = () if narrow else (">estimated", ">reported", ">p50", ">p95", ">bias")
-    table = grid(*by, ">calls", *estimates, ">input", ">output", ">cached", ">cost")
+    table: list[tuple[str, ...]] = []
     for key, figures in [*rows, (("all", *[""] * (len(by) - 1)), whole)]:
         close, cached, cost = figures["estimate"], figures["cached_share"], figures["cost_usd"]
         errors = ["unknown"] * 3
         if close["calls"]:
             errors = [f"{close['p50']:.1%}", f"{close['p95']:.1%}", f"{close['bias']:+.1%}"]
-        table.add_row(
-            *(cell(name, limit=60) for name in key),
-            f"{figures['calls']:,}",
-            *(() if narrow else (f"{close['estimated_tokens']:,}", f"{close['reported_tokens']:,}", *errors)),
-            "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
-            "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
-            "unknown" if cached is None else f"{cached:.0%}",
-            "unknown" if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
-            style="bold" if figures is whole else "",
+        table.append(
+            (
+                *key,
+                f"{figures['calls']:,}",
+                f"{close['estimated_tokens']:,}",
+                f"{close['reported_tokens']:,}",
+                *errors,
+                "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
+                "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
+                "unknown" if cached is None else f"{cached:.0%}",
+                "unknown" if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
+            )
         )
-    out.print(table)
-    unreported = whole["unreported_inputs"] or whole["unreported_outputs"]
-    notes = (
-        (narrow, "estimates and their errors are shown from 120 columns on"),
-        (
-            unreported,
-            "~ holds calls whose provider reported no usage: the estimate stands for their input, 0 for their output",
+    estimates = (">estimated", ">reported", ">p50", ">p95", ">bias")
+    print_table((*by, ">calls", *estimates, ">input", ">output", ">cached", ">cost"), table)
+    notes = {
+        "~ holds calls whose provider reported no usage: the estimate stands for their input, 0 for their output": (
+            whole["unreported_inputs"] or whole["unreported_outputs"]
         ),
-        (whole["unpriced_calls"], f"{whole['unpriced_calls']:,} calls are of models without a known price"),
-        (whole["failed"], f"{whole['failed']:,} calls failed and are not counted"),
-        (whole["unanswered"], f"{whole['unanswered']:,} packs have no answer on record and are not counted"),
-    )
-    for holds, note in notes:
+        f"{whole['unpriced_calls']:,} calls are of models without a known price": whole["unpriced_calls"],
+        f"{whole['failed']:,} calls failed and are not counted": whole["failed"],
+        f"{whole['unanswered']:,} packs have no answer on record and are not counted": whole["unanswered"],
+    }
+    for note, holds in notes.items():
         if holds:
-            out.print(cell(note, "dim"))
+            say(note)
     if acts:
-        table = grid("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
-        for name, sums in acts.items():
-            table.add_row(cell(name, limit=60), *(f"{value:,}" for value in sums.values()))
-        out.print()
-        out.print(table)
+        say()
+        columns = ("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
+        print_table(columns, [(name, *(f"{value:,}" for value in sums.values())) for name, sums in acts.items()])

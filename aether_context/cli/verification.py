@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aether_context.cli import packs
-from aether_context.cli.terminal import FAILED, Screen, cell, progress
+from aether_context.cli.terminal import FAILED, progress, say
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 from aether_context.store.pack_file import ENDING
@@ -25,23 +25,22 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
             found = verify(store, replays=replays, step=step)
     if not found.packs:
         raise PackNotFound(f"no packs in {packs.require(store).url}")
-    out = Screen()
     for path, fault in sorted(found.faults.items()):
-        out.print_line(f"failed  {packs.pack_name(path.removesuffix(ENDING))}: {fault}", "red")
+        say(f"failed  {packs.pack_name(path.removesuffix(ENDING))}: {fault}", "red")
     for path in found.foreign[:_MOST_SHOWN]:
-        out.print_line(f"not ours  {path}")
+        say(f"not ours  {path}")
     if len(found.foreign) > _MOST_SHOWN:
-        out.print_line(f"not ours  … and {len(found.foreign) - _MOST_SHOWN:,} more")
+        say(f"not ours  … and {len(found.foreign) - _MOST_SHOWN:,} more")
     failed = sum(path.endswith(ENDING) for path in found.faults)
     what = "every byte, and replays" if replays else "every byte"
     summary = f"{found.packs - failed:,} of {found.packs:,} packs passed ({what})"
     if others := len(found.faults) - failed:
         summary += f"; {others:,} other faults"
-    out.print(cell(summary, "red" if found.faults else "green"))
+    say(summary, "red" if found.faults else "green")
     if found.unrecorded:
-        out.print(f"{found.unrecorded:,} could not be replayed: hashes only were recorded")
+        say(f"{found.unrecorded:,} could not be replayed: hashes only were recorded")
     if not places:
-        out.print("Whether the last packs of a session are there was not checked: verify(store, session) tells it.")
+        say("Whether the last packs of a session are there was not checked: verify(store, session) tells it.")
     return FAILED if found.faults else 0
 
 

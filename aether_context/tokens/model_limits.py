@@ -7,7 +7,7 @@ import fnmatch
 import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def shares_window(model: str | None) -> bool:
     return not name.startswith(("gemini", "learnlm")) and not re.match(r"gpt-[56](?!.*-chat)", name)
 
 
-def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInfo]:
+@functools.lru_cache(maxsize=1024)
+def listed_models(model: str, *, any_provider: bool = True) -> tuple[ModelInfo, ...]:
     """The entries of a model in the list of `genai-prices`, best match first; none for models that are served locally.
 
     Args:
@@ -155,7 +156,7 @@ def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInf
 
     name, bare_name, provider = model.strip().lower(), bare_model_name(model), provider_of(model)
     if not bare_name or provider in SERVED_LOCALLY:
-        return
+        return ()
     attempts: list[tuple[str, str | None]] = []
     if provider not in ("", "models", "projects", "publishers"):  # as Google's resource names begin
         attempts += [(name.split("/", 1)[-1], provider), (bare_name, provider)]
@@ -163,9 +164,11 @@ def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInf
         attempts.append((bare_name, None))
     if "." in bare_name and bare_name.startswith("claude-"):
         attempts += [(reference.replace(".", "-"), provider_id) for reference, provider_id in attempts]
+    found = []
     for reference, provider_id in attempts:
         with contextlib.suppress(LookupError):
-            yield get_snapshot().find_provider_model(reference, None, provider_id, None)[1]
+            found.append(get_snapshot().find_provider_model(reference, None, provider_id, None)[1])
+    return tuple(found)
 
 
 def _matching(table: Iterable[tuple[str, int]], name: str) -> int | None:

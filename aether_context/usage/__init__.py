@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
 from pydantic import ConfigDict, Field, Strict, TypeAdapter
@@ -47,25 +47,17 @@ class CallUsage:
             declarations, and the framing of messages and calls.
     """
 
-    __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
-
-    input_tokens: _Tokens
-    output_tokens: _Tokens
-    cached_tokens: _Tokens | None = None
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = None
     cache_write_tokens: int = 0
-    estimate: _Tokens | None = None
+    estimate: int | None = None
     input_estimated: bool = False
     output_estimated: bool = False
-    cost_usd: _Dollars | None = None
+    cost_usd: Decimal | None = None
     system_tokens: int = 0
     tool_tokens: int = 0
     formatting_tokens: int = 0
-
-    def least_zero(self) -> CallUsage:
-        """The call with 0 for negative amounts, so that a wrong report never makes an account smaller."""
-        names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "cost_usd")
-        amounts = {name: value * 0 for name in names if (value := getattr(self, name)) is not None and value < 0}
-        return replace(self, **amounts) if amounts else self
 
     def priced(self, model: str, time: float) -> CallUsage:
         """The call with its cost by the model's prices at a time, in seconds since 1970 UTC."""
@@ -107,11 +99,8 @@ class CallUsage:
 class Totals(NamedTuple):
     """Sums over calls.
 
-    They are recorded as a list of the numbers in this order, see `record`.
-
     Attributes:
-        cached_tokens: the part of `known_cache_tokens` that a cache served.
-        known_cache_tokens: input of the calls whose provider reported how much its cache served.
+        unknown_cache_tokens: input of the calls whose provider did not report how much its cache served.
         cost_usd: cost of the calls whose price is known.
         unpriced_calls: number of calls whose price is unknown.
         estimated_inputs, estimated_outputs: number of calls whose input or output the provider did not report.
@@ -122,7 +111,7 @@ class Totals(NamedTuple):
     output_tokens: _Tokens = 0
     cost_usd: _Dollars = Decimal(0)
     cached_tokens: _Tokens = 0
-    known_cache_tokens: _Tokens = 0
+    unknown_cache_tokens: _Tokens = 0
     system_tokens: _Tokens = 0
     tool_tokens: _Tokens = 0
     formatting_tokens: _Tokens = 0
@@ -135,18 +124,18 @@ class Totals(NamedTuple):
     def of(cls, call: CallUsage) -> Totals:
         return cls(
             calls=1,
-            input_tokens=call.input_tokens,
-            output_tokens=call.output_tokens,
-            cached_tokens=call.cached_tokens or 0,
-            known_cache_tokens=call.input_tokens if call.cached_tokens is not None else 0,
-            cache_write_tokens=call.cache_write_tokens,
+            input_tokens=max(0, call.input_tokens),
+            output_tokens=max(0, call.output_tokens),
             cost_usd=call.cost_usd or Decimal(0),
-            unpriced_calls=int(call.cost_usd is None),
-            estimated_inputs=int(call.input_estimated),
-            estimated_outputs=int(call.output_estimated),
+            cached_tokens=call.cached_tokens or 0,
+            unknown_cache_tokens=max(0, call.input_tokens) if call.cached_tokens is None else 0,
             system_tokens=call.system_tokens,
             tool_tokens=call.tool_tokens,
             formatting_tokens=call.formatting_tokens,
+            cache_write_tokens=call.cache_write_tokens,
+            unpriced_calls=int(call.cost_usd is None),
+            estimated_inputs=int(call.input_estimated),
+            estimated_outputs=int(call.output_estimated),
         )
 
     @property
@@ -155,8 +144,9 @@ class Totals(NamedTuple):
 
     @property
     def cached_share(self) -> float | None:
-        """Cached tokens over `known_cache_tokens`; None where that is 0."""
-        return self.cached_tokens / self.known_cache_tokens if self.known_cache_tokens else None
+        """Cached tokens as a share of the input of the calls whose provider reported them; None without such calls."""
+        known = self.input_tokens - self.unknown_cache_tokens
+        return self.cached_tokens / known if known > 0 else None
 
     @property
     def known_cost_usd(self) -> Decimal | None:
@@ -166,32 +156,14 @@ class Totals(NamedTuple):
     @property
     def amounts(self) -> dict[Measure, Amount]:
         """The used tokens and cost, by measure."""
-        input_tokens, output_tokens = self.input_tokens, self.output_tokens
-        return {
-            "input": input_tokens,
-            "output": output_tokens,
-            "total": input_tokens + output_tokens,
-            "cost": self.cost_usd,
-        }
+        return _amounts(self.input_tokens, self.output_tokens, self.cost_usd)
 
     def plus(self, other: Totals) -> Totals:
         return Totals._make(map(operator.add, self, other))
 
-    def minus(self, other: Totals) -> Totals:
-        return Totals._make(map(operator.sub, self, other))
-
-    def larger(self, other: Totals) -> Totals:
-        """The larger of each number, to combine two accounts of the same calls."""
-        return Totals._make(map(max, self, other))
-
     def record(self) -> list[JSON]:
-        """The sums as a list of numbers in their order, without zeros at its end, but never empty.
-
-        In the place of `known_cache_tokens` it holds the input for which no cache usage is known, since that is mostly
-        0.
-        """
-        unknown = self._replace(known_cache_tokens=self.input_tokens - self.known_cache_tokens)
-        values: list[JSON] = [float(value) if isinstance(value, Decimal) else value for value in unknown]
+        """The sums as a list of numbers in their order, without zeros at its end, but never empty."""
+        values: list[JSON] = [float(value) if isinstance(value, Decimal) else value for value in self]
         while not values[-1] and len(values) > 1:
             values.pop()
         return values
@@ -199,31 +171,29 @@ class Totals(NamedTuple):
     @classmethod
     def from_record(cls, value: object) -> Totals | None:
         """Sums from their record; None where it is none."""
-        if not isinstance(value, list) or len(value) > len(cls._fields):
-            return None
-        fields = dict(zip(cls._fields, value, strict=False))
-        input_tokens, unknown = fields.get("input_tokens", 0), fields.get("known_cache_tokens", 0)
-        fields["known_cache_tokens"] = input_tokens - unknown if type(input_tokens) is type(unknown) is int else None
-        return valid(_TOTALS, fields)
+        return valid(_TOTALS, value) if isinstance(value, list) else None
 
 
 _TOTALS = TypeAdapter(Totals, config=ConfigDict(defer_build=True))
+
+
+def _amounts(input_tokens: int, output_tokens: int, cost_usd: Decimal) -> dict[Measure, Amount]:
+    total = input_tokens + output_tokens
+    return {"input": input_tokens, "output": output_tokens, "total": total, "cost": cost_usd}
 
 
 class Accuracy(NamedTuple):
     """How close estimates came to what providers reported. Values are None where there is nothing to compare.
 
     Attributes:
-        p50, p95: percentiles of the absolute error, as a share of what was reported.
+        p50, p95: nearest-rank percentiles of the absolute error, as a share of what was reported.
         bias: sum of the estimates over the sum of the reports, minus 1: negative where estimates are low.
-        under: share of the calls whose estimate was low by more than one percent.
     """
 
     calls: int
     p50: float | None = None
     p95: float | None = None
     bias: float | None = None
-    under: float | None = None
 
 
 def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
@@ -231,19 +201,12 @@ def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
     known = [(estimated, reported) for estimated, reported in pairs if reported > 0]
     if not known:
         return Accuracy(calls=0)
-    errors = [(estimated - reported) / reported for estimated, reported in known]
-    sizes = sorted(map(abs, errors))
-    return Accuracy(
-        calls=len(known),
-        p50=_percentile(sizes, 0.5),
-        p95=_percentile(sizes, 0.95),
-        bias=sum(estimated for estimated, _ in known) / sum(reported for _, reported in known) - 1,
-        under=sum(error < -0.01 for error in errors) / len(errors),
-    )
+    sizes = sorted(abs(estimated - reported) / reported for estimated, reported in known)
+    bias = sum(estimated for estimated, _ in known) / sum(reported for _, reported in known) - 1
+    return Accuracy(calls=len(known), p50=_percentile(sizes, 0.5), p95=_percentile(sizes, 0.95), bias=bias)
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of ascending values, of which there is at least one."""
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
 
 
@@ -257,9 +220,7 @@ class Estimate(NamedTuple):
     @property
     def amounts(self) -> dict[Measure, Amount]:
         """The estimate by measure; unknown values are 0."""
-        output = self.output_tokens or 0
-        cost = self.cost_usd or Decimal(0)
-        return {"input": self.input_tokens, "output": output, "total": self.input_tokens + output, "cost": cost}
+        return _amounts(self.input_tokens, self.output_tokens or 0, self.cost_usd or Decimal(0))
 
 
 class Gauge(NamedTuple):
@@ -299,22 +260,13 @@ class Pressure(NamedTuple):
     limit: Amount
 
 
-class Snapshot(NamedTuple):
-    """The budgets of a call's session, invocation and agent at one moment."""
-
-    session: TokenBudget
-    invocation: TokenBudget
-    agent: TokenBudget
-
-
 class LedgerReport(NamedTuple):
-    """All accounts of a session. ``accuracy`` is over the latest 256 calls, ``recent`` over the latest 20."""
+    """All accounts of a session. ``accuracy`` is over the latest 256 calls."""
 
     session: TokenBudget
     invocations: tuple[TokenBudget, ...]
     agents: tuple[TokenBudget, ...]
     accuracy: Accuracy
-    recent: Accuracy
     output_p90: int | None
 
 
@@ -328,11 +280,6 @@ class _Open:
     counted: CallUsage | None = None
 
 
-def _accounts() -> dict[Scope, LRUCache[str, Any]]:
-    """Empty accounts by scope and name. Of each scope, those not used for longest are forgotten first."""
-    return {"session": LRUCache(1), "invocation": LRUCache(64), "agent": LRUCache(1_024)}
-
-
 class TokenLedger:
     """What one session has used. Memory is bounded: accounts of old invocations are forgotten, the session's is not.
 
@@ -340,12 +287,11 @@ class TokenLedger:
     """
 
     def __init__(self) -> None:
-        self._spent: dict[Scope, LRUCache[str, Totals]] = _accounts()
-        # Totals from the session's history, or a record of them, which is read only when it is needed.
-        self._from_history: dict[Scope, LRUCache[str, JSON]] = _accounts()
+        # Of each scope, the accounts that were not used for longest are forgotten first.
+        sizes: dict[Scope, int] = {"session": 1, "invocation": 64, "agent": 1_024}
+        self._spent: dict[Scope, LRUCache[str, Totals]] = {scope: LRUCache(size) for scope, size in sizes.items()}
         self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
-        self._pairs: deque[tuple[int, int]] = deque(maxlen=256)
-        self._outputs: deque[int] = deque(maxlen=256)
+        self._latest: deque[CallUsage] = deque(maxlen=256)
 
     def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
         """What a call is expected to use.
@@ -362,7 +308,8 @@ class TokenLedger:
     @property
     def output_p90(self) -> int | None:
         """The p90 of the output tokens of the latest 256 calls, None before the first."""
-        return int(_percentile(sorted(self._outputs), 0.9)) if self._outputs else None
+        outputs = sorted(call.output_tokens for call in self._latest)
+        return int(_percentile(outputs, 0.9)) if outputs else None
 
     def check(
         self, planned: Estimate, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
@@ -415,23 +362,19 @@ class TokenLedger:
 
         Negative amounts count as 0. A lower input in the second report is ignored.
         """
-        call = call.least_zero()
-        change, previous = Totals.of(call), None
-        if (opened := self._opened(invocation, agent, branch)) is not None:
-            if (previous := opened.counted) is not None:
-                if not previous.input_estimated and call.input_tokens < previous.input_tokens:
-                    call = replace(call, input_tokens=previous.input_tokens)
-                change = Totals.of(call).minus(Totals.of(previous))
+        opened, before = self._opened(invocation, agent, branch), Totals()
+        if opened is not None and (counted := opened.counted) is not None:
+            if not counted.input_estimated and call.input_tokens < counted.input_tokens:
+                call = replace(call, input_tokens=counted.input_tokens)
+            before = Totals.of(counted)
+            with suppress(ValueError):
+                self._latest.remove(counted)
+        if opened is not None:
             opened.counted, opened.planned = call, None
+        change = Totals._make(map(operator.sub, Totals.of(call), before))
         for scope, name in _names(invocation, agent):
             self._spent[scope][name] = self._totals(scope, name).plus(change)
-        if previous is not None:
-            with suppress(ValueError):
-                self._outputs.remove(previous.output_tokens)
-            if previous.estimate is not None and not previous.input_estimated:
-                with suppress(ValueError):
-                    self._pairs.remove((previous.estimate, previous.input_tokens))
-        self._observe(call)
+        self._latest.append(call)
 
     def counted(self, *, invocation: str, agent: str, branch: str = "") -> CallUsage | None:
         """The tracked usage of the call that began last; None before its first report."""
@@ -443,38 +386,28 @@ class TokenLedger:
         if (opened := self._opened(invocation, agent, branch)) is not None:
             opened.planned = None
 
-    def recall(self, call: CallUsage, standing: JSON = None, *, invocation: str, agent: str) -> None:
-        """Adds a call from the session's history, made by this process or another one.
+    def standing(self, *, invocation: str, agent: str) -> list[JSON]:
+        """The records of the totals of session, invocation and agent, to be kept with a call of this agent.
 
-        Each account becomes the larger of what this ledger tracked and what the history says, so that history never
-        makes it smaller.
-
-        Args:
-            standing: the totals that were recorded with the call, as `standing` returns them. Without them the call is
-                added to the history's totals so far.
+        A record that equals the session's is empty, or left out at the end of the list. The tokens of system
+        instruction, declarations and framing are in the session's record alone.
         """
-        session, records = self._totals("session", ""), _by_scope(standing)
-        recorded = Totals.from_record(records.get("session"))
-        if recorded is not None and recorded.calls <= session.calls and recorded.total_tokens <= session.total_tokens:
-            self.confirm(standing, invocation=invocation, agent=agent)
-            return
-        call = call.least_zero()
-        for scope, name in _names(invocation, agent):
-            recorded = Totals.from_record(records.get(scope))
-            history = self._from_history[scope].get(name)
-            history = history if isinstance(history, Totals) else Totals.from_record(history) or _NOTHING
-            history = history.larger(recorded) if recorded is not None else history.plus(Totals.of(call))
-            self._from_history[scope][name] = history
-            self._spent[scope][name] = self._totals(scope, name).larger(history)
-        if self._totals("session", "").total_tokens > session.total_tokens:
-            self._observe(call)
+        session, *other_totals = (self._totals(scope, name) for scope, name in _names(invocation, agent))
+        records: list[JSON] = [session.record()]
+        for totals in other_totals:
+            without_overhead = totals._replace(system_tokens=0, tool_tokens=0, formatting_tokens=0)
+            records.append([] if totals == session else without_overhead.record())
+        while not records[-1] and len(records) > 1:
+            records.pop()
+        return records
 
-    def confirm(self, standing: JSON, *, invocation: str, agent: str) -> None:
-        """Notes the recorded totals of a call that this ledger tracked; later calls in the history are added to
-        them."""
-        records = _by_scope(standing)
-        for scope, name in _names(invocation, agent):
-            self._from_history[scope][name] = records.get(scope)
+    def resume(self, standing: list[JSON], *, invocation: str, agent: str) -> None:
+        """Goes on from what `standing` gave. No number of an account becomes smaller by it."""
+        session, *others = [*standing, None, None, None][:3]
+        records = [session, *(record or session for record in others)]
+        for (scope, name), record in zip(_names(invocation, agent), records, strict=True):
+            if (recorded := Totals.from_record(record)) is not None:
+                self._spent[scope][name] = Totals._make(map(max, self._totals(scope, name), recorded))
 
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
         """One account with its limits."""
@@ -492,39 +425,20 @@ class TokenLedger:
         }
         return TokenBudget(scope=scope, name=name, totals=totals, **gauges)
 
-    def snapshot(self, limits: LimitSettings, *, invocation: str, agent: str) -> Snapshot:
-        """The budgets that apply to a call of this agent in this invocation."""
-        return Snapshot(**{scope: self.budget(scope, name, limits) for scope, name in _names(invocation, agent)})
-
-    def standing(self, *, invocation: str, agent: str) -> list[JSON]:
-        """The records of the totals of session, invocation and agent, to be kept with a call of this agent.
-
-        A record that equals the session's is empty, or left out at the end of the list. The tokens of system
-        instruction, declarations and framing are in the session's record alone.
-        """
-        session, *other_totals = (self._totals(scope, name) for scope, name in _names(invocation, agent))
-        records: list[JSON] = [session.record()]
-        for totals in other_totals:
-            without_overhead = totals._replace(system_tokens=0, tool_tokens=0, formatting_tokens=0)
-            records.append([] if totals == session else without_overhead.record())
-        while not records[-1] and len(records) > 1:
-            records.pop()
-        return records
-
     def report(self, limits: LimitSettings) -> LedgerReport:
         """All accounts; invocations from the oldest to the newest, agents by name."""
-        pairs = list(self._pairs)
+        calls = (call for call in self._latest if not call.input_estimated)
+        pairs = [(call.estimate, call.input_tokens) for call in calls if call.estimate is not None]
         return LedgerReport(
             session=self.budget("session", "", limits),
             invocations=tuple(self.budget("invocation", name, limits) for name in self._spent["invocation"]),
             agents=tuple(self.budget("agent", name, limits) for name in sorted(self._spent["agent"])),
             accuracy=accuracy(pairs),
-            recent=accuracy(pairs[-20:]),
             output_p90=self.output_p90,
         )
 
     def _totals(self, scope: Scope, name: str) -> Totals:
-        return self._spent[scope].get(name, _NOTHING)
+        return self._spent[scope].get(name, Totals())
 
     def _opened(self, invocation: str, agent: str, branch: str) -> _Open | None:
         """The call that an agent began last, None where that was in another invocation."""
@@ -536,31 +450,13 @@ class TokenLedger:
     ) -> Iterator[tuple[Scope, str, Measure, Amount, Amount]]:
         """The limits that apply to a call, with what is used of each."""
         for scope, name in _names(invocation, agent):
-            if bounds := _limit(limits, scope, name).by_measure:
-                used = self._totals(scope, name).amounts
-                for measure, limit in bounds.items():
-                    yield scope, name, measure, limit, used[measure]
-
-    def _observe(self, call: CallUsage) -> None:
-        """Uses a call for the accuracy of estimates and the expected output of the next calls."""
-        if call.estimate is not None and not call.input_estimated:
-            self._pairs.append((call.estimate, call.input_tokens))
-        self._outputs.append(call.output_tokens)
-
-
-_NOTHING = Totals()
+            used = self._totals(scope, name).amounts
+            for measure, limit in _limit(limits, scope, name).by_measure.items():
+                yield scope, name, measure, limit, used[measure]
 
 
 def _names(invocation: str, agent: str) -> tuple[tuple[Scope, str], ...]:
     return ("session", ""), ("invocation", invocation), ("agent", agent)
-
-
-def _by_scope(standing: JSON) -> Mapping[str, JSON]:
-    """The records in a value of `TokenLedger.standing` by scope."""
-    if not isinstance(standing, list) or not standing:
-        return {}
-    session, invocation, agent, *_ = [*standing, None, None]
-    return {"session": session, "invocation": invocation or session, "agent": agent or session}
 
 
 def _limit(limits: LimitSettings, scope: Scope, name: str) -> Limit:

@@ -240,7 +240,7 @@ class Gatherer:
         candidates = _with_evidence(candidates, planned, records, can_read)
         system, is_text = system_text(request.config)
         tools, other_tools = self.reader.tools(declared_tools(request), seen.essential)
-        price = cached_share(model, identity.last_event_time)
+        price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
         cached = 1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4)
         by_hand = call.state.get(CUT)
