@@ -158,16 +158,12 @@ class Ledgers:
             session = self._session(key)
             session.caller = caller_of(key)
             _resume(session, events)
-            known = []
-            has_limits = self.limits.measures or self._own
-            for _, ledger, limits, where in (
-                self._accounts(key, call.invocation.invocation_id, call.invocation.branch or "", agent)
-                if has_limits
-                else ()
-            ):
-                if limits.measures and limits.on_budget == "degrade":
-                    known.append(ledger.pressure(limits, invocation=where["invocation"], agent=agent))
-        return max(filter(None, known), key=lambda pressure: pressure.level, default=None)
+            found = [
+                account.ledger.pressure(account.limits, invocation=account.where["invocation"], agent=agent)
+                for account in self._accounts(key, call.invocation.invocation_id, "", agent)
+                if account.limits.on_budget == "degrade"
+            ]
+        return max(filter(None, found), key=lambda pressure: pressure.level, default=None)
 
     def admit(self, call: Call, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
@@ -232,12 +228,8 @@ class Ledgers:
         Args:
             usage: what the answer reports.
         """
-        key, agent, branch, invocation = (
-            session_key(context),
-            context.agent_name,
-            context.branch or "",
-            context.invocation_id,
-        )
+        key, agent = session_key(context), context.agent_name
+        branch, invocation = context.branch or "", context.invocation_id
         with self._lock:
             session = self._session(key)
             going = session.going.get((branch, agent))

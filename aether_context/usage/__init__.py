@@ -37,14 +37,11 @@ class CallUsage:
     Attributes:
         input_tokens: the whole input, cached tokens and the results of tools that the provider ran included.
         output_tokens: the whole output, thoughts included.
-        cached_tokens: the part of the input that the provider's cache served; None where it did not report that.
-        cache_write_tokens: the part of the input that the provider reported as written into its cache.
+        cached_tokens, cache_write_tokens: parts of the input; None where the provider did not report them.
         estimate: the input as estimated before the call; None where it was not estimated.
-        input_estimated: whether the provider reported no input, and ``input_tokens`` is the estimate.
-        output_estimated: whether the provider reported no output, and ``output_tokens`` is counted from the answer.
+        input_estimated, output_estimated: whether the provider did not report it.
         cost_usd: None where the price is unknown.
-        system_tokens, tool_tokens, formatting_tokens: the parts of the estimate for the system instruction, the
-            declarations, and the framing of messages and calls.
+        system_tokens, tool_tokens, formatting_tokens: parts of the estimate; the last is the framing of messages.
     """
 
     input_tokens: int
@@ -294,13 +291,7 @@ class TokenLedger:
         self._latest: deque[CallUsage] = deque(maxlen=256)
 
     def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
-        """What a call is expected to use.
-
-        Args:
-            input_tokens: the estimate of the request.
-            output_limit: the request's limit of output tokens; without one the session's p90 is expected.
-            prices: the model's prices; all input is priced as uncached.
-        """
+        """What a call is expected to use: without an ``output_limit`` the session's p90; all input is uncached."""
         output = output_limit if output_limit is not None else self.output_p90
         cost = prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None
         return Estimate(input_tokens=input_tokens, output_tokens=output, cost_usd=cost)
@@ -352,8 +343,7 @@ class TokenLedger:
         return pressure
 
     def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
-        """Records that a call is made. Until it is tracked or fails, its estimate counts in the checks of other
-        calls."""
+        """A call is made. Until it is tracked or fails, its estimate counts in the checks of other calls."""
         self._open.pop((branch, agent), None)  # moves it to the end: `check` touches all entries, in their order
         self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)
 

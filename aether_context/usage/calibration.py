@@ -1,9 +1,7 @@
 """Estimates the provider's tokens from counted ones, by an offset and a ratio learned from reported usage.
 
-A provider reports one number per call, the tokens of the whole request. The offset comes from the last report, the
-*anchor*: it covers what is not counted here, such as the provider's framing or instructions that the host adds later.
-The ratio of reported to counted tokens is learned from the growth between two requests, since the totals include what
-is not counted here.
+The offset comes from the last report of a whole request, the *anchor*: it covers what is not counted here, such as the
+provider's framing. The ratio is learned from the growth between two requests, in which that is not.
 """
 
 from __future__ import annotations
@@ -18,13 +16,9 @@ from aether_context.pack import Calibration
 
 _LEAST, _MOST = 0.6, 1.7
 """Bounds of a ratio, which also hold for wrong reports and for what is written into a session's state."""
-
-_PRIOR_TOKENS = 1_000
-_MEMORY_TOKENS = 50_000
+_PRIOR_TOKENS, _MEMORY_TOKENS = 1_000, 50_000
 """Weights in counted tokens: that of the initial ratio, 1, and the most that what was learned before can have."""
-
 _LARGEST_GROWTH = 60_000
-
 _LEAST_BELIEVED = 0.25
 """A report below this share of the count is not believed to be of the whole request. It is this low since of digits
 four times as many tokens may be counted as a provider reports."""
@@ -48,8 +42,8 @@ class TokenRatio:
     def learned(self, counted: int, reported: int) -> TokenRatio:
         """The ratio after a request grew by so many counted and reported tokens.
 
-        The reported growth is clipped to between 2/3 and 1.5 times the expected one. A request that shrank, and growth
-        beyond 60,000 tokens, leave the ratio as it is.
+        The reported growth is clipped to between 2/3 and 1.5 times the expected one. A request that shrank, or grew by
+        more than 60,000 tokens, teaches nothing.
         """
         if not 0 < counted <= _LARGEST_GROWTH or not 0 <= reported <= _LARGEST_GROWTH:
             return self
@@ -72,10 +66,9 @@ class TokenRatio:
 class UsageAnchor:
     """The usage that a provider reported for a request, and the tokens that were counted of it.
 
-    ``epoch`` is the number of the request's epoch; growth is learned within one epoch only. ``doubted`` is a later
-    report, with its count, that was so far off that it is believed only when the next one confirms it: it may be a sum
-    over several calls, or of another request. ``whole`` says that all reports seem to be of whole requests: none of
-    them fell while the requests grew.
+    Growth is learned within one ``epoch`` only. ``doubted`` is a later report, with its count, so far off that it is
+    believed only when the next one confirms it: it may be a sum over several calls. ``whole`` says that all reports
+    seem to be of whole requests: none of them fell while the requests grew.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
@@ -127,12 +120,9 @@ def report(
 def calibration(
     anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, unseen: int
 ) -> Calibration | None:
-    """The calibration that a pack is estimated by; None where nothing is known.
+    """The calibration that a pack of an epoch is estimated by; None where nothing is known.
 
-    Args:
-        epoch: the number of the epoch that the request belongs to, or begins after.
-        here: whether the anchor's usage was reported in the running invocation.
-        unseen: see `Calibration`.
+    ``here`` says that the anchor's usage was reported in the running invocation; for ``unseen`` see `Calibration`.
     """
     if anchor is None and not ratio.samples:
         return None
@@ -154,9 +144,6 @@ def estimated(calibration: Calibration, counted: int) -> int:
 
 
 def _follows(reported_before: int, counted_before: int, counted: int, reported: int, closeness: int = 1) -> bool:
-    """Whether a report is what the one before and the counted growth since lead to expect.
-
-    The difference may be half of the expected tokens, or 8,000 where that is more, divided by ``closeness``.
-    """
+    """Whether a report is expected after the one before, within half of it or 8,000 tokens, over ``closeness``."""
     expected = reported_before + counted - counted_before
     return closeness * abs(reported - expected) <= max(8_000, 0.5 * abs(expected))
