@@ -9,11 +9,11 @@ where the host shows nothing of the user, the turn of another agent that was han
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import NamedTuple
 
 from aether_context.pack import (
@@ -38,8 +38,6 @@ HANDED = "HANDED OVER:\n"
 RECITATION = "RECITATION:\n- First restate STEP and ACCEPTANCE in one or two lines.\n"
 STANDING = "[standing preference]"
 """What the line of a wish begins with that holds for every request; no other line of `MEMORY` can."""
-MANY_OF_DAY = 3
-"""From this number on memories of one day have its date as their heading, which saves tokens; fewer carry it each."""
 _MARK = re.compile(r"\[\s{0,8}standing[\s_-]{0,8}preferences?\s{0,8}\]", re.IGNORECASE)
 _UNSEEN = ("Mn", "Cf", "Cc")
 HEADERS = (
@@ -188,7 +186,7 @@ def render(
         ("CONSTRAINTS", bullets(_constraints(step))),
         ("TOOLS", bullets(tool.signature for tool in tools) if settings.tool_lines else ""),
         ("EVIDENCE", "\n".join(candidate.line for candidate in other)),
-        ("MEMORY", _in_time(memory)),
+        ("MEMORY", "\n".join(candidate.line for candidate in sorted(memory, key=_moment))),
     )
     tail = _sections(
         ("ACCEPTANCE", checklist(step)),
@@ -252,36 +250,11 @@ def step_text(step: Step) -> str:
     )
 
 
-def _in_time(memory: Sequence[Candidate]) -> str:
-    """What is there on purpose or has no date, as it is ranked; then what was found, in the order of time, with one
-    heading for a day of many."""
-    dated = [candidate for candidate in memory if day_of(candidate)]
-    dated.sort(key=lambda candidate: (candidate.time or 0.0, turn_place(candidate)))
-    lines = [candidate.line for candidate in memory if not day_of(candidate)]
-    for date, memories in groupby(dated, key=day_of):
-        of_day = list(memories)
-        headed = len(of_day) >= MANY_OF_DAY
-        if headed:
-            lines.append(f"{date}:")
-        lines += [undated(candidate) if headed else candidate.line for candidate in of_day]
-    return "\n".join(lines)
-
-
-def day_of(candidate: Candidate) -> str:
-    """The day that may be a memory's heading; empty for one that is there on purpose, or has no date."""
-    if candidate.kind or candidate.layer != "memory" or candidate.time is None:
-        return ""
-    return day(candidate.time)
-
-
-def undated(candidate: Candidate) -> str:
-    """The line of a memory under its day."""
-    date = day_of(candidate)
-    if not date:
-        return candidate.line
-    if candidate.source == RECALLED:
-        return candidate.line.replace(f"- {date} ", "- ", 1)
-    return candidate.line.removesuffix(f" ({date})")
+def _moment(memory: Candidate) -> tuple[float, tuple[int, int]]:
+    """What was found stands in the order of time, behind what is there on purpose or has no date."""
+    if memory.kind or memory.time is None:
+        return -math.inf, (0, 0)
+    return memory.time, turn_place(memory)
 
 
 def memory_line(candidate: Candidate) -> str:

@@ -96,42 +96,10 @@ def render_line(candidate: Candidate) -> str:
 
 
 def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
-    """Candidates with their lines, and what each costs beside those before it."""
+    """Candidates with their lines, and the tokens of these, each with the line break behind it."""
     candidates = [replace(candidate, line=render_line(candidate)) for candidate in candidates]
-    counter.count_all([text for candidate in candidates for text in (candidate.line, payload.undated(candidate))])
-    prices = _Prices(counter)
-    return tuple(prices.take(candidate, prices.of(candidate)) for candidate in candidates)
-
-
-class _Prices:
-    """What lines cost, each beside those that were taken before it.
-
-    A line costs its tokens and the line break behind it: the one with which a day has so many that they stand under a
-    heading, less what the others' dates cost, and further ones without a date.
-    """
-
-    def __init__(self, counter: PackCounter) -> None:
-        self._counter = counter
-        self._dates: dict[str, list[int]] = {}
-
-    def of(self, candidate: Candidate) -> int:
-        """Tokens of a candidate's line."""
-        tokens, date = self._counter.count(candidate.line), self._date(candidate)
-        dates = self._dates.get(payload.day_of(candidate), [])
-        if len(dates) == payload.MANY_OF_DAY - 1:
-            tokens -= date + sum(dates) - self._counter.count(f"{payload.day_of(candidate)}:") - 1
-        elif len(dates) >= payload.MANY_OF_DAY:
-            tokens -= date
-        return max(1, tokens + 1)
-
-    def take(self, candidate: Candidate, tokens: int) -> Candidate:
-        """The candidate at a price, which later ones are beside."""
-        if day := payload.day_of(candidate):
-            self._dates.setdefault(day, []).append(self._date(candidate))
-        return replace(candidate, tokens=tokens)
-
-    def _date(self, candidate: Candidate) -> int:
-        return self._counter.count(candidate.line) - self._counter.count(payload.undated(candidate))
+    counter.count_all([candidate.line for candidate in candidates])
+    return tuple(replace(candidate, tokens=counter.count(candidate.line) + 1) for candidate in candidates)
 
 
 # What the layers ask for: the allocator's inputs, read off the pack so far.
@@ -224,7 +192,7 @@ def fill(draft: Draft) -> None:
         names = {candidate.id for candidate in weak_candidates}
         chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
         left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
-        draft.found_memory = found._replace(chosen=_priced(chosen, draft.counter))
+        draft.found_memory = found._replace(chosen=chosen)
         wanted_tokens = wanted(draft)
     other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
     usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
@@ -233,13 +201,11 @@ def fill(draft: Draft) -> None:
         room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))
     else:
         room = most_tokens - other_tokens - wanted_tokens["conversation"]
-    prices = _Prices(draft.counter)
-    taken = [prices.take(candidate, candidate.tokens) for candidate in draft.found_memory.chosen]
+    taken = list(draft.found_memory.chosen)
     for candidate in found.more:
-        tokens = prices.of(candidate)
-        if tokens <= room:
-            taken.append(prices.take(candidate, tokens))
-            room -= tokens
+        if candidate.tokens <= room:
+            taken.append(candidate)
+            room -= candidate.tokens
         else:
             left.append(Left(candidate=candidate, reason="beyond_k"))
     draft.found_memory = found._replace(chosen=tuple(taken), more=(), left=(*found.left, *left))

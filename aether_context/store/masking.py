@@ -66,7 +66,7 @@ class MaskedPacks:
         # What is masked counts what it stands for.
         pairs = [(payload.step_text(source.step), payload.step_text(changed.step))]
         for before, after in zip(source.candidates, changed.candidates, strict=True):
-            pairs += [(text(before), text(after)) for text in (_text, render_line, payload.undated)]
+            pairs += [(text(before), text(after)) for text in (_text, render_line)]
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens
