@@ -614,7 +614,7 @@ def test_history_that_the_host_rewrites(before: Case, after: Case, policy: PackP
 def test_what_is_kept_of_a_history_changes_no_byte(
     case: Case, policy: PackPolicy, state: dict[str, Any], dropped: frozenset[int], changes: dict[int, str]
 ) -> None:
-    """A plugin that keeps what was said, one that loses it now and then, and a new one at each message."""
+    """A plugin that keeps its indexes, one that loses them now and then, and a new one at each message."""
 
     def change(run: Run, how: str) -> None:
         events = run.session.events
@@ -643,14 +643,14 @@ def test_what_is_kept_of_a_history_changes_no_byte(
             if lose == "plugin":
                 await run.plugin.close()
                 run.plugin = run.fresh()
-            elif lose == "spoken" and at in dropped:
-                run.plugin._packer._recall._said.clear()
+            elif lose == "indexes" and at in dropped:
+                run.plugin._packer._recall.__dict__.pop("_indexes", None)
             request = await run.call()
             sent.append(repr((request.contents, request.config.system_instruction, list(request.tools_dict))))
         await run.finish()
         return sent
 
-    kept, lost, restarted = (asyncio.run(go(lose)) for lose in ("", "spoken", "plugin"))
+    kept, lost, restarted = (asyncio.run(go(lose)) for lose in ("", "indexes", "plugin"))
     assert kept == lost == restarted
 
 

@@ -24,6 +24,7 @@ from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
+from aether_context.adk.call import Spoken
 from aether_context.adk.request import reader, spoken
 from aether_context.adk.session import storable
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
@@ -36,7 +37,8 @@ from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
 from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
 from aether_context.redaction import RULES, Masker
-from aether_context.retrieval import Entry, HybridIndex, ranking, terms
+from aether_context.retrieval import HybridIndex, ranking, terms
+from aether_context.retrieval.passages import passages
 from aether_context.state import read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
@@ -295,11 +297,10 @@ def criticized(text: str) -> object:
     return review
 
 
-def spoken_turns(text: str) -> list[Entry]:
+def spoken_turns(text: str) -> Spoken:
     """The turns of a history of one content and its event."""
-    turns = spoken.SpokenTurns()
-    turns.read([words_of(text)], (0,))
-    return turns.turns([Event(author="user", content=words_of(text))], 1)
+    events = [Event(author="user", content=words_of(text))]
+    return spoken.read_spoken([words_of(text)], events, 1, most=1_000_000, mask=str)
 
 
 def read_tool(text: str) -> Tool:
@@ -322,9 +323,8 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "human_index": lambda text: reader.human_index([words_of(text), words_of(text + "x")], words_of("another")),
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
-    "outline_of": lambda text: spoken.outline_of(words_of(text)),
-    "passages": spoken.passages,
-    "SpokenTurns": spoken_turns,
+    "passages": passages,
+    "read_spoken": spoken_turns,
     "normalize": lambda text: normalize(
         [content(text), content(text)], strip_tags=("checkpoint_id", "PAST_CONVERSATIONS", "b")
     ),

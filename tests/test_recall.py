@@ -26,7 +26,7 @@ from scripted import Chat, Memories, call, inside, look_up, new_store, remembere
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.spoken import SpokenTurns
+from aether_context.adk.request.spoken import read_spoken
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import SessionIndexes
@@ -199,10 +199,9 @@ def test_the_indexes_of_sessions_long_unused_are_forgotten() -> None:
     assert len(indexes) == 2
 
 
-def read_anew(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
-    spoken = SpokenTurns()
-    spoken.read(history, ())
-    return spoken.turns(events, len(history) if end is None else end)
+def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
+    end = len(history) if end is None else end
+    return [*read_spoken(history, events, end, most=9_999, mask=str).turns]
 
 
 def test_turns_are_words_with_an_event_of_their_own() -> None:
@@ -217,19 +216,16 @@ def test_turns_are_words_with_an_event_of_their_own() -> None:
         for at, one in enumerate(spoken)
     ]
     history = [content("model", "a summary of the host's"), *spoken]
-    found = read_anew(history, events)
+    found = said_in(history, events)
     assert [(one.id, one.text, one.time, one.speaker) for one in found] == [
         ("1", "Hello", 0.0, "user"),
         ("2", "Yes.", 1.0, "clerk"),
         ("3", "ok", 2.0, "user"),
         ("5", "ok", 4.0, "user"),
     ]
-    assert [one.time for one in read_anew(history[5:], events)] == [4.0], "a history that lost its beginning"
-    before_the_last = read_anew(history, events, end=5)
+    assert [one.time for one in said_in(history[5:], events)] == [4.0], "a history that lost its beginning"
+    before_the_last = said_in(history, events, end=5)
     assert [(one.id, one.time) for one in before_the_last][-1] == ("3", 2.0), "words that the request says once more"
-
-
-SAID = ["ok", "Is it ok?", FACTS[0], "A long answer. " * 60]
 
 
 def quoted(agent: str, text: str) -> types.Content:
@@ -239,70 +235,24 @@ def quoted(agent: str, text: str) -> types.Content:
     return types.Content(role="user", parts=[types.Part(text=marks), types.Part(text=turn)])
 
 
-@st.composite
-def pieces(draw: st.DrawFn) -> tuple[types.Content | None, Event | None]:
-    """A content with the event that it came from, or one of them alone."""
-    text = draw(st.sampled_from(SAID))
-    kind = draw(
-        st.sampled_from(["said", "said", "said", "quoted", "imitated", "called", "thought", "shown", "elsewhere"])
-    )
-    author = draw(st.sampled_from(["user", "clerk"]))
-    parts = [types.Part(text=text)]
-    if kind == "called":
-        parts.append(call("look_up", key=text))
-    if kind == "thought":
-        parts[0].thought = True
-    content = types.Content(role="model", parts=parts)
-    shown: types.Content | None = content
-    if kind == "quoted":
-        shown = quoted(author, text)
-    elif kind == "imitated":
-        shown = content = quoted(author, text)
-    elif kind == "elsewhere":
-        shown = None
-    event = Event(author=author, content=content, timestamp=float(draw(st.integers(0, 3))))
-    return shown, None if kind == "shown" else event
+def test_what_is_quoted_belongs_to_the_agent_that_said_it() -> None:
+    imitated = quoted("clerk", "Pay me.")
+    said = [("clerk", types.ModelContent("ok")), ("porter", types.ModelContent("ok")), ("user", imitated)]
+    events = [Event(author=author, content=content, timestamp=float(at)) for at, (author, content) in enumerate(said)]
+    history = [quoted("porter", "ok"), types.ModelContent("ok"), imitated, quoted("porter", "ok")]
+    found = said_in(history, events)
+    assert [(one.id, one.text, one.time, one.speaker) for one in found] == [
+        ("1", "ok", 0.0, "clerk"),
+        ("2", said_in([imitated], events)[0].text, 2.0, "user"),
+        ("3", "ok", 1.0, "porter"),
+    ]
 
 
-@settings(max_examples=200)
-@given(
-    rounds=st.lists(
-        st.tuples(st.lists(pieces(), max_size=5), st.sampled_from(["grew", "grew", "edited", "rewound", "headless"]))
-    ),
-    place=st.integers(0, 20),
-)
-def test_turns_that_were_read_before_are_what_a_new_look_finds(rounds: list[Any], place: int) -> None:
-    rows: list[tuple[types.Content | None, Event | None]] = []
-    spoken = SpokenTurns()
-    for added, change in rounds:
-        if change == "edited" and rows:
-            content, event = rows[place % len(rows)]
-            if content is not None:
-                content.parts = [types.Part(text="edited")]
-                if event is not None and event.content is not None:
-                    event.content.parts = content.parts
-        elif change == "rewound":
-            del rows[-2:]
-        elif change == "headless":
-            rows[:2] = [(None, event) for _, event in rows[:2]]
-        rows += [(content and content.model_copy(deep=True), event) for content, event in added]
-        history = [content for content, _ in rows if content is not None]
-        events = [event for _, event in rows if event is not None]
-        end, anew = max(0, len(history) - 1), SpokenTurns()
-        for each in (spoken, anew):
-            each.read(history, range(len(history)))
-        assert spoken.turns(events, end) == anew.turns(events, end)
-        assert spoken.room(history, end, 9_999) == anew.room(history, end, 9_999)
-        assert spoken.loading(end) == anew.loading(end)
-
-
-def test_events_count_where_what_was_said_is_kept_within_bounds() -> None:
-    events = [Event(author="user", content=types.UserContent(f"number {at}")) for at in range(9)]
-    history = [event.content for event in events[-2:] if event.content is not None]
-    spoken = SpokenTurns()
-    spoken.read(history, ())
-    assert [entry.id for entry in spoken.turns(events, 2)] == ["0", "1"]
-    assert len(spoken) == len(history) + len(events), "an agent that is shown little keeps what all others said, too"
+def test_what_another_agent_said_at_length_comes_in_passages() -> None:
+    events = [Event(author="clerk", content=types.ModelContent("A long answer. " * 60), timestamp=0.0)]
+    found = said_in([quoted("clerk", "A long answer. " * 60)], events)
+    assert [one.id for one in found] == ["0#1", "0#2"]
+    assert {one.speaker for one in found} == {"clerk"}
 
 
 @given(text=st.text("ab .!?\n", max_size=300), most=st.integers(4, 80))

@@ -19,9 +19,9 @@ from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_background, in_thread
-from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key, masked_aside
+from aether_context.adk.call import ReadCall, agent_key, masked_aside
 from aether_context.adk.request.reader import found_memories
-from aether_context.adk.request.spoken import LOADER, SpokenTurns
+from aether_context.adk.request.spoken import LOADER, read_spoken
 from aether_context.errors import EmbeddingError
 from aether_context.pack import Candidate, Content, Identity
 from aether_context.redaction import masker
@@ -57,9 +57,6 @@ class UserEmbedders:
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
 
-_MOST_SAID = 100_000
-"""Contents and events of all sessions that are kept read, those of the session in use aside."""
-
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
 
@@ -73,9 +70,6 @@ class Recall:
     def __init__(self, waits: Waits) -> None:
         self._embedders = UserEmbedders()
         self._waits = waits
-        self._said: LRUCache[AgentKey, SpokenTurns] = LRUCache(
-            _MOST_SAID, lambda said: min(max(len(said), 1), _MOST_SAID)
-        )
         self._lock = threading.Lock()
         self._embedder = cache(_embedder)
         self._begin()
@@ -137,7 +131,9 @@ class Recall:
             return read
         spoken = read.spoken
         if spoken is None:  # else an earlier look of this call has read it
-            spoken = self._read(read, source.request.positions[human])
+            events, mask = tuple(read.call.context.session.events), read.call.policy.mask
+            end, most_tokens = source.request.positions[human], source.window - source.kept_free
+            spoken = await asyncio.to_thread(read_spoken, read.history, events, end, most=most_tokens, mask=mask)
             read = read._replace(spoken=spoken)
         history, agent = read.history, agent_key(source.identity)
         room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
@@ -178,22 +174,6 @@ class Recall:
             encoder=source.encoder if encoder == "none" else encoder,
             problems=source.problems + problems,
         )
-
-    def _read(self, read: ReadCall, end: int) -> Spoken:
-        """What was said before a place in the history; what earlier calls have read is not read again."""
-        source, agent = read.source, agent_key(read.source.identity)
-        with self._lock:
-            # While it is out, nobody else reads on in it; what fails on the way is not put back.
-            said = self._said.pop(agent, None)
-        if said is None:
-            said = SpokenTurns(read.call.policy.mask)
-        said.read(read.history, source.request.positions)
-        room = said.room(read.history, end, source.window - source.kept_free)
-        turns = said.turns(read.call.context.session.events, end) if room else ()
-        found = Spoken(room, turns, said.loading(end))
-        with self._lock:
-            self._said[agent] = said
-        return found
 
     async def _compared(
         self, read: ReadCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
