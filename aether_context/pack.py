@@ -661,9 +661,8 @@ class PackInput(NamedTuple):
     that was requested by hand.
 
     ``evidence`` maps the addresses of the results that the session keeps whole to the address of a later result from
-    the same source that differs, empty where there is none. ``tools_kept`` are the tools some of whose results it
-    keeps. ``growth`` is the 90th percentile of the tokens that the session gains from one human message to the next;
-    None where that is not known.
+    the same source that differs, empty where there is none. ``growth`` is the 90th percentile of the tokens that the
+    session gains from one human message to the next; None where that is not known.
     """
 
     identity: Identity
@@ -695,7 +694,6 @@ class PackInput(NamedTuple):
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
     evidence: Mapping[str, str] = NOTHING
-    tools_kept: frozenset[str] = frozenset()
     growth: int | None = None
     window_mark: WindowMark = ""
 

@@ -114,9 +114,8 @@ def test_agents_of_one_session_have_histories_of_their_own() -> None:
     assert reached(compared(packed)) == witness.requests
 
 
-@pytest.mark.parametrize("mode", ["auto", "session", "request"])
-def test_results_that_are_kept_elsewhere_count_as_a_whole(mode: Any) -> None:
-    packed, plain = both(*QUESTIONS, policy=PackPolicy(max_input_tokens=4_000, offload={"mode": mode}))
+def test_results_that_are_kept_elsewhere_count_as_a_whole() -> None:
+    packed, plain = both(*QUESTIONS, policy=PackPolicy(max_input_tokens=4_000))
     found = compared(packed)
     assert sum(one.packed.tokens for one in found) < sum(one.tokens for one in plain) / 4
     for one, request in zip(found, plain, strict=True):

@@ -254,7 +254,7 @@ def test_envelopes_come_off_and_their_text_is_what_the_tool_said(value, quoted, 
 
 
 def offloaded(response, tool="t", **changes):
-    made = OffloadSettings(**{"mode": "session", "threshold_tokens": 200, "extract_tokens": 150, **changes})
+    made = OffloadSettings(**{"threshold_tokens": 200, "extract_tokens": 150, **changes})
     return offload(response, tool, made, counter=COUNTER)
 
 
@@ -349,7 +349,6 @@ def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
 
 def test_policy_section():
     assert PackPolicy().offload.mode == "auto"
-    assert PackPolicy(offload={"mode": "session"}).offload.threshold_tokens > 0
     with pytest.raises(PolicyError, match="offload"):
         PackPolicy(offload={"mode": "always"})
 

@@ -13,7 +13,6 @@ import fsspec
 import pytest
 from scripted import Chat, call
 
-from aether_context import PackPolicy
 from aether_context.adk import evidence_tools
 from aether_context.errors import KnowledgeError, PolicyError
 from aether_context.store.urls import Allowed
@@ -165,7 +164,6 @@ def test_a_model_keeps_pages_that_the_app_allows(web):
             "kept",
         ],
         tools=evidence_tools(urls=[f"{web}/docs/"]),
-        policy=PackPolicy(offload={"mode": "session"}),
     )
     talk.say("keep the page")
     kept, refused = answers(talk)

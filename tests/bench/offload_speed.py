@@ -24,7 +24,7 @@ from aether_context.tokens import EstimateCounter
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)
 MOST_ROUNDS = 15
-SETTINGS = OffloadSettings(mode="session")
+SETTINGS = OffloadSettings()
 QUERY = 'why was order 48113 refused?\n{"order_id":"48113","service":"payments"}'
 
 

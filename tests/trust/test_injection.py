@@ -163,7 +163,7 @@ def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, fig
     policy = PackPolicy(
         max_input_tokens=window,
         payload={"tool_lines": True},
-        offload={"mode": "request", "threshold_tokens": 100},
+        offload={"threshold_tokens": 200},
     )
     one = chat(text, policy=policy)
     asked = [f"What is the rate? {text[-400:]} And where does it stand in report {at} of {name}?" for at in range(3)]
@@ -259,7 +259,7 @@ def test_no_text_begins_a_line_of_a_log(caplog: pytest.LogCaptureFixture, tmp_pa
     writer = Writer(asked=[], requests=[], error=ValueError(RAW))
     policy = PackPolicy(
         max_input_tokens=3_000,
-        offload={"mode": "request", "threshold_tokens": 10},
+        offload={"threshold_tokens": 20},
         compress={"summarizer": writer.model},
         limits={"session": {"input_tokens": 20_000}, "on_budget": "warn"},
     )
