@@ -299,14 +299,16 @@ def _who(difference: Difference) -> Lines:
 
 
 def _layer_changes(difference: Difference) -> Lines:
-    rows = []
-    for layer in difference.layers:
-        sides = [{} if side is None else asdict(side) for side in (layer.before, layer.after)]
-        figures = [_arrow(*(side.get(name, 0) for side in sides)) for name in ("nominal", "lent", "final", "used")]
-        rows.append((layer.layer, *figures, increase(*(side.get("used", 0) for side in sides))))
+    rows: list[tuple[object, ...]] = []
+    for change in difference.layers:
+        sides = [
+            side or LayerTokens(floor=0, nominal=0, lent=0, final=0, used=0) for side in (change.before, change.after)
+        ]
+        used = [side.used for side in sides]
+        rows.append((change.layer, _arrow(*(side.final for side in sides)), _arrow(*used), increase(*used)))
     tokens = [view.manifest.request_tokens for view in (difference.before, difference.after)]
-    rows.append(("request", "", "", "", _arrow(*tokens), increase(*tokens)))
-    return aligned(("layer", ">nominal", ">lent", ">final", ">used", ">difference"), rows)
+    rows.append(("request", "", _arrow(*tokens), increase(*tokens)))
+    return aligned(("layer", ">final", ">used", ">difference"), rows)
 
 
 def _arrow(before: int | None, after: int | None) -> str:
