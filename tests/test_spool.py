@@ -266,6 +266,27 @@ def test_what_is_added_while_an_earlier_form_of_it_is_delivered_is_not_lost(url,
     assert spool.paths() == {}
 
 
+def test_what_takes_the_place_of_a_write_comes_before_what_follows_it(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    FailingFileSystem.down = True
+    files.deliver = lambda: None
+    paths = [f"{files.root}/{name}" for name in ("a", "b", "c")]
+    for path in paths:
+        files.create(path, b"begins")
+    FailingFileSystem.down = False
+    send = files._send
+
+    def extend_and_send(path, *write):
+        if path == paths[0]:
+            files.extend(paths[1], b"begins, and goes on")
+        return send(path, *write)
+
+    files._send = extend_and_send
+    assert files._deliver_all()
+    assert [path for path in FailingFileSystem.held if path in paths] == paths
+    assert FailingFileSystem.held[paths[1]] == b"begins, and goes on"
+
+
 def test_a_spool_that_cannot_be_used_stands_in_nobodys_way(url, tmp_path, caplog):
     files, spool = spooled(url, tmp_path)
     spool.path.parent.mkdir()

@@ -61,7 +61,7 @@ class Write(StrEnum):
 class Spool:
     """Writes that wait for one store, in a folder that processes may share. It leaves 256 MB of its disk free.
 
-    Each method raises `StoreError` where the folder cannot be used.
+    What changes it raises `StoreError` where the folder cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,8 +169,9 @@ class Spool:
 
     def drop(self, paths: Iterable[str]) -> None:
         """Removes the writes to paths, those set aside as well, and what a killed process left of any write."""
-        for draft in self.path.glob(f"*/{DRAFT}*"):  # a process that is just writing one tries again
-            draft.unlink(missing_ok=True)
+        with self._usable():
+            for draft in self.path.glob(f"*/{DRAFT}*"):  # a process that is just writing one tries again
+                draft.unlink(missing_ok=True)
         keys = set(map(_key, paths))
         for name in list(self.listed(WAITING, REFUSED, ASIDE)):
             if name.rpartition("-")[2] in keys:
@@ -359,7 +360,7 @@ class SpooledFiles(Files):
             self.spool.take_out(name, REFUSED)
             return name.startswith(WAITING)
         if fault:
-            logger.error("%s is set aside in %s: %s", path, self.spool.path, fault)
+            logger.error("%s is set aside in %s: %s", path or name, self.spool.path, fault)
         self.spool.take_out(name, ASIDE if fault else "")
         self._pause = _FIRST_PAUSE_SECONDS
         return True
