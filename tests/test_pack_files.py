@@ -279,7 +279,7 @@ def test_an_outcome_spares_another_pack_in_its_place(store: PackStore) -> None:
 @pytest.mark.parametrize("down", ["before", "between", "while it is delivered"])
 def test_an_outcome_finds_its_pack_through_an_outage(down: str, tmp_path: Path) -> None:
     url = f"failing://outcome-{down.replace(' ', '-')}"
-    spool = Spool(tmp_path / "spool.sqlite")
+    spool = Spool(tmp_path / "spool")
     files = SpooledFiles(Files(url), spool)
     files.deliver = lambda: None  # type: ignore[method-assign]
     there, store = PackStore(url), PackStore(url).through(files)
@@ -323,7 +323,7 @@ def test_what_cannot_be_read_in_a_packs_place_holds_nothing_back(store: PackStor
 
 
 def test_an_outcome_that_waited_brings_no_deleted_pack_back(tmp_path: Path) -> None:
-    files = SpooledFiles(Files("failing://outcome-deleted"), Spool(tmp_path / "spool.sqlite"))
+    files = SpooledFiles(Files("failing://outcome-deleted"), Spool(tmp_path / "spool"))
     files.deliver = lambda: None  # type: ignore[method-assign]
     there, store = PackStore(files.url), PackStore(files.url).through(files)
     made = recording()
@@ -339,7 +339,7 @@ def test_an_outcome_that_waited_brings_no_deleted_pack_back(tmp_path: Path) -> N
 
 
 def test_a_pack_that_waited_spares_what_another_process_made_of_it(tmp_path: Path) -> None:
-    files = SpooledFiles(Files("failing://outcome-faster"), Spool(tmp_path / "spool.sqlite"))
+    files = SpooledFiles(Files("failing://outcome-faster"), Spool(tmp_path / "spool"))
     files.deliver = lambda: None  # type: ignore[method-assign]
     there, made = PackStore(files.url), recording()
     try:

@@ -36,7 +36,6 @@ LATER = (
     "aether_context.memory",
     "aether_context.retrieval.index",
     "aether_context.store.manifest",
-    "aether_context.store.vectors",
     "aether_context.tokens.estimate",
 )
 """What the plugin loads where it is used, if at all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -29,7 +28,7 @@ from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.store.files import Files
 from aether_context.store.replay import Replayer
 from aether_context.store.retention import all_of, carry_out
-from aether_context.store.spool import Spool, SpooledFiles, Write, spool_of
+from aether_context.store.spool import ASIDE, Spool, SpooledFiles, Write, spool_of
 
 _numbers = itertools.count(1)
 
@@ -51,7 +50,7 @@ def loop(calls: int) -> list:
 
 
 def spooled(url, tmp_path) -> tuple[SpooledFiles, Spool]:
-    spool = Spool(tmp_path / "spool" / "one.sqlite")
+    spool = Spool(tmp_path / "spool" / "one")
     return SpooledFiles(Files(url), spool), spool
 
 
@@ -131,9 +130,8 @@ def test_a_damaged_or_conflicting_write_is_set_aside(url, tmp_path, caplog):
     names = [f"{files.root}/{name}" for name in ("damaged", "conflict", "equal", "good")]
     for name in names:
         files.create(name, name.encode())
-    with sqlite3.connect(spool.path) as held:
-        held.execute("UPDATE waiting SET data = ? WHERE path = ?", (b"flipped", names[0]))
-    held.close()
+    damaged = min((spool.path / "waiting").iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-1])
     FailingFileSystem.down = False
     FailingFileSystem.held.update({names[1]: b"another", names[2]: names[2].encode()})
     assert files._deliver_all()
@@ -177,7 +175,7 @@ while spool.holds_back():
 
 def test_what_was_refused_is_written_by_the_next_process(tmp_path):
     """Nothing can be written below a file that is in the place of a folder."""
-    store, spool = tmp_path / "store", Spool(tmp_path / "spool.sqlite")
+    store, spool = tmp_path / "store", Spool(tmp_path / "spool")
     store.mkdir()
     (store / "refused").write_bytes(b"")
     subprocess.run([sys.executable, "-c", REFUSED, str(store), str(spool.path)], check=True, timeout=60)
@@ -213,19 +211,87 @@ def test_the_last_of_what_replaces_itself_arrives(url, tmp_path):
     assert FailingFileSystem.held[f"{files.root}/x"] == b"4"
 
 
-def test_a_spool_that_is_no_database_makes_place_for_one(url, tmp_path):
+@pytest.mark.parametrize("content", [b"", b"no write at all" * 100, b"\xff" * 10 + b"\n", b"[" * 100_000])
+def test_a_file_that_holds_no_write_is_set_aside(url, tmp_path, content, caplog):
     files, spool = spooled(url, tmp_path)
-    spool.path.parent.mkdir()
-    spool.path.write_bytes(b"no database at all" * 100)
     FailingFileSystem.down = True
-    assert files.create(f"{files.root}/a", b"x")
-    assert files.read(f"{files.root}/a") == b"x"
-    assert spool.path.with_suffix(".damaged").exists()
+    files.deliver = lambda: None
+    files.create(f"{files.root}/a", b"x")
+    files.create(f"{files.root}/b", b"x")
+    min((spool.path / "waiting").iterdir()).write_bytes(content)
+    FailingFileSystem.down = False
+    assert files._deliver_all()
+    assert f"{files.root}/b" in FailingFileSystem.held
+    assert "it was damaged" in caplog.text
+    assert [path.read_bytes() for path in (spool.path / "aside").iterdir()] == [content]
+
+
+def test_what_a_process_left_that_was_killed_while_it_wrote_is_no_write_and_is_forgotten(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    FailingFileSystem.down = True
+    files.deliver = lambda: None
+    files.create(f"{files.root}/a", b"x")
+    draft = spool.path / "waiting" / ".draft-0"
+    draft.write_bytes(b"of anybody")
+    assert set(spool.paths()) == {f"{files.root}/a"}
+    spool.drop([f"{files.root}/a"])
+    assert not [path for path in spool.path.rglob("*") if path.is_file()]
+
+
+def test_what_comes_for_a_path_that_the_store_refuses_waits_behind_it(url, tmp_path):
+    FailingFileSystem.refused = ("never",)
+    files, spool = spooled(url, tmp_path)
+    files.create(f"{files.root}/never", b"begins")
+    wait_until(lambda: not spool.holds_back())
+    files.extend(f"{files.root}/never", b"begins, and goes on")
+    assert files.read(f"{files.root}/never") == b"begins, and goes on"
+    FailingFileSystem.refused = ()
+    wait_until(spool.is_empty)
+    assert FailingFileSystem.held[f"{files.root}/never"] == b"begins, and goes on"
+
+
+def test_what_is_added_while_an_earlier_form_of_it_is_delivered_is_not_lost(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    path = f"{files.root}/a"
+    FailingFileSystem.down = True
+    files.deliver = lambda: None
+    files.create(path, b"begins")
+    (name,) = spool.listed("waiting")
+    path, data, is_sound = spool.read(name)
+    files.extend(path, b"begins, and goes on")
+    FailingFileSystem.down = False
+    assert files._deliver(name, path, data, is_sound)
+    assert FailingFileSystem.held[path] == b"begins"
+    assert files._deliver_all()
+    assert FailingFileSystem.held[path] == b"begins, and goes on"
+    assert spool.paths() == {}
+
+
+def test_what_takes_the_place_of_a_write_comes_before_what_follows_it(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    FailingFileSystem.down = True
+    files.deliver = lambda: None
+    paths = [f"{files.root}/{name}" for name in ("a", "b", "c")]
+    for path in paths:
+        files.create(path, b"begins")
+    FailingFileSystem.down = False
+    send = files._send
+
+    def extend_and_send(path, *write):
+        if path == paths[0]:
+            files.extend(paths[1], b"begins, and goes on")
+        return send(path, *write)
+
+    files._send = extend_and_send
+    assert files._deliver_all()
+    assert [path for path in FailingFileSystem.held if path in paths] == paths
+    assert FailingFileSystem.held[paths[1]] == b"begins, and goes on"
 
 
 def test_a_spool_that_cannot_be_used_stands_in_nobodys_way(url, tmp_path, caplog):
     files, spool = spooled(url, tmp_path)
-    spool.path.mkdir(parents=True)
+    spool.path.parent.mkdir()
+    spool.path.write_bytes(b"")
     assert files.create(f"{files.root}/a", b"x")
     assert files.read(f"{files.root}/a") == b"x"
     assert files.flush(1)
@@ -262,12 +328,13 @@ def test_a_spool_is_private_and_only_made_when_it_is_needed(url, tmp_path):
     assert not spool.path.parent.exists()
     FailingFileSystem.down = True
     files.create(f"{files.root}/b", b"x")
-    assert spool.path.stat().st_mode & 0o077 == 0
-    assert spool.path.parent.stat().st_mode & 0o077 == 0
+    made = [spool.path.parent, *spool.path.parent.rglob("*")]
+    assert len([path for path in made if path.is_file()]) == 1
+    assert not [path for path in made if path.stat().st_mode & 0o077]
 
 
 def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
-    """Nor does it stay in the spool's file, set aside or not; what waits of others arrives."""
+    """Nor does it stay in the spool, set aside or not; what waits of others arrives."""
     store = PackStore(url)
     spool = spool_of(store.files)
     files = SpooledFiles(store.files, spool)
@@ -277,8 +344,8 @@ def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
     packs = {who: store.through(files).write(recording(user=who[0], session=who[1])) for who in whose}
     FailingFileSystem.down = False
     kept = f"{store.place(packs['ann', 's1'])}.json.gz"
-    spool.ask("INSERT INTO aside SELECT number, path, data, 'refused' FROM waiting WHERE path = ?", kept)
-    spool.ask("DELETE FROM waiting WHERE path = ?", kept)
+    (name,) = (name for name in spool.listed("waiting") if spool.read(name)[0] == kept)
+    spool.take_out(name, ASIDE)
 
     gone = all_of(store, "app", "ann", "s1")
     assert kept in {file.path for file in gone.files}
@@ -407,8 +474,8 @@ def test_a_spool_takes_more_than_a_number_of_bytes_while_its_disk_has_room(url, 
     files, spool = spooled(url, tmp_path)
     for number in range(10):
         files.create(f"{url}/{number}", bytes(30 * 2**20))
-    assert spool.path.stat().st_size > 300 * 2**20
-    spool.path.unlink()
+    assert sum(spool.paths().values()) > 300 * 2**20
+    spool.drop(spool.paths())
 
 
 def test_a_full_disk_is_left_alone(url, tmp_path, monkeypatch):
@@ -486,7 +553,7 @@ MemoryFile(Path(sys.argv[2], "memory", "memories.sqlite")).close()
 def test_what_waits_is_delivered_in_time_that_grows_with_its_number(url, tmp_path):
     seconds = []
     for count in (100, 400):
-        files = SpooledFiles(Files(f"{url}-{count}"), Spool(tmp_path / f"{count}.sqlite"))
+        files = SpooledFiles(Files(f"{url}-{count}"), Spool(tmp_path / f"{count}"))
         FailingFileSystem.down = True
         for number in range(count):
             files.spool.add(f"{files.root}/{number}", b"%d" % number * 2_000, Write.CREATE)

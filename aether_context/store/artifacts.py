@@ -25,7 +25,6 @@ _ABSOLUTE = re.compile(
     rf"{SCHEME}apps/([^/]+)/users/([^/]+)(?:/sessions/([^/]+))?/artifacts/(.+)/versions/(\d{{1,18}})", re.DOTALL
 )
 _HEAD_BYTES = 4_096
-_MOST_HEAD_BYTES = 2**24
 _MOST_ATTEMPTS = 100
 
 
@@ -74,16 +73,14 @@ class ArtifactFiles:
         number = max(self.versions(owner, name), default=-1) if number is None else number
         if number < 0:
             return None
-        path, size = f"{self._folder(owner, name)}/{number}", _HEAD_BYTES
-        while True:
-            try:
-                content = self._files.read(path) if with_data else self._files.read(path, 0, size)
-            except FileNotFoundError:
-                return None
-            line, end, data = content.partition(b"\n")
-            if with_data or end or len(content) < size or size > _MOST_HEAD_BYTES:
-                break
-            size *= 16
+        path = f"{self._folder(owner, name)}/{number}"
+        try:
+            content = b"" if with_data else self._files.read(path, 0, _HEAD_BYTES)
+            if b"\n" not in content:
+                content = self._files.read(path)
+        except FileNotFoundError:
+            return None
+        line, _, data = content.partition(b"\n")
         try:
             head = json.loads(line)
         except ValueError:

@@ -35,7 +35,7 @@ _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs raises for a precondition that failed, and for two writers at the same moment."""
 _AT_ONCE = 16
-_DRAFT = ".draft-"
+DRAFT = ".draft-"
 _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
 LATE_SECONDS = 0.3
 """So long may a run wait for what is done at once by a store that works."""
@@ -204,7 +204,7 @@ class Files:
 
     def _create(self, path: str, data: bytes) -> bool:
         if self.is_local:
-            return _write_local(path, data, is_new=True)
+            return write_local(path, data, is_new=True)
         if self.is_in_memory:  # fsspec's own `pipe_file` walks over all files for each parent folder
             from fsspec.implementations.memory import MemoryFile
 
@@ -240,14 +240,14 @@ class Files:
     def try_writing(self, size: int = 0) -> None:
         """Writes a file of so many bytes and deletes it again."""
         self.is_there()
-        path = f"{self.root}/{_DRAFT}{os.getpid()}"
+        path = f"{self.root}/{DRAFT}{os.getpid()}"
         Files.replace(self, path, secrets.token_bytes(size))
         with suppress(StoreError):
             self.delete(path)
 
     def replace(self, path: str, data: bytes) -> None:
         """Writes a file in the place of another, whole or not at all."""
-        act: Callable[[], object] = partial(_write_local, path, data, is_new=False)
+        act: Callable[[], object] = partial(write_local, path, data, is_new=False)
         if not self.is_local:
             act = partial(self._call, "pipe_file", path, data, size=len(data))
         self._perform(act, path, "written", len(data))
@@ -444,7 +444,7 @@ def _files_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[File]:
     """The files among fsspec's entries; folders, symbolic links and drafts are left out."""
     for entry in entries:
         name = entry["name"].rsplit("/", 1)[-1]
-        if entry["type"] == "file" and name and not name.startswith(_DRAFT):
+        if entry["type"] == "file" and name and not name.startswith(DRAFT):
             yield File(path=entry["name"], size=int(entry.get("size") or 0), modified=_modified(entry))
 
 
@@ -461,21 +461,26 @@ def _modified(entry: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _write_local(path: str, data: bytes, *, is_new: bool) -> bool:
-    """Writes a draft, then links or renames it, so that a file is whole when it appears. False where it exists."""
+def write_local(path: str, data: bytes, *, is_new: bool, mode: int = 0o666, sync: bool = False) -> bool:
+    """Writes a draft, then links or renames it, so that a file is whole when it appears, and with ``sync`` on the disk.
+
+    False where it exists.
+    """
     if is_new and os.path.exists(path):
         return False
-    draft = f"{os.path.dirname(path)}/{_DRAFT}{secrets.token_hex(8)}"
+    draft = f"{os.path.dirname(path)}/{DRAFT}{secrets.token_hex(8)}"
     try:
-        handle = os.open(draft, _DRAFT_FLAGS, 0o666)
+        handle = os.open(draft, _DRAFT_FLAGS, mode)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle = os.open(draft, _DRAFT_FLAGS, 0o666)
+        handle = os.open(draft, _DRAFT_FLAGS, mode)
     try:
         with open(handle, "wb", buffering=0) as file:
             left = memoryview(data)
             while left:
                 left = left[file.write(left) :]
+            if sync:
+                os.fsync(file.fileno())
         if is_new:
             try:
                 os.link(draft, path)

@@ -55,44 +55,6 @@ class Replayed:
         return request_json(self.pack)
 
 
-class _Chain:
-    """The log of contents, the rows and the counts of a chain of manifests, taken in one by one, the oldest first."""
-
-    def __init__(self, resolved: Resolved | None) -> None:
-        self._log = list(resolved.log) if resolved is not None else []
-        self._rows = dict(resolved.rows) if resolved is not None else {}
-        self._counts = dict(resolved.counts) if resolved is not None else {}
-        self._contents: tuple[str, ...] = ()
-
-    def resolved(self, manifest: Manifest) -> Resolved:
-        return Resolved(
-            manifest=manifest, contents=self._contents, rows=self._rows, counts=self._counts, log=tuple(self._log)
-        )
-
-    def extend(self, manifest: Manifest) -> None:
-        self._log += manifest.contents.added
-        numbers = _indices(manifest.contents.ranges, _MOST_CONTENTS)
-        if any(not 0 <= number < len(self._log) for number in numbers):
-            raise ReplayError(f"{manifest.pack_id} names contents that its chain does not hold")
-        self._contents = tuple(self._log[number] for number in numbers)
-        content_rows = [row for row in manifest.rows if is_content(row)]
-        self._counts.update(manifest.counts)
-        self._counts.update({short(row.hash, 16): row.tokens for row in content_rows})
-        # A content's row holds while the content goes in, a candidate's until candidates are ranked again.
-        new_rows = {row.id: row for row in manifest.rows}
-        unmatched = Counter(self._contents)
-        unmatched.subtract(row.hash for row in content_rows)
-        rows: dict[str, CandidateOutcome] = {}
-        for row in self._rows.values():
-            if not is_content(row):
-                if not manifest.chose:
-                    rows[row.id] = row
-            elif row.state != "dropped" and row.id not in new_rows and unmatched[row.hash] > 0:
-                unmatched[row.hash] -= 1
-                rows[row.id] = row
-        self._rows = rows | new_rows
-
-
 class Replayer:
     """Replays manifests of one store, and keeps what they share from one replay to the next."""
 
@@ -121,11 +83,9 @@ class Replayer:
                 raise ReplayError(f"{link.pack_id} extends itself: its manifest is not what was written")
             waiting.append(link)
             names.add(link.pack_id)
-        chain = _Chain(self._resolved.get(waiting[-1].extends or ""))
-        for link in reversed(waiting):
-            chain.extend(link)
-            self._links[link.pack_id] = link
-        self._resolved[manifest.pack_id] = resolved = chain.resolved(manifest)
+        self._links |= {link.pack_id: link for link in waiting}
+        resolved = _resolved(self._resolved.get(waiting[-1].extends or ""), waiting[::-1])
+        self._resolved[manifest.pack_id] = resolved
         return resolved
 
     def line(self, manifest: Manifest) -> Iterator[Manifest]:
@@ -238,6 +198,35 @@ class Replayer:
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
         return Replayed(manifest=manifest, pack=pack, matches=matches)
+
+
+def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolved:
+    """The last of some manifests, each of which extends the one in front of it, with what ``before`` and these hold."""
+    log, rows, counts = (list(before.log), before.rows, dict(before.counts)) if before is not None else ([], {}, {})
+    contents: tuple[str, ...] = ()
+    for manifest in manifests:
+        log += manifest.contents.added
+        numbers = _indices(manifest.contents.ranges, _MOST_CONTENTS)
+        if any(not 0 <= number < len(log) for number in numbers):
+            raise ReplayError(f"{manifest.pack_id} names contents that its chain does not hold")
+        contents = tuple(log[number] for number in numbers)
+        content_rows = [row for row in manifest.rows if is_content(row)]
+        counts.update(manifest.counts)
+        counts.update({short(row.hash, 16): row.tokens for row in content_rows})
+        # A content's row holds while the content goes in, a candidate's until candidates are ranked again.
+        new_rows = {row.id: row for row in manifest.rows}
+        unmatched = Counter(contents)
+        unmatched.subtract(row.hash for row in content_rows)
+        held: dict[str, CandidateOutcome] = {}
+        for row in rows.values():
+            if not is_content(row):
+                if not manifest.chose:
+                    held[row.id] = row
+            elif row.state != "dropped" and row.id not in new_rows and unmatched[row.hash] > 0:
+                unmatched[row.hash] -= 1
+                held[row.id] = row
+        rows = held | new_rows
+    return Resolved(manifest=manifests[-1], contents=contents, rows=rows, counts=counts, log=tuple(log))
 
 
 def contents_of(texts: Mapping[str, JSON]) -> dict[str, str]:

@@ -120,12 +120,11 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
 
 def carry_out(store: PackStore, plan: Plan, deleted: Callable[[File], None] = lambda _: None) -> None:
     """Deletes the files of a plan, and what waits on this machine to be written there; calls ``deleted`` with each."""
-    spool = spool_of(store.files)
+    if (spool := spool_of(store.files)) is not None:
+        spool.drop(file.path for file in plan.files)
     for key, numbers in plan.forgotten:
         store.note_forgotten(*key, numbers)
     for file in plan.files:
-        if spool is not None:
-            spool.drop(file.path)
         store.files.delete(file.path)
         deleted(file)
 

@@ -1,29 +1,33 @@
 """A local queue for writes that the store could not take. They are written in order as soon as it can.
 
-The queue is an SQLite file: a write is on the disk when the call returns, and the next process goes on with what this
-one left. A write that the store refuses while it takes others goes on waiting behind these. One that is damaged, or
-whose path another file has taken, is moved to the table ``aside`` of the same file.
+A write is on the disk when the call returns, and the next process goes on with what this one left. Each is a file, with
+a line that holds the hash of the data and the path before the data, and its place in the queue is its name:
+
+    {store}/waiting/{number}-{create, extend or replace}-{hash of the path}.write
+
+Writes that the store refuses while it takes others are in ``refused``, behind all that waits, and in ``aside`` what is
+damaged, or finds another file in its place. Nothing is locked: no name is given twice, and what two processes deliver
+at the same moment finds itself there.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
+from urllib.parse import quote, unquote_to_bytes
 
-from aether_context.canonical import hash_bytes, hash_json, plain, short
+from aether_context.canonical import hash_bytes, hash_json, hash_text, plain, short
 from aether_context.errors import StoreError
-from aether_context.store.files import LATE_SECONDS, Files
-
-if TYPE_CHECKING:
-    import sqlite3
+from aether_context.store.files import DRAFT, LATE_SECONDS, Files, write_local
 
 _R = TypeVar("_R")
 
@@ -32,124 +36,174 @@ logger = logging.getLogger("aether_context")
 FOLDER = "AETHER_CONTEXT_SPOOL"
 """The environment variable that names the folder of spools; ``off`` turns them off."""
 
+WAITING, REFUSED, ASIDE = "waiting", "refused", "aside"
+_ENDING = ".write"
+_NAME = re.compile(r"\d{20}-(replace|create|extend)-[0-9a-f]{32}\.write")
+_STEP = 1_024
+"""So far apart are numbers: what takes the place of a write that waits has the next one."""
 _LEAST_FREE_BYTES = 256 * 2**20
-_MOST_DELIVERED = 32
-_BUSY_SECONDS = 10.0
 TIMEOUT_SECONDS = 5.0
 """So long may a call of the store take that no run waits for, and so long what the model itself asks the store for."""
 _FIRST_PAUSE_SECONDS, _REFUSED_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 4.0, 10.0
 _SPARE_SECONDS = 30.0
 _CALM_SECONDS = 60.0
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS waiting (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE, exclusive INTEGER NOT NULL,
-    hash TEXT NOT NULL, refused INTEGER NOT NULL DEFAULT 0, data BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS turn ON waiting (refused, number);
-CREATE TABLE IF NOT EXISTS aside (
-    number INTEGER PRIMARY KEY, path TEXT NOT NULL, data BLOB NOT NULL, reason TEXT NOT NULL);
-"""
 
-
-class Write(IntEnum):
+class Write(StrEnum):
     """What a write does where its path exists: replace the file, leave it, or extend it where the data begins with it.
 
     A write with ``CREATE`` that waited also extends the file.
     """
 
-    REPLACE = 0
-    CREATE = 1
-    EXTEND = 2
+    REPLACE, CREATE, EXTEND = "replace", "create", "extend"
 
 
 class Spool:
-    """Writes that wait for one store, in a file that processes may share. It leaves 256 MB of its disk free.
+    """Writes that wait for one store, in a folder that processes may share. It leaves 256 MB of its disk free.
 
-    Each method raises `StoreError` where the file cannot be used.
+    What changes it raises `StoreError` where the folder cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._added: dict[str, str] = {}
+        """The last writes of this process, by path, since nothing waited: with many that wait, listing takes long."""
+        self._last = 0
+        self._warned = False
 
     def add(self, path: str, data: bytes, write: Write) -> bool:
         """Adds a write to the end of the queue; False where a write to the same path waits, which then stays.
 
-        One that replaces or extends a file gives its data to the write that waits.
+        One that replaces or extends a file takes the place of the write that waits.
         """
-        with self._open() as database:
-            free = shutil.disk_usage(self.path.parent).free
+        if self.is_empty():
+            self._added.clear()
+        waiting = self._find(path) if write is not Write.CREATE or path in self._added else ""
+        if waiting and write is Write.CREATE:
+            return False
+        if waiting:
+            folder, before, kind, _ = re.split("[/-]", waiting)
+            number = int(before) + 1
+        else:  # a clock may be set back
+            self._last = max(time.time_ns() // _STEP, self._last + 1)
+            folder, number, kind = WAITING, self._last * _STEP, write
+        with self._usable():
+            for made in (self.path.parent, self.path, *(self.path / name for name in (WAITING, REFUSED, ASIDE))):
+                made.mkdir(parents=True, exist_ok=True, mode=0o700)
+            free = shutil.disk_usage(self.path).free
             if free - len(data) < _LEAST_FREE_BYTES:
                 raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
-            on_conflict = (
-                "NOTHING" if write is Write.CREATE else "UPDATE SET data = excluded.data, hash = excluded.hash"
-            )
-            added = database.execute(
-                "INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) "
-                f"ON CONFLICT (path) DO {on_conflict}",
-                (path, write, data, hash_bytes(data)),
-            )
-            return added.rowcount > 0
+            name = f"{folder}/{number:020}-{kind}-{_key(path)}"
+            if not write_local(f"{self.path}/{name}", _head(path, data) + data, is_new=True, mode=0o600, sync=True):
+                return self.add(path, data, write)  # another process took the name
+            if os.name == "posix":  # a file that is synced may still lose its name with the machine's power
+                handle = os.open(self.path / folder, os.O_RDONLY)
+                os.fsync(handle)
+                os.close(handle)
+        self._added[path] = name
+        if waiting:
+            self.take_out(waiting)
+        return True
+
+    def get(self, path: str) -> bytes | None:
+        """The data of the write to a path that waits."""
+        while name := self._find(path):
+            with suppress(FileNotFoundError):
+                _, data, is_sound = self.read(name)
+                return data if is_sound else None
+        return None
+
+    def _find(self, path: str) -> str:
+        """The name of the newest write to a path that waits; empty where none does."""
+        name = self._added.get(path)
+        if name is not None and (self.path / name).exists():
+            return name
+        key = _key(path)
+        return max((name for name in self.listed(WAITING, REFUSED) if name.endswith(key)), default="")
+
+    def read(self, name: str) -> tuple[str, bytes, bool]:
+        """Path and data of a write, and whether they are what was written; `FileNotFoundError` where it is gone."""
+        try:
+            line, _, data = (self.path / name).read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            raise
+        except OSError:
+            line = data = b""
+        path = _path(line)
+        return path, data, name.endswith(_key(path)) and line + b"\n" == _head(path, data)
+
+    def listed(self, *folders: str) -> Iterator[str]:
+        """The names of writes, in no order; none of a folder that cannot be read, so that it blocks no write."""
+        for folder in folders:
+            try:
+                with os.scandir(self.path / folder) as entries:
+                    for entry in entries:
+                        if _NAME.fullmatch(entry.name):
+                            yield f"{folder}/{entry.name}"
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if not self._warned:
+                    logger.error("the spool is left alone: %s", error)
+                self._warned = True
 
     def is_empty(self) -> bool:
-        return not self.ask("SELECT 1 FROM waiting LIMIT 1")
+        return not any(self.listed(WAITING, REFUSED))
 
-    def holds_back(self) -> bool:
-        """Whether a write waits that later ones wait behind."""
-        return bool(self.ask("SELECT 1 FROM waiting WHERE refused = 0 LIMIT 1"))
+    def holds_back(self, path: str = "") -> bool:
+        """Whether a write waits that later ones wait behind, or later ones to this path."""
+        key = _key(path)
+        return any(self.listed(WAITING)) or any(name.endswith(key) for name in self.listed(REFUSED))
+
+    def missing(self) -> int:
+        """How many writes are refused or were set aside."""
+        return sum(1 for _ in self.listed(REFUSED, ASIDE))
 
     def paths(self) -> dict[str, int]:
-        """The paths of the writes that wait or were set aside, each with its size in bytes."""
-        held = "SELECT path, data FROM waiting UNION ALL SELECT path, data FROM aside"
-        return dict(self.ask(f"SELECT path, max(length(data)) FROM ({held}) GROUP BY path"))
+        """The paths of the writes that wait or were set aside, each with the size of its file in bytes."""
+        sizes: dict[str, int] = {}
+        for name in self.listed(WAITING, REFUSED, ASIDE):
+            with self._usable(), suppress(FileNotFoundError), (self.path / name).open("rb") as file:
+                sizes[_path(file.readline())] = os.fstat(file.fileno()).st_size
+        return sizes
 
-    def drop(self, path: str) -> None:
-        """Removes the writes to a path from the queue and from what was set aside."""
-        self.ask("DELETE FROM waiting WHERE path = ?", path)
-        self.ask("DELETE FROM aside WHERE path = ?", path)
+    def drop(self, paths: Iterable[str]) -> None:
+        """Removes the writes to paths, those set aside as well, and what a killed process left of any write."""
+        with self._usable():
+            for draft in self.path.glob(f"*/{DRAFT}*"):  # a process that is just writing one tries again
+                draft.unlink(missing_ok=True)
+        keys = set(map(_key, paths))
+        for name in list(self.listed(WAITING, REFUSED, ASIDE)):
+            if name.rpartition("-")[2] in keys:
+                self.take_out(name)
 
-    def remove(self, delivered: Sequence[tuple[int, str]]) -> None:
-        """Removes writes from the queue, by number and hash: one whose data was replaced meanwhile stays."""
-        if delivered:
-            with self._open() as database:
-                database.executemany("DELETE FROM waiting WHERE number = ? AND hash = ?", delivered)
-
-    def ask(self, statement: str, *values: object) -> list[Any]:
-        """The rows that an SQL statement returns; none where there is no file yet."""
-        if not self.path.exists():
-            return []
-        with self._open() as database:
-            return database.execute(statement, values).fetchall()
+    def take_out(self, name: str, folder: str = "") -> None:
+        """Removes a write from its folder, to the end of another one where that is given."""
+        with self._usable(), suppress(FileNotFoundError):
+            if folder:
+                os.replace(self.path / name, self.path / folder / f"{time.time_ns():020}-{name.split('-', 1)[1]}")
+            else:
+                os.unlink(self.path / name)
 
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, committed at the end."""
-        import sqlite3
-
+    def _usable(self) -> Iterator[None]:
         try:
-            with closing(self._connect()) as database, database:
-                yield database
-        except (sqlite3.DatabaseError, OSError) as error:
+            yield
+        except OSError as error:
             raise StoreError(f"{self.path} cannot be used: {error}") from error
 
-    def _connect(self) -> sqlite3.Connection:
-        import sqlite3
 
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
-        try:
-            database.execute("PRAGMA secure_delete = ON")
-            database.executescript(_TABLES)
-        except sqlite3.DatabaseError as error:
-            database.close()
-            if isinstance(error, sqlite3.OperationalError):  # it is in use, or cannot be written
-                raise
-            aside = self.path.with_suffix(".damaged")
-            os.replace(self.path, aside)
-            logger.error("%s was damaged: what waited in it is in %s", self.path, aside)
-            return self._connect()
-        return database
+def _key(path: str) -> str:
+    """The end of the name of each write to a path."""
+    return short(hash_text(path), 32) + _ENDING
+
+
+def _head(path: str, data: bytes) -> bytes:
+    return f"{hash_bytes(data)} {quote(os.fsencode(path))}\n".encode()
+
+
+def _path(head: bytes) -> str:
+    return os.fsdecode(unquote_to_bytes(head.strip().partition(b" ")[2]))
 
 
 def spool_of(files: Files) -> Spool | None:
@@ -159,7 +213,7 @@ def spool_of(files: Files) -> Spool | None:
     if files.is_in_memory or folder == "off":
         return None
     name = short(hash_json([files.root if files.is_local else files.url, plain(files.options)]), 16)
-    return Spool(Path(folder).expanduser() / f"{name}.sqlite")
+    return Spool(Path(folder).expanduser() / name)
 
 
 class SpooledFiles(Files):
@@ -174,8 +228,7 @@ class SpooledFiles(Files):
     def __init__(self, files: Files, spool: Spool) -> None:
         super().__init__(files.url, files.options, TIMEOUT_SECONDS)
         self.spool = spool
-        self._is_down = False
-        self._told = self._warned = False
+        self._is_down = self._told = False
         self._tell_at = self._direct_at = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._rounds = 0
@@ -199,7 +252,7 @@ class SpooledFiles(Files):
 
     def _write(self, operation: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
         began = time.monotonic()
-        if began > self._direct_at and not self._holds_back():
+        if began > self._direct_at and not self.spool.holds_back(path):
             try:
                 result = operation(path, data)
             except StoreError as error:
@@ -208,7 +261,7 @@ class SpooledFiles(Files):
                 else:
                     self.spare()
             else:
-                if self._is_down and self._is_empty():
+                if self._is_down and self.spool.is_empty():
                     self._mark_up()
                 return result
         added = self.spool.add(path, data, write)
@@ -220,16 +273,15 @@ class SpooledFiles(Files):
         self._direct_at = time.monotonic() + _SPARE_SECONDS
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        waiting = [] if self._is_empty() else self.spool.ask("SELECT data FROM waiting WHERE path = ?", path)
-        data: bytes = waiting[0][0][start:end] if waiting else super().read(path, start, end)
-        return data
+        data = self.spool.get(path)
+        return super().read(path, start, end) if data is None else data[start:end]
 
     def lacks(self, path: str) -> bool:
         return time.monotonic() > self._direct_at and super().lacks(path)
 
     def deliver(self) -> None:
         """Starts a thread that writes what waits to the store."""
-        if self._is_empty():
+        if self.spool.is_empty():
             return
         with self._starting:
             if self._thread is None or not self._thread.is_alive():  # a forked process has no threads of its parent
@@ -243,32 +295,12 @@ class SpooledFiles(Files):
         deadline, rounds = time.monotonic() + timeout_seconds, self._rounds
         self._nudge.set()
         self.deliver()
-        while self._holds_back():
+        while self.spool.holds_back():
             is_away = self.calls.hanging or (self._is_down and self._rounds > rounds)
             if is_away or time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
         return True
-
-    def missing(self) -> int:
-        """How many writes were set aside or are refused; 0 where the spool cannot be read."""
-        refused = "SELECT number FROM waiting WHERE refused > 0"
-        with suppress(StoreError):
-            return len(self.spool.ask(f"{refused} UNION ALL SELECT number FROM aside"))
-        return 0
-
-    def _holds_back(self) -> bool:
-        return not self._is_empty() and self.spool.holds_back()
-
-    def _is_empty(self) -> bool:
-        """Whether nothing waits. A spool that cannot be read counts as empty, so that it blocks no write."""
-        try:
-            return self.spool.is_empty()
-        except StoreError as error:
-            if not self._warned:
-                logger.error("the spool is left alone: %s", error)
-            self._warned = True
-            return True
 
     def _mark_down(self, error: Exception) -> None:
         self._is_down = True
@@ -291,7 +323,7 @@ class SpooledFiles(Files):
     def _run(self) -> None:
         while True:
             with self._starting:  # what is added from now on starts another thread
-                if self._is_empty():
+                if self.spool.is_empty():
                     self._thread = None
                     return
             delivered = False
@@ -309,57 +341,41 @@ class SpooledFiles(Files):
 
     def _deliver_all(self) -> bool:
         """Writes all that waits to the store, the oldest first; False where it has to be tried again after a pause."""
-        following = (
-            "SELECT refused, number, path, exclusive, data, hash FROM waiting "
-            "WHERE (refused, number) > (?, ?) ORDER BY refused, number LIMIT 1"
-        )
-        delivered: list[tuple[int, str]] = []
-        last = (0, 0)
-        try:
-            while waiting := self.spool.ask(following, *last):
-                refused, number, path, write, data, digest = waiting[0]
+        while names := [name for folder in (WAITING, REFUSED) for name in sorted(self.spool.listed(folder))]:
+            for name in names:
                 try:
-                    fault = self._deliver(path, write, data, digest)
-                except StoreError as error:
-                    if not self._is_refused(len(data), error):
-                        return False
-                    self.spool.ask("UPDATE waiting SET refused = refused + 1 WHERE number = ?", number)
-                    if refused:
-                        return False
-                    continue
-                if fault:
-                    logger.error("%s is set aside in %s: %s", path, self.spool.path, fault)
-                    self.spool.ask("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", number, path, data, fault)
-                delivered.append((number, digest))
-                self._pause, last = _FIRST_PAUSE_SECONDS, (refused, number)
-                if len(delivered) >= _MOST_DELIVERED:
-                    self.spool.remove(delivered)
-                    delivered, last = [], (0, 0)
-        finally:
-            self.spool.remove(delivered)
-        return self.spool.is_empty()
+                    write = self.spool.read(name)
+                except FileNotFoundError:  # it was delivered, or has a later form, which comes before what follows
+                    break
+                if not self._deliver(name, *write):
+                    return False
+        return True
 
-    def _deliver(self, path: str, write: int, data: bytes, digest: str) -> str:
-        """Writes to the store itself what waited; why that can never be, or nothing where it is there.
+    def _deliver(self, name: str, path: str, data: bytes, is_sound: bool) -> bool:
+        try:
+            fault = self._send(path, data, name.split("-")[1]) if is_sound else "it was damaged"
+        except StoreError as error:
+            if not self._is_refused(len(data), error):
+                return False
+            self.spool.take_out(name, REFUSED)
+            return name.startswith(WAITING)
+        if fault:
+            logger.error("%s is set aside in %s: %s", path or name, self.spool.path, fault)
+        self.spool.take_out(name, ASIDE if fault else "")
+        self._pause = _FIRST_PAUSE_SECONDS
+        return True
 
-        A write that fails is tried once more at once: many a store fails now and then.
-        """
-        if hash_bytes(data) != digest:
-            return "it was damaged"
-        for is_last in (False, True):
-            try:
-                if write == Write.REPLACE:
-                    super().replace(path, data)
-                elif write == Write.EXTEND or not super().create(path, data):
-                    extended = super().extend(path, data)
-                    if extended is False:
-                        return "another file is in its place"
-                    if extended is None and write == Write.CREATE:
-                        raise StoreError(f"{path} was deleted in the moment when it was written")
-                break
-            except StoreError:
-                if is_last:
-                    raise
+    def _send(self, path: str, data: bytes, write: str, *, is_last: bool = False) -> str:
+        """Writes to the store itself, at a failure twice; why that can never be, or nothing where it is there."""
+        try:
+            if write == Write.REPLACE:
+                super().replace(path, data)
+            elif not (write == Write.CREATE and super().create(path, data)) and super().extend(path, data) is False:
+                return "another file is in its place"
+        except StoreError:
+            if is_last:
+                raise
+            return self._send(path, data, write, is_last=True)
         return ""
 
     def _is_refused(self, size: int, error: StoreError) -> bool:
@@ -370,9 +386,8 @@ class SpooledFiles(Files):
         """
         try:
             self.try_writing(size)
-        except StoreError:
-            self._mark_down(error)
+        except StoreError as outage:
+            self._mark_down(outage)
             return False
         self._tell(error)
-        others = self.spool.ask("SELECT 1 FROM waiting WHERE refused > 0 LIMIT 1")
-        return bool(others) or self._pause >= _REFUSED_PAUSE_SECONDS
+        return any(self.spool.listed(REFUSED)) or self._pause >= _REFUSED_PAUSE_SECONDS

@@ -57,7 +57,7 @@ def lost_of(house: House, life: Life) -> list[str]:
     waiting = spool(house)
     plain = PackStore(str(house.store))
     store = plain.through(SpooledFiles(plain.files, waiting))
-    lost = [*sound(waiting.path), *sound(house.memories)]
+    lost = sound(house.memories)
     with closing(Memories(house.memories)) as memories:
         remembered = {one.name for one in memories.all(APP, USER)}
     for said in life["said"]:

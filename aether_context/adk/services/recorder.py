@@ -93,7 +93,7 @@ class Recorder:
         self._digests: LRUCache[SessionKey, tuple[int, str]] = LRUCache(_MOST_CHAINS)
         self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
-        self._missing = self._spooled.missing() if self._spooled is not None else 0
+        self._missing = self._spooled.spool.missing() if self._spooled is not None else 0
         self._fails = self._gave_up = False
         self._warn_at = 0.0
         self._interrupted = 0
@@ -197,7 +197,7 @@ class Recorder:
         Where a write was set aside or is refused all chains begin anew. Whether the pack that is to be extended is
         still there, and was not forgotten by another process, is looked at once an invocation.
         """
-        missing = self._spooled.missing() if self._spooled is not None else 0
+        missing = self._spooled.spool.missing() if self._spooled is not None else 0
         if missing > self._missing:
             self._tips.clear()
         self._missing = missing
