@@ -16,9 +16,7 @@ from aether_context.store import PackStore
 
 RESULTS, AT_ONCE = 300, 15
 MOST_BYTES = 10_000
-POLICY = PackPolicy(
-    max_input_tokens=500_000, offload={"extract_tokens": 40}
-)
+POLICY = PackPolicy(max_input_tokens=500_000, offload={"extract_tokens": 40})
 
 
 def read_log(name: str) -> dict[str, Any]:
