@@ -9,7 +9,7 @@ from aether_context.conversation import units
 from aether_context.conversation.rewrites import packed_message, query_of, shortened, told, words_before
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput
+from aether_context.pack import Content, EpochReason, Outcome, Outgoing, PackedMessage, PackInput
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, occurrence_keys
 
@@ -112,23 +112,21 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 
 def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    shaped: dict[int, Outgoing] = {}
+    forms: list[tuple[Content, Outcome, tuple[tuple[int, int], ...]]] = []
     for index, raw in enumerate(request.contents):
-        item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
         if (packed := packed_by_index.get(index)) is not None:
             content, members = packed_message(raw, index, packed, counter)
-            shaped[index] = item._replace(content=content, outcome="payload", members=members)
+            forms.append((content, "payload", members))
         elif (ceiling := epoch.extracts.get(draft.keys[index])) is not None:
-            content = shortened(raw, ceiling, query_of(request.contents, index), counter)
-            shaped[index] = item._replace(content=content, outcome="extract")
-    counts = counter.contents(
-        [shaped[index].content if index in shaped else raw for index, raw in enumerate(request.contents)]
-    )
+            forms.append((shortened(raw, ceiling, query_of(request.contents, index), counter), "extract", ()))
+        else:
+            forms.append((raw, "verbatim", ()))
+    counts = counter.contents([content for content, _, _ in forms])
     return tuple(
-        shaped[index]._replace(tokens=tokens)
-        if index in shaped
-        else Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=tokens)
-        for index, (raw, tokens) in enumerate(zip(request.contents, counts, strict=True))
+        Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tokens, members=members)
+        for index, (raw, (content, outcome, members), tokens) in enumerate(
+            zip(request.contents, forms, counts, strict=True)
+        )
     )
 
 

@@ -324,7 +324,7 @@ _NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
 
 def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
-    if draft.budget is None:
+    if draft.input.passthrough_reason:
         return
     for act in (
         _shorten_responses,
@@ -334,17 +334,15 @@ def bring_within_window(draft: Draft) -> None:
         _leave_out_summary,
         _tell_last,
     ):
-        over = _over(draft, draft.items)
-        if over <= 0:
+        if _over(draft, draft.items) <= 0:
             break
-        act(draft, over, draft.budget)
+        act(draft)
     if not draft.summary and (draft.cut or draft.input.epoch.summary) and draft.policy.conversation.summary_share:
         draft.degradations = (*draft.degradations, _NO_SUMMARY)
 
 
 def _over(draft: Draft, items: Sequence[Outgoing]) -> int:
     """Tokens over the input budget with these contents."""
-    assert draft.budget is not None
     return draft.spoken(items, draft.summary) + draft.budget.fixed - draft.budget.input
 
 
@@ -362,9 +360,9 @@ def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = Fals
     draft.events = (*draft.events, event)
 
 
-def _shorten_responses(draft: Draft, over: int, budget: Budget) -> None:
+def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
-    items, counter = draft.items, draft.counter
+    items, counter, budget = draft.items, draft.counter, draft.budget
     last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
     tokens_by_index = {
         at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())
@@ -384,7 +382,7 @@ def _shorten_responses(draft: Draft, over: int, budget: Budget) -> None:
     _shorten_to(draft, changed, ceiling)
 
 
-def _shorten_parts(draft: Draft, over: int, budget: Budget) -> None:
+def _shorten_parts(draft: Draft) -> None:
     """Whatever is long becomes an extract: texts, arguments, code, media, whoever's they are.
 
     The request is measured with them, so that it gives way before what is shorter than it.
@@ -396,8 +394,8 @@ def _shorten_parts(draft: Draft, over: int, budget: Budget) -> None:
     sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
     request = _request_tokens(draft)
     all_sizes = [size for part_sizes in sizes.values() for size in part_sizes]
-    beside = budget.input + over - sum(all_sizes) - request
-    ceiling = max(LEAST_EXTRACT, level([*all_sizes, request], budget.input - beside))
+    room = sum(all_sizes) + request - _over(draft, items)
+    ceiling = max(LEAST_EXTRACT, level([*all_sizes, request], room))
     changed: tuple[Outgoing, ...] = items
     used_ceiling = ceiling
     for _ in range(_ROUNDS):
@@ -436,7 +434,7 @@ def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> No
     _note(draft, before, [item.origin for item in touched])
 
 
-def _leave_out_neighbours(draft: Draft, over: int, budget: Budget) -> None:
+def _leave_out_neighbours(draft: Draft) -> None:
     """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
     raw, items = draft.raw_human, draft.items
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
@@ -469,14 +467,14 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
     _note(draft, before, origins, cut=True)
 
 
-def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
+def _shorten_request(draft: Draft) -> None:
     """What stands in the human message becomes shorter.
 
     The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store. Where that
     would not be enough, its media go first, the largest first, since words without them say more than they do without
     words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
     """
-    raw, counter, task = draft.raw_human, draft.counter, draft.measured["task"]
+    raw, counter, task, over = draft.raw_human, draft.counter, draft.measured["task"], _over(draft, draft.items)
     size, least = _request_tokens(draft), _least_request(raw, counter) if raw is not None else 0
     freed = 0
     if raw is not None:
@@ -511,7 +509,7 @@ def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
         tokens_after=max(0, task - freed),
     )
     draft.events = (*draft.events, event)
-    draft.budget = budget._replace(fixed=budget.fixed - freed)
+    draft.budget = draft.budget._replace(fixed=draft.budget.fixed - freed)
 
 
 def _media_note(names: Sequence[str]) -> str:
@@ -527,7 +525,7 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
     records = draft.policy.record == "full"
     where = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
     note = f"[The middle of this message is left out{where}]"
-    if (tools := draft.measured["tools"]) and draft.budget is not None:
+    if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))
     room = max(least, room) - counter.count(note) - 4
     draft.saved = {uri: raw.text} if records else {}
@@ -560,7 +558,7 @@ def _request_tokens(draft: Draft) -> int:
     return draft.counter.count(text or packed.after)
 
 
-def _leave_out_summary(draft: Draft, over: int, budget: Budget) -> None:
+def _leave_out_summary(draft: Draft) -> None:
     """The summary of earlier cuts goes."""
     if draft.summary:
         before = draft.spoken(draft.items, draft.summary)
@@ -568,7 +566,7 @@ def _leave_out_summary(draft: Draft, over: int, budget: Budget) -> None:
         _note(draft, before, ())
 
 
-def _tell_last(draft: Draft, over: int, budget: Budget) -> None:
+def _tell_last(draft: Draft) -> None:
     """What other agents handed over goes, the oldest first, then what comes last becomes one text.
 
     Messages go after what answers them: an answer does not come first.

@@ -74,6 +74,7 @@ class ToolSelection:
 
 
 _ALL_TOOLS, _NO_STEP, _UNKNOWN = ToolSelection(), Step(), Signals()
+_NO_BUDGET = Budget.of(0)
 
 
 def unwatched(stage: str) -> None:
@@ -135,7 +136,7 @@ class Draft:
     keys: tuple[str, ...] = ()
     extracts: Mapping[str, int] = field(default_factory=dict)
     told: Mapping[str, int] = field(default_factory=dict)
-    budget: Budget | None = None
+    budget: Budget = _NO_BUDGET
 
     # Memory and evidence: what `query` found, then what is sent of it. `shortened` are ids.
     query: str = ""

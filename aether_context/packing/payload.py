@@ -260,11 +260,11 @@ def _moment(memory: Candidate) -> tuple[float, tuple[int, int]]:
 
 
 def memory_line(candidate: Candidate) -> str:
-    """A memory as a bullet that carries its date; a turn of this conversation as what was said at its time."""
-    if candidate.source == RECALLED and candidate.time is not None and (moment := minute(candidate.time)):
-        return bullet(_unmarked(f"{moment} {candidate.speaker or 'somebody'} said: {candidate.text}"))
+    """A memory as a bullet that carries its date; a turn of this conversation as what was said then."""
+    date = minute(candidate.time)[:10] if candidate.time is not None else ""
+    if candidate.source == RECALLED and date:
+        return bullet(_unmarked(f"{date} {candidate.speaker or 'somebody'} said: {candidate.text}"))
     text = f"{STANDING} {candidate.text}" if candidate.kind == "standing" else _unmarked(candidate.said)
-    date = day(candidate.time) if candidate.time is not None else ""
     return bullet(f"{text} ({date})" if date else text)
 
 
@@ -310,11 +310,6 @@ def checklist(step: Step) -> str:
 
 def checklist_line(item: AcceptanceItem) -> str:
     return bullet(f"[ ] {_named(item.id, item.text)}{' (needs evidence)' if item.needs_evidence else ''}")
-
-
-def day(time: float) -> str:
-    """The UTC date of a time, ``YYYY-MM-DD``; empty for a time outside the calendar's years 1 to 9999."""
-    return minute(time)[:10]
 
 
 @lru_cache(maxsize=4_096)
