@@ -267,7 +267,7 @@ def test_what_is_added_while_an_earlier_form_of_it_is_delivered_is_not_lost(url,
 
 
 def test_what_takes_the_place_of_a_write_comes_before_what_follows_it(url, tmp_path):
-    files, spool = spooled(url, tmp_path)
+    files, _ = spooled(url, tmp_path)
     FailingFileSystem.down = True
     files.deliver = lambda: None
     paths = [f"{files.root}/{name}" for name in ("a", "b", "c")]
