@@ -89,8 +89,6 @@ def _plan_at(step: int) -> dict[str, Any]:
         "task": "Audit what this package leaves out of a request.",
         "goal": "A short report in which every claim can be checked.",
         "step": STEPS[step],
-        "constraints": {"risk": "medium", "notes": ["Read only; change no file."]},
-        "expected_tool_calls": 6,
         "next": [later["text"] for later in STEPS[step + 1 : step + 2]],
     }
 
@@ -110,12 +108,9 @@ _KNOWLEDGE: dict[str, Any] = {
     ],
     "memories": [
         _note("m-reasons", "An earlier audit found that a reason is recorded whenever something is left out.", 2),
-        _note("m-settings", "The settings of the budget are frozen models, one for each stage.", 3),
         _note("m-replay", "A recorded request can be built again: replay compares it with its checksum.", 4),
     ],
-    "evidence": [
-        {"id": "brief", "uri": "artifact://brief.txt", "summary": "The commission for this audit.", "time": _MARCH_2025}
-    ],
+    "evidence": [],
 }
 
 # What the model does when no live one is called: a generator that yields moves, each the parts of an answer,
@@ -261,7 +256,7 @@ async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> tupl
         """Keeps lines of a file as proof. covers names the ids of the acceptance items that they prove."""
         lines = folder.read_file(path, first_line, last_line)
         knowledge = tool_context.state["knowledge"]
-        name = f"evidence/{len(knowledge['evidence'])}.txt"
+        name = f"evidence/{len(knowledge['evidence']) + 1}.txt"
         await tool_context.save_artifact(name, types.Part(text=lines))
         record = {"uri": f"artifact://{name}", "summary": summary, "covers": covers, "time": time.time()}
         tool_context.state["knowledge"] = {**knowledge, "evidence": [*knowledge["evidence"], record]}

@@ -665,9 +665,9 @@ class PackInput(NamedTuple):
     that was requested by hand.
 
     ``evidence`` maps the addresses of the results that the session keeps whole to the address of a later result from
-    the same source that differs, empty where there is none. ``tools_kept`` are the tools some of whose results it
-    keeps. ``offloaded_tokens`` are those that extracts leave out of its history. ``growth`` is the 90th percentile of
-    the tokens that the session gains from one human message to the next; None where that is not known.
+    the same source that differs, empty where there is none. ``offloaded_tokens`` are those that extracts leave out of
+    its history. ``growth`` is the 90th percentile of the tokens that the session gains from one human message to the
+    next; None where that is not known.
     """
 
     identity: Identity
@@ -699,7 +699,6 @@ class PackInput(NamedTuple):
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
     evidence: Mapping[str, str] = NOTHING
-    tools_kept: frozenset[str] = frozenset()
     offloaded_tokens: int = 0
     growth: int | None = None
     window_mark: WindowMark = ""

@@ -290,11 +290,11 @@ _OFFLOAD_WINDOW, _LEAST_OFFLOAD_WINDOW = 16_000, 8_000
 class OffloadSettings(_Settings):
     """Which tool results are offloaded: kept in the store, with an extract in their place in the prompt."""
 
-    mode: Literal["auto", "off", "session", "request"] = "auto"
-    """``session`` replaces a long result by an extract in the session's history; ``request`` leaves the history as it
-    is and sends the extract. Either way the whole result goes to the store, where agents can read it. ``auto`` acts
-    like ``request``, with the limit below scaled to the agent's window: it is that for a window of 16,000 tokens. It is
-    off where ``record`` keeps no texts."""
+    mode: Literal["auto", "off"] = "auto"
+    """``auto`` sends an extract of a result that is long for the agent's window, and leaves the session's history as it
+    is. The whole result goes to the store, where agents can read it. The limit below is that for a window of 16,000
+    tokens, and is scaled to the agent's. ``off`` sends results as they are, and so does ``auto`` where
+    ``record`` keeps no texts."""
     extract_tokens: int = Field(default=800, ge=40)
     """Most tokens of an extract. Results of up to 1.25 times as many stay as they are, and so do longer ones that are
     no longer than this without their envelope, escapes and white space. Tables, lists of paths or records, and JSON,
@@ -304,8 +304,8 @@ class OffloadSettings(_Settings):
     the name of a registered extractor, which makes the extract of a result above the threshold."""
 
     def for_window(self, window: int) -> OffloadSettings:
-        """These settings with the limit that ``auto`` has for a window in tokens. Windows below 8,000 have the limit
-        of 8,000, since the address of a result and the tool that reads it take tokens as well."""
+        """These settings with the limit for a window in tokens. Windows below 8,000 have the limit of
+        8,000, since the address of a result and the tool that reads it take tokens as well."""
         factor = max(window, _LEAST_OFFLOAD_WINDOW) / _OFFLOAD_WINDOW
         return self.model_copy(update={"extract_tokens": math.ceil(self.extract_tokens * factor)})
 

@@ -138,7 +138,7 @@ async def live(house: House, life: Life, say: Any) -> None:
     store = PackStore(str(house.store))
     memory = HybridMemoryService(house.memories, embedder="none")
     sessions = SqliteSessionService(str(house.sessions))
-    policy = PackPolicy(max_input_tokens=6_000, offload={"mode": "request", "threshold_tokens": 400})
+    policy = PackPolicy(max_input_tokens=6_000, offload={"extract_tokens": 640})
     chat = Chat(policy=policy, store=store, memory=memory, sessions=sessions, tools=[big_file], app_name=APP, user=USER)
     say({"begun": life["seed"]})
 

@@ -126,7 +126,7 @@ class Tenants:
     policy: PackPolicy = field(
         default_factory=lambda: PackPolicy(
             max_input_tokens=5_000,
-            offload={"mode": "request", "threshold_tokens": 300},
+            offload={"extract_tokens": 480},
             compress={"summarizer": "writer-1"},
         )
     )

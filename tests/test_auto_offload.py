@@ -382,14 +382,12 @@ def paths_of(talk: Chat) -> list[str]:
     return [file.path for file in talk.store.files.below(talk.store.files.root)]
 
 
-@pytest.mark.parametrize("mode", ["auto", "request"])
 @pytest.mark.parametrize("how", ["callback", "in place", "plugin"])
-def test_what_a_callback_takes_out_of_a_result_is_in_no_store(how: str, mode: str) -> None:
+def test_what_a_callback_takes_out_of_a_result_is_in_no_store(how: str) -> None:
     callbacks = {"callback": redact, "in place": redact_in_place}
     settings = {"after_tool_callback": callbacks[how]} if how in callbacks else {}
-    policy = PackPolicy(max_input_tokens=16_000, offload={"mode": mode})
     script = [call("read_account", name="a"), "done"] * 2
-    talk = chat(script, policy=policy, tools=[read_account], settings=settings)
+    talk = chat(script, tools=[read_account], settings=settings)
     if how == "plugin":
         talk.runner.plugin_manager.register_plugin(Redacts(name="redacts"))
     talk.say("look", "again")
@@ -399,10 +397,8 @@ def test_what_a_callback_takes_out_of_a_result_is_in_no_store(how: str, mode: st
     talk.replays()
 
 
-@pytest.mark.parametrize("mode", ["auto", "request"])
-def test_a_result_that_a_callback_leaves_as_it_is_is_offloaded(mode: str) -> None:
-    policy = PackPolicy(max_input_tokens=16_000, offload={"mode": mode})
-    talk = chat([call("read_log", name="a"), "done"], policy=policy, settings={"after_tool_callback": [look]})
+def test_a_result_that_a_callback_leaves_as_it_is_is_offloaded() -> None:
+    talk = chat([call("read_log", name="a"), "done"], settings={"after_tool_callback": [look]})
     talk.say("what is the retention period?")
     assert "artifact" in shown(talk)
     assert evidence_of(talk)

@@ -254,7 +254,7 @@ def test_envelopes_come_off_and_their_text_is_what_the_tool_said(value, quoted, 
 
 
 def offloaded(response, tool="t", **changes):
-    made = OffloadSettings(**{"mode": "session", "threshold_tokens": 200, "extract_tokens": 150, **changes})
+    made = OffloadSettings(**{"extract_tokens": 150, **changes})
     return offload(response, tool, made, counter=COUNTER)
 
 
@@ -304,13 +304,13 @@ def test_errors_are_never_offloaded_away(error):
 
 def test_nothing_is_offloaded_that_would_not_be_cheaper():
     response = {"result": "\n".join(f"unique_{at}_{at * 7919}" for at in range(30))}
-    assert offloaded(response, threshold_tokens=20, extract_tokens=4_000).form == "verbatim"
+    assert offloaded(response, tools={"t": "always"}, extract_tokens=4_000).form == "verbatim"
 
 
 def test_a_result_that_is_short_without_its_envelope_is_shown_whole():
     rows = [{"name": f"n{at}", "value": at} for at in range(40)]
     text = json.dumps(rows, indent=8)
-    found = offloaded({"result": text}, data_tokens=2_000)
+    found = offloaded({"result": text}, extract_tokens=400)
     assert found.form == "whole"
     assert "artifact" not in found.response
     table = json.loads(found.response["result"])
@@ -320,15 +320,15 @@ def test_a_result_that_is_short_without_its_envelope_is_shown_whole():
 
 def test_output_that_ends_in_the_middle_says_so():
     text = json.dumps([{"name": f"n{at}", "value": at} for at in range(40)], indent=8)[:-200]
-    assert "ends in the middle" in offloaded({"result": text}, data_tokens=2_000).response["note"]
+    assert "ends in the middle" in offloaded({"result": text}, extract_tokens=400).response["note"]
 
 
 def test_rules_of_single_tools():
     response = {"result": log(300)}
     assert offloaded(response, tools={"t": "never"}).form == "verbatim"
     short = {"result": "\n".join(f"step {at} of the build is done and nothing else is to be said" for at in range(20))}
-    assert offloaded(short, threshold_tokens=500).form == "verbatim"
-    assert offloaded(short, threshold_tokens=500, tools={"t": "always"}, extract_tokens=40).form == "extract"
+    assert offloaded(short, extract_tokens=400).form == "verbatim"
+    assert offloaded(short, tools={"t": "always"}, extract_tokens=40).form == "extract"
     register_extractor("first_line", lambda text, *, max_tokens, counter, query: text.split("\n")[0])
     found = offloaded(response, tools={"t": "first_line"})
     assert found.response["result"] == log(1)
@@ -341,7 +341,7 @@ def test_rules_of_single_tools():
 
 @given(st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=5))
 def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
-    found, again = offloaded(response, threshold_tokens=20), offloaded(dict(response), threshold_tokens=20)
+    found, again = offloaded(response, extract_tokens=40), offloaded(dict(response), extract_tokens=40)
     assert found == again
     if found.form != "verbatim":
         assert COUNTER.count(canonical_json(dict(found.response))) <= 0.76 * found.tokens + 1
@@ -349,7 +349,6 @@ def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
 
 def test_policy_section():
     assert PackPolicy().offload.mode == "auto"
-    assert PackPolicy(offload={"mode": "session"}).offload.threshold_tokens > 0
     with pytest.raises(PolicyError, match="offload"):
         PackPolicy(offload={"mode": "always"})
 

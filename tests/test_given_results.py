@@ -37,8 +37,8 @@ def order(item: str) -> dict[str, str]:
     return {"status": "pending"}
 
 
-def chat(script: Any, mode: str = "auto", **settings: Any) -> Chat:
-    policy = PackPolicy(max_input_tokens=16_000, offload={"mode": mode})
+def chat(script: Any, **settings: Any) -> Chat:
+    policy = PackPolicy(max_input_tokens=16_000)
     return Chat(script=script, **{"tools": [read_log], "policy": policy, **settings})
 
 
@@ -61,9 +61,8 @@ def held(talk: Chat) -> list[Event]:
     return list(asyncio.run(talk.held()).events)
 
 
-@pytest.mark.parametrize("mode", ["auto", "request"])
-def test_a_result_that_was_posted_later_has_an_address(mode: str) -> None:
-    talk = chat([call("order", item="tea"), "ordered", "it came"], mode, tools=[LongRunningFunctionTool(order)])
+def test_a_result_that_was_posted_later_has_an_address() -> None:
+    talk = chat([call("order", item="tea"), "ordered", "it came"], tools=[LongRunningFunctionTool(order)])
     events = talk.say("order tea")
     asked = next(one for event in events for one in event.get_function_calls())
     talk.say(posted(asked.id, "order", {"result": LOG}))
@@ -179,7 +178,7 @@ def test_media_are_offloaded_behind_other_callbacks(callback: bool) -> None:
         return None
 
     settings = {"after_tool_callback": look} if callback else {}
-    policy = PackPolicy(offload={"mode": "request", "threshold_tokens": 200})
+    policy = PackPolicy(max_input_tokens=16_000, offload={"extract_tokens": 160, "tools": {"draw": "always"}})
     model = "gemini-3-pro-preview"
     talk = chat([call("draw"), "done"], tools=[draw], settings=settings, policy=policy, model=model)
     talk.say("go")
@@ -190,7 +189,7 @@ def test_media_are_offloaded_behind_other_callbacks(callback: bool) -> None:
 
 def test_consent_that_a_person_gives_is_in_no_store() -> None:
     asking = types.Part(function_call=types.FunctionCall(name="adk_request_credential", args={}, id="adk-ask"))
-    talk = chat(["hello", "thanks"], "request")
+    talk = chat(["hello", "thanks"])
     talk.say("hi")
     session = asyncio.run(talk.held())
     asked = Event(author="clerk", invocation_id="i", content=types.Content(role="model", parts=[asking]))
@@ -202,7 +201,7 @@ def test_consent_that_a_person_gives_is_in_no_store() -> None:
 
 
 def test_what_was_rewound_is_in_no_store() -> None:
-    talk = chat(["hello", call("read_log", name="a"), Failure("down"), call("read_log", name="b"), "done"], "request")
+    talk = chat(["hello", call("read_log", name="a"), Failure("down"), call("read_log", name="b"), "done"])
     talk.say("hi")
     with pytest.raises(Failure):
         talk.say("read")

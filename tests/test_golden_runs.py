@@ -88,7 +88,7 @@ def chain(**conversation: Any) -> Chat:
 
 
 def offloaded() -> Chat:
-    policy = PackPolicy(max_input_tokens=4_000, offload={"mode": "session", "threshold_tokens": 200})
+    policy = PackPolicy(max_input_tokens=4_000, offload={"extract_tokens": 160})
     chat = Chat(sessions=Clocked(), script=script(2, 2), tools=[read_claim], policy=policy, state=PLAN)
     chat.say("Please read two claims.", "And two more.")
     return chat

@@ -68,7 +68,7 @@ def answers(talk: Chat, name: str) -> list[dict[str, Any]]:
 
 
 def chat(script, tools, **settings: Any) -> Chat:
-    settings = {"policy": PackPolicy(offload={"mode": "session"}), "state": {"plan": PLAN}, **settings}
+    settings = {"policy": PackPolicy(max_input_tokens=16_000), "state": {"plan": PLAN}, **settings}
     return Chat(script=script, tools=tools, **settings)
 
 
@@ -222,11 +222,10 @@ def addresses_of(talk: Chat) -> list[str]:
     return [one["artifact"].split(" ")[0] for one in answers(talk, "read_status")]
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_manifests_name_results_that_a_later_equal_call_differs_from(mode):
+def test_manifests_name_results_that_a_later_equal_call_differs_from():
     reads = [call("read_status", name="a")] * 4
     script = [*reads[:3], "one", reads[3], "two"]
-    talk = chat(script, [read_status], policy=PackPolicy(offload={"mode": mode}), state={})
+    talk = chat(script, [read_status], state={})
     talk.say("go", "again")
     old, new, same, again = addresses_of(talk)
     assert (new, again) == (same, old)
@@ -240,13 +239,11 @@ def test_manifests_name_results_that_a_later_equal_call_differs_from(mode):
     assert all(replayer.replay(one).matches for one in talk.store.manifests())
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_a_later_result_says_which_one_it_supersedes_and_nothing_sent_changes(mode):
+def test_a_later_result_says_which_one_it_supersedes_and_nothing_sent_changes():
     reads = [call("read_status", name="a"), call("read_status", name="b"), *[call("read_status", name="a")] * 3]
     talk = chat(
         [*reads, "one", "two"],
         [read_status],
-        policy=PackPolicy(offload={"mode": mode}),
         state={"calls": 0, "plan": PLAN},
     )
     talk.say("go", "again")
@@ -273,7 +270,7 @@ def test_readers_and_the_payload_say_what_is_superseded():
         await keep_evidence(tool_context, f"the price is {next(prices)}", source=URL, covers=["a1"])
         return "kept"
 
-    talk = chat([call("look"), call("look"), "noted"], [look], policy=PackPolicy(offload={"mode": "session"}))
+    talk = chat([call("look"), call("look"), "noted"], [look])
     talk.say("go")
     old, new = (one["uri"] for one in known(talk))
     talk.llm.script += [call("read_artifact", uri=old), call("read_artifact", uri=new), "done"]
@@ -321,7 +318,6 @@ def test_results_that_a_cut_took_are_still_named_by_their_addresses():
     talk = chat(
         script,
         [read_part],
-        policy=PackPolicy(max_input_tokens=16_000, offload={"mode": "session"}),
         state={},
     )
     talk.say(*(f"read {name}" for name in names))

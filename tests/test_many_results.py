@@ -16,7 +16,7 @@ from aether_context.store import PackStore
 
 RESULTS, AT_ONCE = 300, 15
 MOST_BYTES = 10_000
-POLICY = PackPolicy(max_input_tokens=1_000_000, offload={"mode": "request"})
+POLICY = PackPolicy(max_input_tokens=500_000, offload={"extract_tokens": 40})
 
 
 def read_log(name: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_results_of_agents_that_run_side_by_side_as_tools_reach_their_caller() -
     assert len(addresses) == 32
     for uri in sorted(addresses)[::7]:
         model.script.extend([call("read_artifact", uri=uri, start_line=200, lines=3), "seen"])
-        assert "199: step" in str(results(chat.say("What does it say?"))[-1])
+        assert "199: step" in str(results(chat.say(f"What does {uri} say?"))[-1])
     assert len(json.dumps(aether(chat))) < MOST_BYTES
 
 

@@ -54,12 +54,12 @@ def drawing(result: Any):
     return draw
 
 
-def talk_of(result: Any, script: list[Any] | None = None, mode: str = "session", **settings: Any) -> Chat:
-    offload = {"mode": mode, **settings.pop("offload", {})}
+def talk_of(result: Any, script: list[Any] | None = None, **settings: Any) -> Chat:
+    offload = settings.pop("offload", {"tools": {"draw": "always"}})
     talk = Chat(
         script=script or [call("draw", name="a"), "done"],
         tools=[drawing(result)],
-        policy=PackPolicy(offload=offload, max_input_tokens=settings.pop("window", None)),
+        policy=PackPolicy(offload=offload, max_input_tokens=settings.pop("window", 16_000)),
         model=settings.pop("model", MODEL),
         **settings,
     )
@@ -76,10 +76,9 @@ def kept(talk: Chat) -> list[Any]:
     return [one for one in talk.store.evidence("shop", "ann", "s1") if one.piece]
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
 @pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
-def test_media_go_to_the_store_and_their_address_stays(result, mode):
-    talk = talk_of(result, mode=mode)
+def test_media_go_to_the_store_and_their_address_stays(result):
+    talk = talk_of(result)
     (answer,) = answers(talk)
     (record,) = kept(talk)
     assert (record.media_type, record.size_bytes, record.form) == ("image/png", len(LARGE), "described")
@@ -92,10 +91,9 @@ def test_media_go_to_the_store_and_their_address_stays(result, mode):
     talk.replays()
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_equal_media_are_stored_once(mode):
+def test_equal_media_are_stored_once():
     script = [call("draw", name="a"), call("draw", name="b"), "done"]
-    talk = talk_of(lambda name: RESULTS["a part alone"] if name == "a" else RESULTS["an image of MCP"], script, mode)
+    talk = talk_of(lambda name: RESULTS["a part alone"] if name == "a" else RESULTS["an image of MCP"], script)
     first, second = kept(talk)
     assert first.uri == second.uri
     stored = [file for file in talk.store.files.below(talk.store.files.root) if file.path.endswith(".bin")]
@@ -103,25 +101,20 @@ def test_equal_media_are_stored_once(mode):
     assert all(first.uri in str(one.response) for one in answers(talk))
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_small_media_are_sent_and_recorded(mode):
-    talk = talk_of({"label": "x", "image": TINY}, mode=mode, model="claude-sonnet-4-5")
+def test_media_that_a_tool_shows_are_sent():
+    talk = talk_of({"label": "x", "image": TINY}, model="claude-sonnet-4-5", offload={})
     (answer,) = answers(talk)
     assert [one.inline_data.data for one in answer.parts] == [SMALL]
     assert answer.response == {"label": "x"}
-    (record,) = kept(talk)
-    assert (record.form, record.size_bytes) == ("verbatim", len(SMALL))
+    assert kept(talk) == []
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_a_long_text_beside_a_small_image_is_offloaded_and_the_image_stays(mode):
+def test_a_long_text_beside_an_image_is_offloaded_and_the_image_stays():
     text = "\n".join(f"order {at * 37 % 1009} was sent to box_{at * 53 % 2003}" for at in range(800))
-    talk = talk_of({"text": text, "images": [TINY, PART]}, mode=mode, model="claude-sonnet-4-5")
+    talk = talk_of({"text": text, "images": [TINY, PART]}, model="claude-sonnet-4-5", offload={})
     (answer,) = answers(talk)
-    assert [one.inline_data.data for one in answer.parts] == [SMALL]
+    assert [one.inline_data.data for one in answer.parts] == [SMALL, LARGE]
     assert "[… lines " in answer.response["text"]
-    (mark,) = answer.response["media"]
-    assert mark.startswith("artifact://evidence/")
     talk.replays()
 
 
@@ -145,7 +138,7 @@ def test_the_model_sees_a_medium_again_where_it_can():
 
 
 def test_a_shown_medium_stays_shown_where_the_history_holds_results():
-    talk = talk_of(PART, [call("draw", name="a"), "seen"], "request")
+    talk = talk_of(PART, [call("draw", name="a"), "seen"])
     talk.llm.script += [call("read_artifact", uri=kept(talk)[0].uri), "done"]
     talk.say("look at it")
     assert answers(talk)[0].parts is None

@@ -15,7 +15,7 @@ from scripted import Chat, Scripted, call, faults, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.errors import PolicyError, StoreError
+from aether_context.errors import PolicyError
 from aether_context.store.replay import Replayer
 
 ROWS = [
@@ -35,12 +35,12 @@ def read_note(name: str) -> str:
     return f"{name} is short"
 
 
-def policy(mode="session", **changes):
-    return PackPolicy(offload={"mode": mode, **changes})
+def policy(**changes):
+    return PackPolicy(max_input_tokens=16_000, offload=changes)
 
 
-def chat(script, mode="session", **settings):
-    settings = {"tools": [read_log, read_note], "policy": policy(mode), **settings}
+def chat(script, **settings):
+    settings = {"tools": [read_log, read_note], "policy": policy(), **settings}
     return Chat(script=script, **settings)
 
 
@@ -58,30 +58,25 @@ def uri_of(talk) -> str:
     return responses(talk.sent[-1].contents, "read_log")[-1]["artifact"].split(" ")[0]
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_a_long_result_is_shown_as_an_extract_and_kept_whole(mode):
-    talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"], mode)
+def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
+    talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
     talk.say("what is the retention period?")
     shown, note = responses(talk.sent[-1].contents)
     assert note == {"result": "n is short"}
     assert ROWS[1_700] in shown["result"]
     assert "[… lines " in shown["result"]
     assert len(json.dumps(shown)) < len(LOG) / 50
-    record, short = talk.store.evidence("shop", "ann", "s1")
+    (record,) = talk.store.evidence("shop", "ann", "s1")
     assert shown["artifact"].startswith(f"{record.uri} has all 3001 lines")
-    assert (record.source, record.form, short.form) == ("read_log", "extract", "verbatim")
+    assert (record.source, record.form) == ("read_log", "extract")
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
-    assert talk.store.evidence_data("shop", "ann", short.digest).decode() == "n is short"
-    held = responses(history(talk), "read_log")
-    assert held == ([shown] if mode == "session" else [{"result": read_log("a")}])
-    assert talk.sent[0].declared[-2:] == ("read_artifact", "search_artifact")
-    assert len({one.declared for one in talk.sent}) == 1
+    assert responses(history(talk), "read_log") == [{"result": read_log("a")}]
+    assert talk.sent[-1].declared[-2:] == ("read_artifact", "search_artifact")
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_packs_with_extracts_replay_byte_for_byte_and_only_grow(mode):
+def test_packs_with_extracts_replay_byte_for_byte_and_only_grow():
     calls = [call("read_log", name=f"n{at}") for at in range(4)]
-    talk = chat([*calls, "done", call("read_log", name="n0"), "done"], mode)
+    talk = chat([*calls, "done", call("read_log", name="n0"), "done"])
     talk.say("go", "again")
     replayer = Replayer(talk.store)
     for manifest in talk.store.manifests():
@@ -89,16 +84,6 @@ def test_packs_with_extracts_replay_byte_for_byte_and_only_grow(mode):
     for before, after in zip(talk.sent, talk.sent[1:], strict=False):
         assert after.wires[1 : len(before.wires)] == before.wires[1:]
     assert all(faults(one.contents) == [] for one in talk.sent)
-
-
-def test_another_worker_shows_the_same_extracts():
-    script = [call("read_log", name="a"), "one", "two", "three"]
-    first = chat(script, "request")
-    first.say("go", "on")
-    other = chat(["three"], "request", sessions=first.sessions)
-    other.say("more")
-    assert responses(other.sent[0].contents) == responses(first.sent[-1].contents)
-    assert first.sent[-1].wires[1:3] == other.sent[0].wires[1:3]
 
 
 def test_the_model_reads_lines_and_finds_words():
@@ -120,7 +105,7 @@ def test_the_model_reads_lines_and_finds_words():
 
 
 def test_what_readers_answer_is_bounded_and_never_offloaded():
-    talk = chat([call("read_log", name="a"), "seen"], policy=policy(threshold_tokens=200))
+    talk = chat([call("read_log", name="a"), "seen"], policy=policy(extract_tokens=160))
     talk.say("go")
     talk.llm.script += [call("read_artifact", uri=uri_of(talk), max_lines=2_000), "done"]
     talk.say("all of it")
@@ -132,9 +117,7 @@ def test_what_readers_answer_is_bounded_and_never_offloaded():
 
 
 def test_many_readers_at_once_stay_within_the_window():
-    talk = chat(
-        [call("read_log", name="a"), "seen"], policy=PackPolicy(max_input_tokens=4_000, offload={"mode": "session"})
-    )
+    talk = chat([call("read_log", name="a"), "seen"], policy=PackPolicy(max_input_tokens=4_000))
     talk.say("go")
     uri = uri_of(talk)
     talk.llm.script += [
@@ -205,51 +188,24 @@ def test_users_and_sessions_cannot_read_each_others():
     talk.say("go")
     uri = uri_of(talk)
     for user, session in (("bob", "s1"), ("ann", "s2")):
-        talk.llm.script += [call("read_artifact", uri=uri), "done"]
+        talk.llm.script += [call("read_log", name=f"{user} {session}"), call("read_artifact", uri=uri), "done"]
         talk.say("show me", user=user, session=session)
         assert "no artifact://evidence/" in responses(talk.sent[-1].contents)[-1]["error"]
 
 
-def test_evidence_that_is_gone_is_answered_clearly():
-    talk = chat([call("read_log", name="a"), "seen"])
-    talk.say("go")
-    uri = uri_of(talk)
-    talk.store.files.fs.rm(talk.store.files.root, recursive=True)
-    talk.llm.script += [call("search_artifact", uri=uri, query="x"), "done"]
-    talk.say("on")
-    assert "call read_log again" in responses(talk.sent[-1].contents)[-1]["error"]
-
-
-def test_a_store_that_is_down_leaves_the_result_as_it_is():
-    store = new_store()
-    write = store.write_evidence
-
-    def down(*arguments: Any) -> None:
-        raise StoreError("no route to host")
-
-    store.write_evidence = down  # type: ignore[method-assign]
-    talk = chat([call("read_log", name="a"), "seen", call("read_log", name="b"), "done"], store=store)
-    talk.say("go")
-    assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
-    assert any("not offloaded" in one for one in list(talk.store.manifests())[-1].degradations)
-    store.write_evidence = write  # type: ignore[method-assign]
-    talk.say("again")
-    assert "artifact" in responses(history(talk), "read_log")[-1]
-
-
 def test_a_failure_inside_leaves_the_result_as_it_is(monkeypatch):
-    talk = chat([call("read_log", name="a"), "seen"], on_error="passthrough")
+    wide = PackPolicy(max_input_tokens=200_000)
+    talk = chat([call("read_log", name="a"), "seen"], on_error="passthrough", policy=wide)
     monkeypatch.setattr("aether_context.adk.evidence.offload", lambda *a, **b: 1 / 0)
     talk.say("go")
     assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
-def test_every_agent_that_can_see_an_address_can_read_it(mode):
+def test_every_agent_that_can_see_an_address_can_read_it():
     llm = Scripted(model="gemini-2.5-flash", script=[], sent=[])
     helper = LlmAgent(name="helper", model=llm, description="Helps.", instruction="You help.")
     lead = LlmAgent(name="lead", model=llm, instruction="You lead.", tools=[read_log], sub_agents=[helper])
-    talk = chat([], mode, agent=lead)
+    talk = chat([], agent=lead)
     llm.script += [call("read_log", name="a"), "seen"]
     talk.say("go")
     uri = uri_of(talk)
@@ -299,7 +255,7 @@ def test_tools_that_a_step_does_not_name_do_not_take_the_readers_away():
     plan = {"task_id": "t", "step": {"id": "s", "text": "read", "acceptance": ["x"], "tools": ["read_log"]}}
     talk = chat([call("read_log", name="a"), "done"], state={"plan": plan})
     talk.say("go")
-    assert talk.sent[0].declared == ("read_log", "read_artifact", "search_artifact")
+    assert talk.sent[-1].declared == ("read_log", "read_artifact", "search_artifact")
 
 
 class Own(BaseTool):
@@ -311,9 +267,10 @@ class Own(BaseTool):
 
 
 def test_a_tool_of_the_same_name_stays_the_apps_own():
-    talk = chat(["done"], tools=[Own(name="read_artifact", description="mine")])
+    talk = chat([call("read_log", name="a"), "done"], tools=[read_log, Own(name="read_artifact", description="mine")])
     talk.say("go")
-    assert talk.sent[0].declared == ("read_artifact", "search_artifact")
+    assert talk.sent[-1].declared == ("read_log", "read_artifact")
+    assert "artifact" not in responses(talk.sent[-1].contents)[-1]
 
 
 def test_an_unknown_extractor_is_refused_at_once():

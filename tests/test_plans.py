@@ -163,7 +163,7 @@ def test_tools_that_cannot_be_read_are_none_and_the_plan_is_invalid(tools: Any) 
 
 
 def test_tools_that_no_agent_has_leave_the_essential_ones_and_those_of_the_policy() -> None:
-    policy = PackPolicy(tools={"always": ["send_mail"]}, offload={"mode": "session"})
+    policy = PackPolicy(tools={"always": ["send_mail"]}, offload={"tools": {"send_mail": "always"}})
     chat = planned({"step": {**STEP, "tools": ["fly"]}}, policy=policy)
     assert set(chat.sent[0].declared) == {"send_mail", "read_artifact", "search_artifact"}
     assert "not declared: fly" in notes(chat)

@@ -69,7 +69,7 @@ def read_output(name: str) -> str:
 def test_a_planted_fact_is_found_in_at_most_two_calls(kind, size, share):
     _, wanted, value = planted(kind, size, share)
     name = f"{kind} {size} {share}"
-    policy = PackPolicy(offload={"mode": "session", "tools": {"read_output": "always"}})
+    policy = PackPolicy(max_input_tokens=16_000, offload={"tools": {"read_output": "always"}})
     talk = Chat(script=[call("read_output", name=name), "seen"], tools=[read_output], policy=policy)
     talk.say("go")
     if value in said(talk):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +17,9 @@ import pytest
 from failing import FailingFileSystem
 from object_stores import FakeGcs, Seaweed
 from pack_inputs import recording
-from scripted import Chat, call, look_up, new_store
+from scripted import Chat, call, look_up
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import hash_bytes
@@ -420,22 +421,7 @@ def evidence(number: int) -> tuple[EvidenceRecord, bytes]:
 
 def put_evidence(recorder: Recorder, count: int) -> None:
     for number in range(count):
-        recorder.evidence(("shop", "ann", "s1"), *evidence(number))
-
-
-def test_every_result_of_a_turn_with_very_many_is_kept():
-    results = 1_200
-
-    def read(number: int) -> dict[str, str]:
-        """Reads one of many."""
-        return {"result": f"number {number}"}
-
-    calls = [call("read", number=number) for number in range(results)]
-    plugin = ContextPackPlugin(policy=PackPolicy(record="full", offload={"mode": "session"}), store=new_store())
-    chat = Chat(plugin=plugin, script=[calls, "done"], tools=[read])
-    chat.say("read them all")
-    wait_until(lambda: not plugin._packer._recorder._waiting, 60)
-    assert len(chat.store.evidence("shop", "ann", "s1")) == results
+        recorder.later(partial(recorder.store.write_evidence, "shop", "ann", "s1", *evidence(number)))
 
 
 def test_a_burst_that_a_slow_store_cannot_take_waits_on_the_disk(url):

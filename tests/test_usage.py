@@ -871,3 +871,10 @@ def test_what_events_carry_is_plain_json() -> None:
     assert json.loads(json.dumps(said)) == copy.deepcopy(said)
     assert said[-1]["budget"]["measure"] == "cost"
     assert logging.getLogger("aether_context").name
+
+
+def test_an_unreported_or_negative_part_of_the_input_is_unknown_or_0() -> None:
+    plain = reported(types.GenerateContentResponseUsageMetadata(prompt_token_count=9))
+    assert (plain.cached_tokens, plain.cache_write_tokens) == (None, None)
+    wrong = types.GenerateContentResponseUsageMetadata(prompt_token_count=9, cached_content_token_count=-4)
+    assert reported(wrong).cached_tokens == 0

@@ -262,7 +262,7 @@ def test_only_evidence_of_the_pack_itself_is_served(tmp_path: Any) -> None:
             """Writes the report."""
             return {"result": "\n".join(f"line {at} of {user}: {at * 37 % 1009} <b>" for at in range(4_000))}
 
-        policy = small(8_000, offload={"mode": "session"})
+        policy = small(8_000)
         chat = Chat(store=store, user=user, script=[call("write_up"), "done"], tools=[write_up], policy=policy)
         chat.say("Write the report.")
     browser = Browser(store)

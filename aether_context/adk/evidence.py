@@ -31,7 +31,6 @@ from aether_context.adk.call import (
     SessionKey,
     masked_aside,
     session_key,
-    time_of,
     words_of,
 )
 from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
@@ -46,7 +45,6 @@ from aether_context.adk.results import (
     unread,
     with_parts,
 )
-from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
@@ -54,7 +52,7 @@ from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evid
 from aether_context.evidence.extracts import tokens_of
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
-from aether_context.evidence.offload import data_of, gist, superseding
+from aether_context.evidence.offload import data_of, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
@@ -90,19 +88,15 @@ class Offloader:
         self,
         policy: PackPolicy,
         store: PackStore,
-        recorder: Recorder,
         records: SessionRecords,
         report: Callable[..., None],
         caught: Callable[[BaseException, str], None],
     ) -> None:
         check_rules(policy.offload.tools.values())
-        self._settings, self._mask = policy.offload, policy.mask
-        # What an app has not asked for does not put texts into a store that is to keep none.
-        unwanted = policy.offload.mode == "auto" and policy.record != "full"
-        self._mode = "off" if unwanted else policy.offload.mode
-        self._records_all = policy.record == "full" and self._mode != "auto"
+        self._mask = policy.mask
+        # A store that is to keep no texts gets none.
+        self._is_on = policy.offload.mode == "auto" and policy.record == "full"
         self._store = store
-        self._recorder = recorder
         self._records = records
         self._report = report
         self._caught = caught
@@ -117,36 +111,19 @@ class Offloader:
         self._lock = threading.Lock()
         self._problems: dict[SessionKey, list[str]] = {}
 
-    async def after_tool(
-        self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object, step: str
-    ) -> dict[str, Any] | None:
-        """What takes a result's place in the session's history, in the mode ``session``; None where it stays.
-
-        Args:
-            step: the key of the step that called for it.
-        """
+    def after_tool(self, tool: BaseTool, context: ToolContext) -> None:
+        """Notes a tool whose results stay."""
         if tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()) or _uses_computer(tool):
             self._staying.put((*session_key(context), context.agent_name, tool.name), True)
-            return None
-        if self._mode != "session" or (tool.is_long_running and not result):
-            return None
-        if context.actions.skip_summarization or context.get_invocation_context().live_request_queue is not None:
-            return None
-        response, parts = split(result)
-        agent, invocation = context.agent_name, context.invocation_id
-        given = Given(tool.name, arguments, response, parts, agent, invocation, time_of(context))
-        evidence, shown = await self._describe(context, given, step, self._settings, 0)
-        return shown if await self._keep(context, [evidence]) else None
 
     async def _look(self, call: Call) -> None:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session."""
-        step = call.planned.step.key if call.planned.validity != "unplanned" else ""
-        window = call.window.tokens if self._mode == "auto" else 0
-        settings = self._limits(window) if window else self._settings
+        window = call.window.tokens
+        settings = self._limits(window)
         tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
 
         def is_wanted(given: Given) -> bool:
-            is_short = window and _characters(given.response) <= settings.threshold_tokens
+            is_short = _characters(given.response) <= settings.threshold_tokens
             if given.tool in stays or (is_short and given.tool not in self._always):
                 return False
             if self._staying.get((*call.key[:3], given.agent, given.tool)):
@@ -157,18 +134,18 @@ class Offloader:
         for given in [*filter(is_wanted, unread(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                found.append((await self._describe(call.context, given, step, settings, window))[0])
+                found.append(await self._describe(call.context, given, settings, window))
             except Exception as error:
                 self._caught(error, f"a result of {given.tool} was not offloaded: ")
         await self._keep(call.context, found)
 
     async def _describe(
-        self, context: CallbackContext, given: Given, step: str, settings: OffloadSettings, window: int
-    ) -> tuple[_Evidence, dict[str, Any] | None]:
-        """The evidence that a result is made of, and what takes its place; None where that is the result itself.
+        self, context: CallbackContext, given: Given, settings: OffloadSettings, window: int
+    ) -> _Evidence:
+        """The evidence that a result is made of.
 
         Args:
-            window: the window in tokens by which it is judged; 0 where that is done alike for all.
+            window: the window in tokens by which it is judged.
         """
         arguments = plain(dict(given.arguments))
         words = await masked_aside(self._mask, words_of(context.user_content))
@@ -179,25 +156,19 @@ class Offloader:
             "arguments": arguments_hash(arguments),
             "agent": given.agent,
             "invocation": given.invocation,
-            "step": step,
             "time": given.time,
             "window": window,
         }
         evidence: _Evidence = []
         response = given.response
         inside = await _off_the_loop(response, lambda: list(media_in(response)))
-        marks: list[str] = []
-        for piece, medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
-            marks.append("")
-            if medium is not None:
-                medium = _masked(medium, self._mask)
+        for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
+            if found_medium is not None:
+                medium = _masked(found_medium, self._mask)
                 record = self._record(medium, settings, context, {**origin, "piece": piece})
                 evidence.append((record, medium.data))
-                if record.form != "verbatim":
-                    marks[-1] = mark(record, self._earlier(context, record))
-        for medium, text in zip(inside, marks[len(given.parts) :], strict=True):
-            response = replaced(response, medium.path, text) if text else response
-        is_changed = any(marks)
+                if record.form != "verbatim" and medium.path:
+                    response = replaced(response, medium.path, mark(record))
         content = as_json(response)
         if content is not None:
             found = await _off_the_loop(
@@ -217,23 +188,11 @@ class Offloader:
                 media_type=found.media_type,
                 form=found.form,
                 query="" if is_whole else query,
-                summary="" if is_whole or not step else gist(found, counter=self._counter, query=query),
             )
             evidence.append((record, found.data))
             if not is_whole:
-                response, is_changed = superseding(found.response, self._earlier(context, record)), True
-                if self._mode != "session":
-                    self._shown.put((given.tool, structure(content), query, window), found)
-        beside = [text or part for text, part in zip(marks, given.parts, strict=False)]
-        return evidence, joined(response, beside) if is_changed else None
-
-    def _earlier(self, context: CallbackContext, record: EvidenceRecord) -> str:
-        """The address of the last answer to the same call, where this one differs; empty where there is none.
-
-        Where the history holds results, its order decides when they are shown.
-        """
-        earlier = self._records.of(context).latest(record.call) if self._mode == "session" else None
-        return earlier.uri if earlier is not None and earlier.digest != record.digest else ""
+                self._shown.put((given.tool, structure(content), query, window), found)
+        return evidence
 
     def _record(
         self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
@@ -244,8 +203,7 @@ class Offloader:
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
-        is_seen = self._mode == "auto" and not is_written
-        stays = rule == "never" or (rule != "always" and (is_seen or tokens <= settings.threshold_tokens))
+        stays = rule == "never" or (rule != "always" and (not is_written or tokens <= settings.threshold_tokens))
         digest = hash_bytes(medium.data)
         return EvidenceRecord(
             **origin,
@@ -257,16 +215,15 @@ class Offloader:
             form="verbatim" if stays else "described",
         )
 
-    async def _keep(self, context: CallbackContext, results: Sequence[_Evidence]) -> bool:
-        """Puts the evidence of results into the store, all at once, and its records into the session's state; whether
-        all of it is there. A result of which a piece could not be stored has no records, and stays as it is."""
+    async def _keep(self, context: CallbackContext, results: Sequence[_Evidence]) -> None:
+        """Puts the evidence of results into the store, all at once, and its records into the session's state. A result
+        of which a piece could not be stored has no records, and stays as it is."""
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
         latest = reversed(results)
         written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in latest))
         stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
         records = [record for evidence in stored for record, _ in evidence if record.form != "verbatim"]
         put_records(context, records, self._records.of(context))
-        return all(written)
 
     async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
         """Writes what a result is made of; False where the store does not take it in time."""
@@ -284,28 +241,23 @@ class Offloader:
                 problems.append(reason)
             self._report(reason, error)
             return False
-        for record, data in evidence if self._records_all else ():
-            if record.form == "verbatim":
-                self._recorder.evidence(scope, record, data)
         return True
 
     async def enter(self, call: Call, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong since it was
         asked last, and the tokens that extracts leave out of the history.
 
-        Where the policy asks for a mode, every agent has the readers. In ``auto`` an agent has them once an address is
-        to be shown. To declare tools then makes the provider read again what its cache had, so an agent with tools of
-        its own has them from its first call on where instruction and first message take a quarter of the window.
-        Where they cannot be declared, results stay as they are.
+        An agent has the readers once an address is to be shown. To declare tools then makes the provider read again
+        what its cache had, so an agent with tools of its own has them from its first call on where instruction and
+        first message take a quarter of the window. Where they cannot be declared, results stay as they are.
         """
         context, request, window = call.context, call.request, call.window.tokens
-        if self._mode in ("auto", "request"):
+        if self._is_on:
             await self._look(call)
         records = self._records.of(context).by_digits().values()
         problems = tuple(self._problems.pop(call.key[:3], ()))
-        if self._mode != "auto":
-            await self._show_aside(call, records if self._mode == "request" else ())
-            if (records or self._mode != "off") and not declare(request, readers):
+        if not self._is_on:
+            if records and not declare(request, readers):
                 conceal(request)
             return problems, 0
         threshold = self._limits(window).threshold_tokens
@@ -438,9 +390,8 @@ class Offloader:
         key = (tool, same, record.query, record.window)
         found = self._shown.get(key)
         if found is None:
-            settings = self._limits(record.window) if record.window else self._settings
             masked = self._mask.json(content)
-            found = offload(masked, tool, settings, counter=self._counter, query=record.query)
+            found = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
             self._shown.put(key, found)
         if found.form == "verbatim":
             return None

@@ -171,7 +171,7 @@ class RequestPacker:
         self._recall = Recall(waits)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
-            policy, self._recorder.store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
+            policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
         )
         library = Library(self._recorder.store, self._records, policy.redact)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
@@ -282,18 +282,14 @@ class RequestPacker:
             logger.info("a learned window is not in the session yet: %s", type(error).__name__)
         await self.flush(invocation=invocation)
 
-    async def after_tool(
-        self, tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, tool_response: object
-    ) -> dict[str, Any] | None:
-        """What takes a tool's result's place in the session; None where it stays."""
+    async def after_tool(self, tool: BaseTool, args: object, tool_context: ToolContext, tool_response: object) -> None:
+        """Looks at a tool that gave a result, which stays as it is."""
         if self._stands_back(tool_context):
-            return None
+            return
         try:
-            step = self._step(tool_context)
-            return await self._offloader.after_tool(tool, args, tool_context, tool_response, step)
+            self._offloader.after_tool(tool, tool_context)
         except BaseException as error:
             self._failures.caught(error)
-            return None
 
     # the way of a model call
 
@@ -530,13 +526,6 @@ class RequestPacker:
         return None
 
     # what tools ask of the latest pack
-
-    def _step(self, context: CallbackContext) -> str:
-        """The key of the step that an agent's latest request was for; empty where it was for none."""
-        last = self.last(context)
-        if last is None or last.pack.source.validity == "unplanned":
-            return ""
-        return last.pack.source.step.key
 
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""

@@ -149,8 +149,8 @@ class ContextPackPlugin(BasePlugin):
 
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        return await self._packer.after_tool(tool, tool_args, tool_context, result)
+    ) -> None:
+        await self._packer.after_tool(tool, tool_args, tool_context, result)
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         await self._packer.flush(invocation=invocation_context)

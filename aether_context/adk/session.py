@@ -259,7 +259,6 @@ _MOST_EVIDENCE = 6_000
 """Characters of JSON of the records in a session's state, those of the latest call aside."""
 _RECORD = TypeAdapter(EvidenceRecord)
 _MOST_SESSIONS = 512
-_MOST_OF_STEP = 50
 
 
 class Records:
@@ -339,24 +338,6 @@ class Records:
     def readings(self) -> dict[str, str]:
         """The addresses, each with that of a later reading that differs, empty where there is none."""
         return dict(self._later)
-
-    def tools(self) -> frozenset[str]:
-        """The tools of whose results the session keeps some as evidence."""
-        return frozenset(record.source for record in self._results())
-
-    def of_step(self, step: str) -> list[EvidenceRecord]:
-        """The latest results that tools gave to a step, in their order, each the last answer to its call."""
-        found = [record for record in self._results() if record.step == step]
-        return sorted((record for record in found if not self._later.get(record.uri)), key=_moment)[-_MOST_OF_STEP:]
-
-    def _results(self) -> list[EvidenceRecord]:
-        """Results that the app has kept as evidence. Of one that is only long for a window, an agent knows what ADK
-        shows it."""
-        return [record for record in list(self._records.values()) if record.arguments and not record.window]
-
-    def latest(self, call: str) -> EvidenceRecord | None:
-        """The last answer to a call, by `EvidenceRecord.call`; None where there is none."""
-        return max(list(self._calls.get(call, {}).values()), key=_moment, default=None)
 
     def earlier(self, uri: str) -> str:
         """The address of the last reading before that of an address, which differs; empty where there is none."""

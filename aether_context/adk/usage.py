@@ -58,7 +58,7 @@ class Reported(NamedTuple):
     input_tokens: int | None = None
     tool_use_tokens: int = 0
     cached_tokens: int | None = None
-    cache_write_tokens: int = 0
+    cache_write_tokens: int | None = None
     output_tokens: int | None = None
 
     @property
@@ -83,10 +83,14 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     return Reported(
         input_tokens=prompt,
         tool_use_tokens=used,
-        cached_tokens=None if (cached := usage.cached_content_token_count) is None else max(0, cached),
-        cache_write_tokens=max(0, getattr(usage, "cache_creation_input_tokens", None) or 0),
+        cached_tokens=_not_negative(usage.cached_content_token_count),
+        cache_write_tokens=_not_negative(getattr(usage, "cache_creation_input_tokens", None)),
         output_tokens=output,
     )
+
+
+def _not_negative(tokens: int | None) -> int | None:
+    return None if tokens is None else max(0, tokens)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -315,7 +319,7 @@ def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: C
         input_tokens=going.estimate if silent else usage.billed_input,
         output_tokens=output_tokens,
         cached_tokens=usage.cached_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
+        cache_write_tokens=usage.cache_write_tokens or 0,
         estimate=going.estimate if going.is_whole and not usage.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
@@ -354,16 +358,12 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
                 input_tokens=usage.billed_input,
                 output_tokens=usage.output_tokens or 0,
                 cached_tokens=usage.cached_tokens,
-                cache_write_tokens=usage.cache_write_tokens,
+                cache_write_tokens=usage.cache_write_tokens or 0,
                 output_estimated=usage.output_tokens is None,
             )
             session.ledger.track(call.priced(event.model_version or "", event.timestamp), **where)
     if events:
         session.last_event = events[-1].id
-
-
-def _tokens(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
 
 
 def _recorded(error: BudgetExceededError) -> dict[str, JSON]:
@@ -569,5 +569,5 @@ def _meter_of(events: list[Event], identity: Identity, known: _Meter | None) -> 
         anchor=valid(ANCHOR, anchor),
         reported_in=reported_in if isinstance(reported_in, str) else "",
         invocation=event.invocation_id,
-        unseen=_tokens(unseen) or 0,
+        unseen=unseen if type(unseen) is int and unseen > 0 else 0,
     )

@@ -95,16 +95,10 @@ def _show_calls(manifests: Sequence[Manifest]) -> None:
     for number, manifest in enumerate(manifests, start=1):
         shared, begun = manifest.prefix.shared_tokens, manifest.epoch_reason
         events = [begun.replace("_", " ")] if begun not in (None, "high_water") else []
-        rows.append(
-            (
-                number,
-                manifest.step_id,
-                f"{manifest.request_tokens:,}",
-                *(f"{manifest.allocation[layer].used:,}" for layer in layers),
-                "-" if shared is None else f"{shared:,}",
-                ", ".join([*events, *(event.stage for event in manifest.truncation_events)]),
-            )
-        )
+        events += [event.stage for event in manifest.truncation_events]
+        used = (manifest.allocation[layer].used for layer in layers)
+        prefix = "-" if shared is None else shared
+        rows.append((number, manifest.step_id, manifest.request_tokens, *used, prefix, ", ".join(events)))
     head("What each model call was sent, in tokens")
     print_table((">call", "step", ">sent", *(f">{short.get(one, one)}" for one in layers), ">prefix", "events"), rows)
     say()
@@ -134,11 +128,9 @@ def _show_left_out(manifests: Sequence[Manifest]) -> None:
     acts = []
     for number, manifest in enumerate(manifests, start=1):
         for event in manifest.truncation_events:
-            items = f"{len(event.item_ids)} of the {event.layer}"
-            action = {"cut": f"a cut took {items}", "emergency": f"{items} became extracts"}.get(event.stage)
+            what = f"{event.stage} of {len(event.item_ids)} in the {event.layer}"
             tokens = f"{event.tokens_before:,} to {event.tokens_after:,} tokens"
-            acts.append(f"call {number}: {action or f'{event.stage}: {items}'}, {tokens}: {WHY[event.reason]}")
-    acts += sorted({f"{note} ({manifest.step_id})" for manifest in manifests for note in manifest.degradations})
+            acts.append(f"call {number}: {what}, {tokens}: {WHY[event.reason]}")
     # The latest row of each memory and piece of evidence that no pack held.
     rows = [row for manifest in manifests for row in manifest.rows if row.layer in ("memory", "evidence")]
     sent = {row.id for row in rows if row.state not in ("dropped", "in_tail")}

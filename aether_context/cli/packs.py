@@ -125,7 +125,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
 def _row(manifest: Manifest) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch.number} {manifest.epoch_reason or ''}"
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
-    events = f"{len(manifest.truncation_events):,}"
+    events = len(manifest.truncation_events)
     return manifest.pack_id, time, manifest.app, manifest.session, manifest.agent, manifest.call, room, events, epoch
 
 

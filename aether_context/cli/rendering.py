@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from operator import itemgetter
 
 from aether_context.canonical import JSON, short
 from aether_context.cli.terminal import aligned, head, increase, moment, percent, plain, print_table, say
-from aether_context.pack import LAYERS, CandidateOutcome
+from aether_context.pack import LAYERS, CandidateOutcome, LayerTokens
 from aether_context.store import Manifest
 from aether_context.views import Comparison, Difference, Fate, PackView, Piece, TextChange
-from aether_context.views.difference import common_characters
 
 _FEW = 12
 """Rows and tools that are shown without --all."""
@@ -80,24 +78,19 @@ def _facts(manifest: Manifest) -> Lines:
 
 def _layers(manifest: Manifest) -> Lines:
     layers = {layer: manifest.allocation[layer] for layer in LAYERS if layer in manifest.allocation}
-    rows: list[tuple[str, ...]] = [
-        (
-            layer,
-            *(f"{tokens.floor:,}", f"{tokens.nominal:,}", increase(0, tokens.lent), f"{tokens.final:,}"),
-            *(f"{tokens.used:,}", _bar(tokens.used, tokens.final, manifest.window)),
-        )
-        for layer, tokens in layers.items()
+    rows: list[tuple[object, ...]] = [
+        (layer, one.floor, one.nominal, increase(0, one.lent), one.final, one.used, _bar(one, manifest.window))
+        for layer, one in layers.items()
     ]
-    final, used = (sum(getattr(tokens, name) for tokens in layers.values()) for name in ("final", "used"))
-    rows.append(("all", "", "", "", f"{final:,}", f"{used:,}", _bar(used, final, manifest.window)))
+    rows.append(
+        ("all", "", "", "", *(sum(getattr(one, name) for one in layers.values()) for name in ("final", "used")), "")
+    )
     return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">used", "used of the window"), rows)
 
 
-def _bar(used: int, ceiling: int, whole: int) -> str:
-    """``used`` within ``ceiling``, both as shares of ``whole``; what is not 0 has at least one character."""
-    filled, total = (
-        min(_BAR, max(1, round(_BAR * part / whole))) if part > 0 < whole else 0 for part in (used, ceiling)
-    )
+def _bar(tokens: LayerTokens, window: int) -> str:
+    """What is used of the layer's tokens, both as shares of the window."""
+    filled, total = (min(_BAR, -(-_BAR * max(0, part) // max(1, window))) for part in (tokens.used, tokens.final))
     return "#" * filled + "." * (total - filled)
 
 
@@ -155,8 +148,7 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
     In a layer with many candidates, those that were kept whole are summed up in one line.
     """
     states = Counter(row.state for row in view.rows.values())
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    yield f"{len(view.rows):,} in all: {counts}" if view.rows else "none"
+    yield f"{len(view.rows):,} in all: " + ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     shown, notes = list[CandidateOutcome](), dict[int, str]()
     for layer in LAYERS:
         members = [row for row in view.rows.values() if row.layer == layer]
@@ -200,16 +192,11 @@ def _tools(manifest: Manifest, everything: bool) -> Iterator[str]:
     tools, limit = manifest.tools, None if everything else _FEW
     if not tools.sent and not tools.left_out:
         return
-    reasons = {
-        name: f"{reason}, score {tools.scores[name]:.3f}" if name in tools.scores else reason
-        for name, reason in {**tools.left_out, **tools.kept}.items()
-    }
     yield f"{len(tools.sent):,} declared (scope {tools.mode}): {_listed(tools.sent, limit)}"
     if tools.allowed is not None:
         yield f"calls restricted to: {', '.join(tools.allowed) or 'none'}"
-    if tools.kept:
-        yield ", ".join(f"{name} ({reasons[name]})" for name in tools.kept)
-    yield from (f"left out: {name} ({reasons[name]})" for name in list(tools.left_out)[:limit])
+    for name, reason in list(tools.left_out.items())[:limit]:
+        yield f"left out: {name} ({reason}" + (f", score {tools.scores[name]:.3f})" if name in tools.scores else ")")
     if limit is not None and len(tools.left_out) > limit:
         yield f"left out: {len(tools.left_out) - limit:,} more"
 
@@ -236,9 +223,8 @@ def print_request(view: PackView, *, everything: bool) -> None:
         if piece.part == "system":
             say(f"tools · {len(tools)}", "cyan")
             names = ", ".join(tool.name or "one that is no function" for tool in tools)
-            shortened += [
-                _print_text(text, everything) for text in ([tool.wire for tool in tools] if everything else [names])
-            ]
+            texts = [tool.wire for tool in tools] if everything else [names]
+            shortened += [_print_text(text, everything) for text in texts]
             if allowed is not None:
                 say(f"    calls restricted to: {', '.join(allowed)}")
     if any(shortened):
@@ -312,14 +298,16 @@ def _who(difference: Difference) -> Lines:
 
 
 def _layer_changes(difference: Difference) -> Lines:
-    rows = []
-    for layer in difference.layers:
-        sides = [{} if side is None else asdict(side) for side in (layer.before, layer.after)]
-        figures = [_arrow(*(side.get(name, 0) for side in sides)) for name in ("nominal", "lent", "final", "used")]
-        rows.append((layer.layer, *figures, increase(*(side.get("used", 0) for side in sides))))
+    rows: list[tuple[object, ...]] = []
+    for change in difference.layers:
+        sides = [
+            side or LayerTokens(floor=0, nominal=0, lent=0, final=0, used=0) for side in (change.before, change.after)
+        ]
+        used = [side.used for side in sides]
+        rows.append((change.layer, _arrow(*(side.final for side in sides)), _arrow(*used), increase(*used)))
     tokens = [view.manifest.request_tokens for view in (difference.before, difference.after)]
-    rows.append(("request", "", "", "", _arrow(*tokens), increase(*tokens)))
-    return aligned(("layer", ">nominal", ">lent", ">final", ">used", ">difference"), rows)
+    rows.append(("request", "", _arrow(*tokens), increase(*tokens)))
+    return aligned(("layer", ">final", ">used", ">difference"), rows)
 
 
 def _arrow(before: int | None, after: int | None) -> str:
@@ -370,23 +358,8 @@ def _print_change(text: TextChange, everything: bool) -> bool:
     titles = dict.fromkeys(_title(piece) for piece in (text.before, text.after) if piece is not None)
     mark = "-" if text.after is None else "+" if text.before is None else "~"
     say(f"  {mark} {' → '.join(titles)}", _COLOURS[mark])
-    return _print_lines(list(_changed_lines(text, everything)), everything)
-
-
-def _changed_lines(text: TextChange, everything: bool) -> Iterator[tuple[str, str]]:
-    """Marks and lines. Without ``everything`` a long line begins shortly before its first difference."""
-    runs = [(kind, [line for _, line in group]) for kind, group in groupby(text.lines, key=itemgetter(0))]
-    for index, (kind, lines) in enumerate(runs):
-        if kind == " ":
-            yield from ((kind, line) for line in lines if everything)
-            continue
-        beside = [run for other, run in runs[max(0, index - 1) : index + 2] if other not in (" ", kind)]
-        counterparts = beside[0] if beside else []
-        for number, line in enumerate(lines):
-            other_line = counterparts[number] if number < len(counterparts) else ""
-            is_long = len(line) > _LONG and not everything
-            start = common_characters(line, other_line) - _LONG // 4 if is_long else 0
-            yield f"{kind} ", f"…{line[start:]}" if start > 0 else line
+    lines = [(f"{kind} ", line) for kind, line in text.lines if everything or kind != " "]
+    return _print_lines(lines, everything)
 
 
 def difference_json(difference: Difference) -> JSON:
@@ -410,14 +383,13 @@ def difference_json(difference: Difference) -> JSON:
 def print_comparison(compared: Comparison) -> None:
     """Prints the input of calls with their packs, and what it would have been without."""
     sides = (compared.packed, compared.unpacked)
-    costs = ["unknown" if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides]
     rows = [
-        ("model calls", *(f"{side.calls:,}" for side in sides)),
-        ("input tokens", *(f"{side.tokens:,}" for side in sides)),
-        ("largest request", *(f"{side.largest:,}" for side in sides)),
+        ("model calls", *(side.calls for side in sides)),
+        ("input tokens", *(side.tokens for side in sides)),
+        ("largest request", *(side.largest for side in sides)),
         ("larger than the window", *(f"{side.over_window:,} calls" for side in sides)),
         ("same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides)),
-        ("cost of the input", *costs),
+        ("cost of the input", *(None if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides)),
     ]
     print_table(("", ">with packs", ">without"), rows, "  ")
     say("  Without packs the same calls read the whole history, every declaration and whole results.")

@@ -53,8 +53,7 @@ def _show(store: PackStore, plans: dict[str, Plan], whose: str, delete: bool, as
         print_json({"store": store.url, "deleted": delete, "users": rows})
         return
     if len(rows) > 1:
-        cells = ((row["user"], f"{row['files']:,}", f"{row['bytes']:,}") for row in rows)
-        print_table(("app / user", ">files", ">bytes"), cells)
+        print_table(("app / user", ">files", ">bytes"), [(row["user"], row["files"], row["bytes"]) for row in rows])
     for row in rows:
         for path in row["unreadable"]:
             say(f"unreadable: {path}: the packs of its session stay", "red")

@@ -67,10 +67,10 @@ def print_json(value: JSON) -> None:
 def aligned(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Rows as lines in aligned columns, below the names of the columns where they have any.
 
-    ``>`` before a name marks a column of numbers. Long cells are cut, but for those of the last column.
+    ``>`` before a name marks a column of numbers. None is unknown. Long cells are cut, except in the last column.
     """
     names = [name.removeprefix(">") for name in columns]
-    table = [[plain(cell, _MOST_IN_CELL) for cell in row[:-1]] + [plain(row[-1])] for row in rows]
+    table = [[*(_cell(value, _MOST_IN_CELL) for value in row[:-1]), _cell(row[-1])] for row in rows]
     table = [names, *table] if any(names) else table
     widths = [max(map(_width, column)) for column in zip(*table, strict=True)]
     lines = []
@@ -79,6 +79,10 @@ def aligned(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[st
         parts = zip(columns, row, gaps, strict=True)
         lines.append("  ".join(gap + cell if name[:1] == ">" else cell + gap for name, cell, gap in parts).rstrip())
     return lines
+
+
+def _cell(value: object, limit: int | None = None) -> str:
+    return "unknown" if value is None else f"{value:,}" if type(value) is int else plain(value, limit)
 
 
 def _width(text: str) -> int:

@@ -69,8 +69,7 @@ def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
     tested = {} if verdict.check is None else {f"tested: {verdict.chosen}": verdict.check}
     for name, compared in {**verdict.trials, **tested}.items():
         figures = compared.cost.text("%"), compared.retention.text(""), f"{compared.bill:+.1f}%"
-        numbers = f"{compared.sessions}", f"{compared.cost.sessions}"
-        rows.append((name, *numbers, *figures, f"{compared.weight:.1f}"))
+        rows.append((name, compared.sessions, compared.cost.sessions, *figures, f"{compared.weight:.1f}"))
     columns = ("policy", ">sessions", ">that count", ">cost", ">retention", ">bill", ">effective in the bill")
     print_table(columns, rows)
     head(f"{profile}: {verdict}")

@@ -140,23 +140,18 @@ def _print(
     acts: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Prints a row for each group and one for all; then what each strategy cut, freed and cost."""
-    table: list[tuple[str, ...]] = []
+    table: list[tuple[object, ...]] = []
     for key, figures in [*rows, (("all", *[""] * (len(by) - 1)), whole)]:
         close, cached, cost = figures["estimate"], figures["cached_share"], figures["cost_usd"]
-        errors = ["unknown"] * 3
-        if close["calls"]:
-            errors = [f"{close['p50']:.1%}", f"{close['p95']:.1%}", f"{close['bias']:+.1%}"]
+        forms = {"p50": ".1%", "p95": ".1%", "bias": "+.1%"}
+        errors = [None if close[name] is None else format(close[name], form) for name, form in forms.items()]
         table.append(
             (
-                *key,
-                f"{figures['calls']:,}",
-                f"{close['estimated_tokens']:,}",
-                f"{close['reported_tokens']:,}",
-                *errors,
+                *(*key, figures["calls"], close["estimated_tokens"], close["reported_tokens"], *errors),
                 "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
                 "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
-                "unknown" if cached is None else f"{cached:.0%}",
-                "unknown" if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
+                None if cached is None else f"{cached:.0%}",
+                None if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
             )
         )
     estimates = (">estimated", ">reported", ">p50", ">p95", ">bias")
@@ -175,4 +170,4 @@ def _print(
     if acts:
         say()
         columns = ("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
-        print_table(columns, [(name, *(f"{value:,}" for value in sums.values())) for name, sums in acts.items()])
+        print_table(columns, [(name, *sums.values()) for name, sums in acts.items()])

@@ -12,7 +12,6 @@ from aether_context.evidence.extracts import RULES, Shown, extractor, show, toke
 from aether_context.evidence.lines import MEDIA_TYPES, data_type, view_of
 from aether_context.evidence.record import READ, SEARCH, Form, evidence_uri, size_words
 from aether_context.policy import OffloadSettings
-from aether_context.text.compression import shorten
 from aether_context.tokens import TokenCounter
 
 ARTIFACT_KEY = "artifact"
@@ -21,7 +20,6 @@ _SUPERSEDES_KEY = "supersedes"
 """The key of a response under which the address of an earlier answer to the same call stands."""
 _NAMES_KEY = "also_mentions"
 """The key of a response under which identifiers of the lines left out stand."""
-_GIST_CHARACTERS, _GIST_TOKENS = 2_000, 40
 _DOMINANT = 0.8
 _LEAST_SAVING = 0.25
 """Share of a result's tokens that its extract and address have to save; else the result stays as it is."""
@@ -126,19 +124,6 @@ def offload(
 def data_of(response: Mapping[str, JSON]) -> bytes:
     """What the store keeps of a response, see `Offloaded.data`; JSON values only."""
     return _dominant(response)[1].encode("utf-8", "surrogatepass")
-
-
-def gist(found: Offloaded, *, counter: TokenCounter, query: str = "") -> str:
-    """A line or two of what is shown of a result, in its own words."""
-    text = _dominant(
-        {
-            key: value
-            for key, value in found.response.items()
-            if key not in (ARTIFACT_KEY, "note", _SUPERSEDES_KEY, _NAMES_KEY)
-        }
-    )[1]
-    shown = shorten(" ".join(text[:_GIST_CHARACTERS].split()), max_tokens=_GIST_TOKENS, counter=counter, query=query)
-    return shown[:_GIST_CHARACTERS]
 
 
 def is_error(response: Mapping[str, JSON]) -> bool:

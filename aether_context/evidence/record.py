@@ -57,11 +57,7 @@ class EvidenceRecord(BaseModel):
     query: str = ""
     """What the agent was after, by which the lines of an extract were chosen."""
     window: _Size = 0
-    """The window in tokens for which it is long; 0 where it is long for every window."""
-    step: str = ""
-    """The step that called for it, by its key; empty without a plan."""
-    summary: str = ""
-    """A line or two of it, for what the step is told; empty without a step."""
+    """The window in tokens for which a tool's result is long; 0 for what the app keeps by itself."""
 
     @property
     def call(self) -> str:

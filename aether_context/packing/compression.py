@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from aether_context.errors import StepTooLarge
 from aether_context.pack import (
@@ -41,73 +41,50 @@ _LEAST_LINE = 8
 _BRIEF_LINE = 32
 
 
-class _Aim(NamedTuple):
-    """Tokens to be freed: ``must`` so that the given layers fit, ``wish`` so that nothing is dropped either.
-
-    ``spare`` is what layers hold above their floors; what only ``wish`` asks for is taken from that.
-    """
-
-    must: int
-    wish: int
-    spare: Mapping[Layer, int]
-
-    def less(self, layer: Layer, saved: int) -> _Aim:
-        """What is left to be freed when a layer has given some."""
-        spare = {**self.spare, layer: self.spare[layer] - saved}
-        return self._replace(must=self.must - saved, wish=self.wish - saved, spare=spare)
-
-    def reached(self, layer: Layer) -> bool:
-        """Whether a layer has given enough."""
-        return self.must <= 0 and (self.wish <= 0 or self.spare[layer] <= 0)
-
-
 def tighten(draft: Draft) -> None:
-    """Shortens declarations, then the step, only as far as is asked for."""
+    """Shortens declarations, then the step, only as far as is asked for.
+
+    An epoch under way keeps its declarations and drops rather than break its prefix.
+    """
     if not draft.policy.compress.enabled or draft.input.passthrough_reason or draft.keeps:
         return
-    aim = _aim(draft)
-    before = draft.measured["tools"]
-    _trim_tools(draft, aim)
-    _tighten_step(draft, aim.less("tools", before - draft.measured["tools"]))
+    floors, window, measured = draft.policy.budget.floors, draft.input.window, draft.measured
+    spare = [
+        max(0, measured["tools"] - int(window * floors.tools)),
+        max(0, measured["task"] - int(window * floors.task)),
+    ]
+    over = max(0, sum(measured.values()) - draft.input_budget)
+    lacking = over + _lacking(draft, over, spare) if draft.begins else over
+    _trim_tools(draft, max(over, min(lacking, spare[0])))
+    freed = measured["tools"] - draft.measured["tools"]
+    _tighten_step(draft, over - freed, min(lacking - freed, spare[1]))
 
 
-def _aim(draft: Draft) -> _Aim:
-    """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
-    source, policy, counter, measured = draft.input, draft.policy, draft.counter, draft.measured
-    must = max(0, sum(measured.values()) - draft.input_budget)
-    floors: Mapping[Layer, float] = {"tools": policy.budget.floors.tools, "task": policy.budget.floors.task}
-    spare = {layer: max(0, measured[layer] - int(source.window * share)) for layer, share in floors.items()}
-    aim = _Aim(must=must, wish=must, spare=spare)
-    layers: Mapping[Layer, tuple[Candidate, ...]] = {
+def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
+    """Tokens that have to be freed beside those over the budget so that no memory and no evidence is dropped.
+
+    Args:
+        spare: what declarations and task hold above their floors.
+    """
+    found: Mapping[Layer, Sequence[Candidate]] = {
         "memory": draft.found_memory.chosen,
         "evidence": draft.found_evidence.chosen,
     }
-    if not draft.begins or not any(layers.values()):
-        return aim
-    wanted_tokens, weights = wanted(draft, at_cut=draft.at_cut), signals(draft)
-
-    def suffices(least: Mapping[Layer, int], freed: int) -> bool:
-        """Whether memory and evidence get at least so much once so many tokens of tools and task are freed."""
-        tools = min(freed, spare["tools"])
-        task = min(freed - tools, spare["task"])
-        measured_left = {**measured, "tools": measured["tools"] - tools, "task": measured["task"] - task}
-        if sum(measured_left.values()) > draft.input_budget:
-            return False
-        layer_tokens = allocation_of(
-            source, policy, signals=weights, measured=measured_left, wanted=wanted_tokens
-        ).layers
-        return all(layer_tokens[layer].final >= tokens for layer, tokens in least.items())
-
     # At once, since each will be asked for.
-    counter.count_all([candidate.text for some in layers.values() for candidate in some])
-    needed = {layer: sum(least_tokens(draft, candidate) for candidate in some) for layer, some in layers.items()}
-    if suffices(needed, must):
-        return aim
-    draft.least = {candidate.id: briefest(draft, candidate).tokens for some in layers.values() for candidate in some}
-    needed = {layer: sum(draft.least[candidate.id] for candidate in some) for layer, some in layers.items()}
-    most = max(must, sum(spare.values()))
-    wish = must + bisect_left(range(must, most), True, key=partial(suffices, needed))
-    return aim._replace(wish=wish)
+    draft.counter.count_all([candidate.text for chosen in found.values() for candidate in chosen])
+    least = {layer: sum(least_tokens(draft, candidate) for candidate in chosen) for layer, chosen in found.items()}
+    divided = _divided(draft)
+
+    def suffices(freed: int) -> bool:
+        tools, task = min(freed, spare[0]), min(max(0, freed - spare[0]), spare[1])
+        measured = {"tools": draft.measured["tools"] - tools, "task": draft.measured["task"] - task}
+        try:
+            layers = divided(measured={**draft.measured, **measured}).layers
+        except StepTooLarge:
+            return False
+        return all(layers[layer].final >= tokens for layer, tokens in least.items())
+
+    return bisect_left(range(over, max(over, sum(spare))), True, key=suffices) if any(least.values()) else 0
 
 
 def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
@@ -123,12 +100,13 @@ def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) ->
     draft.tightened = (*draft.tightened, event)
 
 
-def _trim_tools(draft: Draft, aim: _Aim) -> None:
+def _trim_tools(draft: Draft, tokens: int) -> None:
+    """Trims declarations, the largest first, until so many tokens are free."""
     counter, scope = draft.counter, draft.scope
     trimmed_tools: dict[str, Tool] = {}
     saved = 0
     for tool in sorted(scope.tools, key=lambda tool: (-counter.tool(tool), tool.name)):
-        if aim.less("tools", saved).reached("tools"):
+        if saved >= tokens:
             break
         brief = trimmed(tool)
         freed = counter.tool(tool) - counter.tool(brief)
@@ -141,9 +119,9 @@ def _trim_tools(draft: Draft, aim: _Aim) -> None:
         _tightened(draft, "tools", draft.measured["tools"] - saved, sorted(trimmed_tools))
 
 
-def _tighten_step(draft: Draft, aim: _Aim) -> None:
+def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     """Shortens the step's longest lines; only where the step would not fit else are they cut to a few words."""
-    if aim.reached("task"):
+    if over <= 0 and lacking <= 0:
         return
     step, counter = draft.step, draft.counter
     names = [name for name in ("task", "goal", "text") if getattr(step, name)]
@@ -151,10 +129,10 @@ def _tighten_step(draft: Draft, aim: _Aim) -> None:
     texts = [getattr(step, name) for name in names] + [getattr(step, name)[at] for name, at in lists]
     sizes = [counter.count(text) for text in texts]
 
-    def ceiling(over: int, least: int) -> int:
-        return max(least, level(sizes, max(0, sum(sizes) - over)))
+    def ceiling(tokens: int, least: int) -> int:
+        return max(least, level(sizes, max(0, sum(sizes) - tokens)))
 
-    most = min(ceiling(aim.must, _LEAST_LINE), ceiling(min(aim.wish, aim.spare["task"]), _BRIEF_LINE))
+    most = min(ceiling(over, _LEAST_LINE), ceiling(lacking, _BRIEF_LINE))
     short = [
         shorten(text, max_tokens=most, counter=counter) if size > most else text
         for text, size in zip(texts, sizes, strict=True)
@@ -185,9 +163,7 @@ def allocate(draft: Draft) -> None:
         StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
             the largest texts among them.
     """
-    wanted_tokens = wanted(draft, at_cut=draft.at_cut)
-    draft.signals = signals(draft)
-    divided = partial(allocation_of, draft.input, draft.policy, signals=draft.signals, wanted=wanted_tokens)
+    draft.signals, divided = signals(draft), _divided(draft)
     try:
         draft.allocation = divided(measured=draft.measured)
     except StepTooLarge as error:
@@ -201,6 +177,12 @@ def allocate(draft: Draft) -> None:
             squeezed[layer] = min(draft.measured[layer], left)
             left -= squeezed[layer]
         draft.allocation = divided(measured=squeezed)
+
+
+def _divided(draft: Draft) -> Callable[..., Allocation]:
+    """The allocation of a draft's window, by what is measured."""
+    wanted_tokens = wanted(draft, at_cut=draft.at_cut)
+    return partial(allocation_of, draft.input, draft.policy, signals=signals(draft), wanted=wanted_tokens)
 
 
 def allocation_of(
@@ -317,12 +299,12 @@ def _reduce_evidence(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
     return dropped
 
 
-LEAST_TOKENS = 16
+LEAST_TOKENS = 12
 """What a shortened memory or piece of evidence keeps at least, besides its date or URI."""
 
 
 def least_tokens(draft: Draft, candidate: Candidate) -> int:
-    """Tokens that a candidate always can be shortened to; `briefest` may be a little less.
+    """Tokens that a candidate always can be shortened to.
 
     What was said in the conversation, and a wish that holds always, is sent word for word or not at all.
     """
@@ -331,30 +313,17 @@ def least_tokens(draft: Draft, candidate: Candidate) -> int:
     return min(candidate.tokens, _overhead(candidate, draft.counter) + LEAST_TOKENS)
 
 
-def briefest(draft: Draft, candidate: Candidate) -> Candidate:
-    """A candidate in its own words and as short as the settings let it become, whatever a model could write."""
-    least = least_tokens(draft, candidate)
-    return candidate if candidate.tokens <= least else _extracted(draft, candidate, least)
-
-
 def _staying(draft: Draft, ranked: Sequence[Candidate], room: int) -> list[int]:
     """The least tokens of as many of ``ranked``, from the beginning, as find room at these."""
     least_tokens_each = [least_tokens(draft, candidate) for candidate in ranked]
-    if sum(least_tokens_each) > room:
-        least_tokens_each = [draft.least.get(candidate.id) or briefest(draft, candidate).tokens for candidate in ranked]
     return least_tokens_each[: _fitting(least_tokens_each, room)]
 
 
 def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
-    """A candidate of at most ``ceiling`` tokens, which is no less than its least."""
+    """A candidate of at most ``ceiling`` tokens, which is no less than its least: a model's summary of it, else
+    sentences of its own."""
     if candidate.tokens <= ceiling:
         return candidate
-    shortened = _shortened(draft, candidate, ceiling)
-    return shortened if shortened.tokens < candidate.tokens else briefest(draft, candidate)
-
-
-def _shortened(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
-    """A candidate whose line holds at most ``ceiling`` tokens: a model's summary of it, else sentences of its own."""
     room = ceiling - _overhead(candidate, draft.counter)
     kind: Literal["memory", "evidence"] = "memory" if candidate.layer == "memory" else "evidence"
     written = draft.summaries.line(kind, candidate.text, max_tokens=room, query=draft.query)

@@ -137,12 +137,10 @@ class Draft:
     told: Mapping[str, int] = field(default_factory=dict)
     budget: Budget | None = None
 
-    # Memory and evidence: what `query` found, then what is sent of it. `shortened` are ids. `least` holds the tokens
-    # of candidates at their briefest, by id, where these had to be known.
+    # Memory and evidence: what `query` found, then what is sent of it. `shortened` are ids.
     query: str = ""
     found_memory: Found = _NOTHING
     found_evidence: Found = _NOTHING
-    least: Mapping[str, int] = field(default_factory=dict)
     memory: tuple[Candidate, ...] = ()
     evidence: tuple[Candidate, ...] = ()
     shortened: frozenset[str] = frozenset()

@@ -349,7 +349,7 @@ def _constraints(step: Step) -> list[str]:
 # What a request really holds of its step: the checklist, the evidence, and every address.
 
 TOOL = "tool:"
-"""What the source of evidence that is a tool's result begins with."""
+"""What the name of a tool whose proof is missing begins with."""
 
 
 @lru_cache(maxsize=8_192)
@@ -422,8 +422,7 @@ def missing_evidence(
 ) -> tuple[str, ...]:
     """What evidence is missing: acceptance items that need it and whose proof is not sent, and tools without a record.
 
-    The latter as ``tool:NAME``, where a plan is at work: tools that were called and of whose results the session keeps
-    none, while nothing else was recorded as evidence either.
+    The latter as ``tool:NAME``, where a plan is at work: tools that were called while nothing was recorded as evidence.
 
     Args:
         covers: items whose proof is known to be sent.
@@ -441,12 +440,12 @@ def missing_evidence(
         for item in source.step.acceptance
         if item.needs_evidence and item.id not in proven and (known is None or item.id in known)
     )
-    if source.validity == "unplanned" or any(not entry.source.startswith(TOOL) for entry in evidence):
+    if source.validity == "unplanned" or evidence:
         return items
-    settled = source.tools_kept.union(tool.name for tool in source.request.tools if tool.essential)
+    essential = {tool.name for tool in source.request.tools if tool.essential}
     names = {part.name for content in called for part in content.calls}
     names.update(name.removeprefix(TOOL) for name in known or () if name.startswith(TOOL))
-    return items + tuple(f"{TOOL}{name}" for name in sorted(names - settled))
+    return items + tuple(f"{TOOL}{name}" for name in sorted(names - essential))
 
 
 def _listed(candidate: Candidate) -> str:

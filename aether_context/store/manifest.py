@@ -206,8 +206,8 @@ class Manifest(_Record):
     prefix: Prefix
     """Cache stability against the request before."""
     evidence_needed: tuple[str, ...] = ()
-    """Acceptance items that need evidence and whose proof is not in the request; also, as ``tool:NAME``, tools that the
-    step used and none of whose results the session keeps."""
+    """Acceptance items that need evidence and whose proof is not in the request; also, as ``tool:NAME``, tools that
+    were called while nothing was recorded as evidence."""
     artifact_uris: tuple[str, ...] = ()
     """Every ``artifact://`` address in the request, and the addresses of other evidence in the payload."""
     saved: Mapping[str, str] = {}

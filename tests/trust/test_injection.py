@@ -162,7 +162,7 @@ def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, fig
     text = INJECTIONS[name]
     policy = PackPolicy(
         max_input_tokens=window,
-        offload={"mode": "request", "threshold_tokens": 100},
+        offload={"extract_tokens": 160},
     )
     one = chat(text, policy=policy)
     asked = [f"What is the rate? {text[-400:]} And where does it stand in report {at} of {name}?" for at in range(3)]
@@ -258,7 +258,7 @@ def test_no_text_begins_a_line_of_a_log(caplog: pytest.LogCaptureFixture, tmp_pa
     writer = Writer(asked=[], requests=[], error=ValueError(RAW))
     policy = PackPolicy(
         max_input_tokens=3_000,
-        offload={"mode": "request", "threshold_tokens": 10},
+        offload={"extract_tokens": 40},
         compress={"summarizer": writer.model},
         limits={"session": {"input_tokens": 20_000}, "on_budget": "warn"},
     )

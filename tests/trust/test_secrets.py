@@ -172,7 +172,7 @@ def converse(folder: Path, settings: dict[str, Any], *, url: str = "") -> Chat:
     policy = PackPolicy(
         max_input_tokens=9_000,
         conversation={"compact_at": 0.5, "compact_to": 0.25},
-        offload={"mode": settings.pop("offload", "request"), "threshold_tokens": 600, "data_tokens": 600},
+        offload={"extract_tokens": 200},
         **settings,
     )
     plugin = ContextPackPlugin(
@@ -311,16 +311,15 @@ def sent_secrets(chat: Chat) -> set[str]:
 ON = {"redact": ("secrets", "personal")}
 MODES: dict[str, dict[str, Any]] = {
     "on": ON,
-    "on, results replaced in the session": {**ON, "offload": "session"},
     "on, hashes alone": {**ON, "record": "hashes"},
     "on, the prompt too": {**ON, "redact_prompt": True},
 }
 
 
-LONG = ("on, results replaced in the session", "on, hashes alone")
+SLOW = "on, hashes alone"
 
 
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.slow if mode in LONG else ()) for mode in MODES])
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.slow if mode == SLOW else ()) for mode in MODES])
 def test_no_secret_is_written(
     mode: str, tmp_path: Path, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, figure: Figure
 ) -> None:
@@ -358,7 +357,7 @@ def test_no_secret_waits_in_the_spool(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(folder / "spool"))
         FailingFileSystem.down = True
         try:
-            converse(folder, {**settings, "offload": "request"}, url=f"failing://secrets-{len(settings)}")
+            converse(folder, dict(settings), url=f"failing://secrets-{len(settings)}")
         finally:
             FailingFileSystem.down = False
         found = leaks((place, data) for place, data in written(folder) if place.startswith("spool"))
@@ -380,7 +379,7 @@ def test_what_is_asked_of_an_app_s_memory_is_masked() -> None:
 def test_what_was_recorded_masked_comes_back_masked(tmp_path: Path) -> None:
     uri = "artifact://evidence/"
     chat = Chat(
-        policy=PackPolicy(**ON, offload={"mode": "request", "threshold_tokens": 600}),
+        policy=PackPolicy(**ON, max_input_tokens=16_000, offload={"extract_tokens": 480}),
         script=[call("dump", name="log"), "Read."],
         tools=[dump],
         store=PackStore(str(tmp_path / "store")),

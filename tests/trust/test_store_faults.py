@@ -127,7 +127,8 @@ def url() -> str:
 def conversation(url: str, policy: PackPolicy | None = None) -> Chat:
     """Each turn calls a tool with a long result, reads of it, and answers; a new one is a new process's."""
     policy = policy or PackPolicy(max_input_tokens=20_000, record="full")
-    return Chat(plugin=ContextPackPlugin(policy=policy, store=url, on_error="raise"), tools=[big_file])
+    plugin = ContextPackPlugin(policy=policy, store=url, on_error="raise")
+    return Chat(plugin=plugin, policy=policy, tools=[big_file])
 
 
 def turn(chat: Chat, number: int, user: str | None = None) -> float:
@@ -225,7 +226,7 @@ def test_a_process_that_starts_and_closes_while_the_store_fails_is_not_held_up(
 
 @pytest.mark.parametrize("fault", ["down", "hangs", "full"])
 def test_a_model_that_reads_what_was_stored_waits_no_longer(fault: str, url: str, figure: Figure) -> None:
-    chat = conversation(url, PackPolicy(max_input_tokens=20_000, record="full", offload={"mode": "request"}))
+    chat = conversation(url, PackPolicy(max_input_tokens=20_000, record="full"))
     turn(chat, 0)
     (evidence,) = PackStore(url).evidence("shop", "ann", "s1")
     chat.restart()

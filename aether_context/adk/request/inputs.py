@@ -36,11 +36,10 @@ from aether_context.adk.request.reader import (
 from aether_context.adk.request.spoken import characters
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import Records, SessionRecords, holds_epoch, load_epoch
-from aether_context.canonical import hash_text
 from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.turns import align, is_human, live_positions, reset, torn
 from aether_context.evidence import evidence_key
-from aether_context.evidence.record import READ, SEARCH, size_words
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Anchor,
     Calibration,
@@ -54,7 +53,6 @@ from aether_context.pack import (
     Request,
     valid,
 )
-from aether_context.packing.payload import TOOL
 from aether_context.retrieval.ranking import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
@@ -167,7 +165,6 @@ class Gatherer:
             problems=(*call.planned.problems, *_unloaded(call, raw)[1]),
             summaries={},
             evidence=records.readings(),
-            tools_kept=records.tools(),
             offloaded_tokens=call.offloaded_tokens,
             calibration=calibrated(source, identity, last.pack.epoch),
         )
@@ -237,7 +234,7 @@ class Gatherer:
             found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
             candidates += found
             encoder = found_by if block is None else encoder
-        candidates = _with_evidence(candidates, planned, records, can_read)
+        candidates = _with_evidence(candidates, records, can_read)
         system, is_text = system_text(request.config)
         tools, other_tools = self.reader.tools(declared_tools(request), seen.essential)
         price = cached_share(model, int(identity.last_event_time // 86_400))
@@ -281,7 +278,6 @@ class Gatherer:
             anchors=anchors,
             asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
             evidence=records.readings(),
-            tools_kept=records.tools(),
             offloaded_tokens=call.offloaded_tokens,
             growth=_growth(events, identity.invocation),
         )
@@ -576,35 +572,12 @@ async def _memories(
         return tuple(candidates), ""
 
 
-def _with_evidence(
-    candidates: Sequence[Candidate], planned: Planned, records: Records, can_read: bool
-) -> tuple[Candidate, ...]:
-    """Candidates with what tools gave to the current step and is kept whole elsewhere, as evidence of that step.
-
-    All have what the session's records say of their addresses, and none has an address that only a reader resolves
-    where the request declares none.
-    """
+def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
+    """Candidates with what the session's records say of their addresses, and without addresses that only a reader
+    resolves where the request declares none."""
     readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
-    recorded = {candidate.uri for candidate in planned.candidates}
-    results: list[Candidate] = []
-    for record in records.of_step(planned.step.key) if planned.validity != "unplanned" else ():
-        if record.uri in recorded:
-            continue
-        text = f"{record.source}: {record.summary or f'{record.media_type}, {size_words(record.size_bytes)}'}"
-        results.append(
-            Candidate(
-                id=f"result_{evidence_key(record.uri)}",
-                layer="evidence",
-                source=f"{TOOL}{record.source}",
-                text=text,
-                digest=hash_text(f"{record.uri}\n{text}"),
-                time=record.time,
-                uri=record.uri,
-                content_hash=record.digest,
-            )
-        )
     found: list[Candidate] = []
-    for candidate in (*candidates, *results):
+    for candidate in candidates:
         uri = candidate.uri
         if uri and can_read:
             content_hash = candidate.content_hash or hashes.get(uri, "")

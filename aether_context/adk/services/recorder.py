@@ -23,7 +23,6 @@ from aether_context.adk.call import AgentKey, SessionKey, agent_key
 from aether_context.adk.tracing import PackSpan
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
-from aether_context.evidence import EvidenceRecord
 from aether_context.pack import Identity, Pack, pack_of_event
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, Tip, pack_id, record
@@ -171,10 +170,6 @@ class Recorder:
     def summary(self, identity: Identity, key: str, text: str) -> None:
         """Queues a summary that a model wrote, under the hash over what it was asked with."""
         self.later(lambda: self.store.write_summary(identity.app, identity.user, key, text))
-
-    def evidence(self, scope: tuple[str, str, str], record: EvidenceRecord, data: bytes) -> None:
-        """Queues a piece of evidence of a session: app, user, session."""
-        self.later(lambda: self.store.write_evidence(*scope, record, data))
 
     def calibration(self, identity: Identity, model: str, value: JSON) -> None:
         """Queues what a user's usage of a model has taught."""
