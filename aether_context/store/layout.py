@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, TypeAlias
 
-from aether_context.store.files import File, segment
+from aether_context.store.files import File
 from aether_context.store.pack_file import ENDING
 
 Kind: TypeAlias = Literal[
@@ -68,8 +68,3 @@ def entry_of(file: File, root: str) -> Entry | None:
 def is_segment(folder: str) -> bool:
     """Whether a name could lead to a folder that is called so."""
     return re.fullmatch(_NAME, folder) is not None
-
-
-def is_named(folder: str, name: object) -> bool:
-    """Whether a folder is the one that a name leads to."""
-    return isinstance(name, str) and segment(name) == folder

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
-from aether_context.store.files import File, Files, segment
+from aether_context.store.files import Files, segment
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment
 from aether_context.store.pack_file import (
     ENDING,
@@ -276,7 +276,9 @@ class PackStore:
         data = self.files.get(path)
         if data is None:
             raise BlobNotFound(f"{digest} is not in {self.url}")
-        return _checked(data, digest, path)
+        if hash_bytes(data) != digest:
+            raise ChecksumMismatch(f"{path} does not hold what its name says")
+        return data
 
     def evidence_digests(self, app: str, user: str, digits: str) -> list[str]:
         """The hashes of a user's evidence that begin with the digits in an ``artifact://`` address."""
@@ -357,18 +359,11 @@ class PackStore:
 
     def places(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
         """The places of packs, sorted by id, which begins with the time."""
-        listings = self.files.at_once(self.pack_files, self.sessions(app, user, session))
-        packs = [file.path.removesuffix(ENDING) for files in listings for file in files]
+        sessions = self._inside(self.owners(app, user), session, _NO_SESSIONS)
+        listings = self.files.at_once(lambda folder: self.files.files(f"{folder}/packs"), sessions)
+        entries = (entry_of(file, self.files.root) for files in listings for file in files)
+        packs = [entry.file.path.removesuffix(ENDING) for entry in entries if entry is not None]
         return sorted(packs, key=lambda pack: (_name(pack), pack))
-
-    def sessions(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
-        """The folders of sessions."""
-        return self._inside(self.owners(app, user), session, _NO_SESSIONS)
-
-    def pack_files(self, session: str) -> list[File]:
-        """The files of the packs in a session's folder. A file's path without the ending is the pack's place."""
-        entries = (entry_of(file, self.files.root) for file in self.files.files(f"{session}/packs"))
-        return [entry.file for entry in entries if entry is not None]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
@@ -397,12 +392,6 @@ def _texts(manifest: Manifest, line: bytes) -> dict[str, JSON]:
         raise ChecksumMismatch(f"the texts of {manifest.pack_id} are not {manifest.texts}")
     texts: dict[str, JSON] = parsed(line)
     return texts
-
-
-def _checked(data: bytes, digest: str, path: str) -> bytes:
-    if hash_bytes(data) != digest:
-        raise ChecksumMismatch(f"{path} does not hold what its name says")
-    return data
 
 
 def _name(path: str) -> str:

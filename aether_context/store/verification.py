@@ -13,7 +13,8 @@ from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotF
 from aether_context.evidence import EvidenceRecord
 from aether_context.pack import pack_of_event
 from aether_context.store.artifacts import is_artifact
-from aether_context.store.layout import Entry, entry_of, is_named
+from aether_context.store.files import segment
+from aether_context.store.layout import Entry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import ENDING
 from aether_context.store.packs import PackStore, unhashed
@@ -234,9 +235,9 @@ def _file_fault(store: PackStore, entry: Entry, saved: Mapping[str, str]) -> str
             record = EvidenceRecord.model_validate_json(data)
             is_sound = record.name == entry.stem and record.to_json().encode() == data
         elif entry.kind == "name":
-            name = json.loads(data)["name"]
+            name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
-            is_sound = is_named(folder, name) and canonical_json({"name": name}).encode() == data
+            is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)
         else:
