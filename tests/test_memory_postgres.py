@@ -56,33 +56,48 @@ def names(service: HybridMemoryService, user: str = "ann", query: str = "code ke
 # who may see what
 
 
-def test_the_database_shows_a_transaction_the_rows_of_its_owner_alone(service: HybridMemoryService) -> None:
-    from aether_context.memory.rows import owner_of
+def test_the_database_shows_a_transaction_the_texts_of_its_owner_alone(service: HybridMemoryService) -> None:
+    from aether_context.memory.records import owner_of
 
     memories = service.memories
     for user in ("ann", "ben"):
         memories.add("shop", user, [Memory(name="m", text=f"The code of {user}.")])
-    database = memories.database
-    everything = "SELECT text FROM memories"
+    run = memories.database._run
 
     def seen(owner: str) -> list[Any]:
-        return database.run(lambda connection: connection.execute(everything).fetchall(), owner=owner)
+        return run(owner, lambda connection: connection.execute("SELECT text FROM memories").fetchall())
 
-    assert seen(owner_of("shop", "ann")) == [("The code of ann.",)]
+    ann, ben = owner_of("shop", "ann"), owner_of("shop", "ben")
+    assert seen(ann) == [("The code of ann.",)]
     assert seen(owner_of("shop", "eve")) == seen("") == []
-    forged = "INSERT INTO memories (owner, number, key, session, name, standing) VALUES (?, 9, 'x', '', 'x', 0)"
+    forged = "INSERT INTO memories (owner, number, key, session, name, standing) VALUES (%s, 9, 'x', '', 'x', false)"
     with pytest.raises(StoreError, match="row-level security"):
-        database.run(
-            lambda connection: connection.execute(forged, (owner_of("shop", "ben"),)),
-            owner=owner_of("shop", "ann"),
-            writes=True,
-        )
-    taken = database.run(
-        lambda connection: connection.execute("UPDATE memories SET text = ''").rowcount,
-        owner=owner_of("shop", "ann"),
-        writes=True,
-    )
+        run(ann, lambda connection: connection.execute(forged, (ben,)), writes=True)
+    taken = run(ann, lambda connection: connection.execute("UPDATE memories SET text = ''").rowcount, writes=True)
     assert taken == 1
+
+
+def test_no_way_of_finding_candidates_reaches_another_owner(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where hashes of owners begin alike, and their vectors stand in one index."""
+    from aether_context.memory import postgres as backend
+    from aether_context.memory.records import owner_of
+
+    monkeypatch.setattr(backend, "FEW", 3)
+    monkeypatch.setattr("aether_context.memory.library.owner_of", lambda app, user: "0" * 24 + owner_of(app, user)[:8])
+    service = HybridMemoryService(postgres.uri("alike"))
+    for user in ("ann", "ben", "cay"):
+        said = [Memory(name=f"{user}{at}", text=f"The code of {user} is number{at}.") for at in range(40)]
+        service.memories.add("shop", user, said)
+    assert postgres.execute("SELECT indexed, count(*) FROM alike.searched GROUP BY 1 ORDER BY 1") == [
+        (False, 9),
+        (True, 111),
+    ]
+    for user in ("ann", "ben", "cay"):
+        assert names(service, user, "the code") == sorted(f"{user}{at}" for at in range(40))
+        by_meaning = names(service, user, "a pin")
+        assert by_meaning
+        assert all(name.startswith(user) for name in by_meaning)
+    service.memories.close()
 
 
 # the tables
@@ -97,37 +112,30 @@ def test_services_that_start_at_once_make_the_tables_once(postgres: Server) -> N
     for one in threads:
         one.join()
     assert [one.memories.add("shop", "ann", [KEY]) for one in services] == [1, 0, 0, 0, 0, 0]
-    assert postgres.execute("SELECT version FROM at_once.migrations") == [(1,)]
+    assert postgres.execute("SELECT version FROM at_once.form") == [(1,)]
     for one in services:
         one.memories.close()
 
 
-def test_tables_are_brought_up_to_a_later_version_which_an_earlier_release_leaves_alone(
-    postgres: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from aether_context.memory import postgres as rows
-
-    uri = postgres.uri("versions")
-    earlier = HybridMemoryService(uri)
-    earlier.memories.add("shop", "ann", [KEY])
-    with monkeypatch.context() as patch:
-        patch.setattr(rows, "STEPS", (*rows.STEPS, "ALTER TABLE memories ADD COLUMN colour text"))
-        later = HybridMemoryService(uri)
-        assert names(later) == ["key"]
-        assert names(earlier) == ["key"]  # it goes on until it is started anew
-        later.memories.close()
-    with pytest.raises(StoreError, match="has version 2, and this release knows 1: update it"):
+def test_tables_of_another_form_are_left_alone_and_the_error_says_what_to_do(postgres: Server) -> None:
+    uri = postgres.uri("formed")
+    HybridMemoryService(uri).memories.close()
+    postgres.execute("UPDATE formed.form SET version = 99")
+    with pytest.raises(
+        StoreError, match=r"schema formed .* another form than 1: name a schema of its own with \?schema="
+    ):
         HybridMemoryService(uri)
-    earlier.memories.close()
+    postgres.execute("DROP TABLE formed.form")
+    with pytest.raises(StoreError, match="another form"):
+        HybridMemoryService(uri)
 
 
-def test_a_step_that_fails_leaves_the_tables_as_they_were(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aether_context.memory import postgres as rows
+def test_tables_that_cannot_be_made_leave_nothing(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aether_context.memory import postgres as backend
 
     uri = postgres.uri("failed")
-    HybridMemoryService(uri).memories.close()
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "STEPS", (*rows.STEPS, "CREATE TABLE half (x int)", "SELECT nonsense"))
+        patch.setattr(backend, "_TABLES", "CREATE TABLE half (x int); SELECT nonsense")
         with pytest.raises(StoreError, match="nonsense"):
             HybridMemoryService(uri)
     assert postgres.execute("SELECT count(*) FROM pg_tables WHERE tablename = 'half'") == [(0,)]
@@ -312,8 +320,8 @@ def test_a_server_that_hangs_costs_its_deadline_and_then_nothing(
 
     service = HybridMemoryService(postgres.uri())
     service.memories.add("shop", "ann", [KEY])
-    (process,) = service.memories.database.run(
-        lambda connection: connection.execute("SELECT pg_backend_pid()").fetchone()
+    (process,) = service.memories.database._run(
+        "", lambda connection: connection.execute("SELECT pg_backend_pid()").fetchone()
     )
     monkeypatch.setattr(rows, "_PAUSE_SECONDS", 1_000)
     # The process that serves the only connection stands still: it takes what is sent, and answers nothing.
@@ -339,30 +347,13 @@ def test_busy_connections_are_no_reason_to_pause(
 
     monkeypatch.setattr(rows, "_PAUSE_SECONDS", 1_000)
     service.memories.add("shop", "ann", [KEY])
-    busy = service.memories.database._free
-    for _ in range(8):
-        busy.acquire()
+    taken = [service.memories.database._taken() for _ in range(8)]
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match=r"all of 8 connections to postgresql://.* were busy"):
             service.memories.search("shop", "ann", ASK)
-    for _ in range(8):
-        busy.release()
+    for pool, connection in taken:
+        pool.putconn(connection)
     assert names(service) == ["key"]
-
-
-def test_rows_of_a_backup_are_found_after_one_search(postgres: Server) -> None:
-    uri = postgres.uri("restored")
-    service = HybridMemoryService(uri)
-    memories = [Memory(name=f"m{at}", text=f"A key of door {at}.") for at in range(4)]
-    for memory in memories:
-        service.memories.add("shop", "ann", [memory])
-    assert len(names(service)) == 4
-    postgres.execute("DELETE FROM restored.memories WHERE number > 1")
-    postgres.execute("UPDATE restored.owners SET last = 1, memories = 1")
-    service.memories.add("shop", "ann", [Memory(name="new", text="A key of the gate.")])
-    service.memories.search("shop", "ann", "key")
-    assert names(service) == ["m0", "new"]
-    service.memories.close()
 
 
 def refuse(*args: Any, **kwargs: Any) -> Any:
