@@ -223,8 +223,8 @@ TALK = [
 
 
 @pytest.mark.parametrize("embedder", ["static", "none"])
-def test_what_is_found_does_not_depend_on_where_it_is_kept(uri: str, embedder: str) -> None:
-    services = [HybridMemoryService(place, embedder=embedder) for place in ("", uri)]
+def test_a_file_finds_what_a_process_does(tmp_path: Path, embedder: str) -> None:
+    services = [HybridMemoryService(place, embedder=embedder) for place in ("", str(tmp_path))]
     for service in services:
         for first in range(0, len(TALK), 1_000):
             service.memories.add("app", "ann", TALK[first : first + 1_000])

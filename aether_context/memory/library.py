@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 import numpy as np
 
-from aether_context.errors import EmbeddingError, MissingExtra
+from aether_context.errors import EmbeddingError, MissingExtra, StoreError
 from aether_context.memory.file import MemoryFile, located
 from aether_context.memory.records import (
-    Backend,
     Found,
     Memory,
-    Searched,
-    cleaned,
-    entry_of,
-    is_change,
+    Row,
+    changed,
     made_by,
+    memory_of,
+    number_of,
     owner_of,
+    row_of,
+    who_of,
 )
 from aether_context.redaction import masker
 from aether_context.retrieval import newest_first
@@ -31,6 +35,11 @@ from aether_context.retrieval.embedders import Embedder, embedder_for
 from aether_context.retrieval.pool import Pool, Rows
 from aether_context.retrieval.ranking import similarity
 from aether_context.retrieval.terms import hashed
+
+if TYPE_CHECKING:
+    from aether_context.memory.postgres import PostgresMemories
+
+logger = logging.getLogger("aether_context")
 
 _SCHEMES = ("postgresql://", "postgres://")
 _COMPARED = 20
@@ -82,7 +91,7 @@ class Memories:
         self._embedder = embedder_for(embedder)
         self.mask = masker(redact)
         """A mask that masks nothing may be replaced by another."""
-        self.database: Backend
+        self.database: MemoryFile | PostgresMemories
         if isinstance(place, str) and is_postgres(place):
             if find_spec("psycopg_pool") is None:
                 raise MissingExtra("postgres", "a memory service on PostgreSQL")
@@ -108,16 +117,12 @@ class Memories:
             revive: whether what was deleted may be written again.
         """
         owner = owner_of(app, user)
-        given = {memory.key: memory for memory in map(self._masked, map(cleaned, memories))}
-        if not given:
-            return 0
-        known = self.database.digests(owner, list(given))
+        rows = {row[:2]: row for row in map(row_of, map(self._masked, memories))}
+        known = self.database.known(owner, [named for named, _ in rows])
         # What another process writes in between is embedded in vain, and no more.
-        wanted = [memory for memory in given.values() if is_change(memory, known, revive=revive)]
-        if not wanted:
+        if not (wanted := changed(rows.values(), known, revive=revive)):
             return 0
-        searched = list(zip(wanted, self._searched(wanted), strict=True))
-        return self.database.put(owner, app, user, searched, revive=revive)
+        return self.database.put(owner, who_of(app, user), self._searched(wanted), revive=revive)
 
     def _masked(self, memory: Memory) -> Memory:
         mask = self.mask
@@ -125,7 +130,11 @@ class Memories:
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
-        return self.database.delete(owner_of(app, user), name=name, session=session)
+        return self.database.delete(
+            owner_of(app, user),
+            named=None if name is None else number_of(name),
+            thread=None if session is None else number_of(session),
+        )
 
     def search(self, app: str, user: str, query: str, limit: int = 10) -> list[Remembered]:
         """A user's best memories for a query, best first.
@@ -138,39 +147,57 @@ class Memories:
         vectors: Sequence[Rows | None] = [None] * len(pool.embedders)
         with contextlib.suppress(EmbeddingError):  # words alone find then
             vectors = pool.embedded([asked], "query")
-        wanted = max(limit, _COMPARED)
-        found = self.database.search(owner_of(app, user), asked, vectors, wanted, self._searched)
+        owner = owner_of(app, user)
+        if vectors and vectors[0] is not None:
+            self._complete(owner)
+        found = self.database.search(owner, asked, vectors, max(limit, _COMPARED))
         return self._corrected(found, asked)[:limit]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
-        return self.database.preferences(owner_of(app, user))
+        return list(map(memory_of, self.database.preferences(owner_of(app, user))))
 
     def all(self, app: str, user: str) -> Iterator[Memory]:
         """A user's memories in the order in which they were added or last changed."""
         owner, last = owner_of(app, user), 0
         while page := self.database.page(owner, last):
-            yield from (memory for _, memory in page)
+            yield from (memory_of(record) for _, record in page)
             last = page[-1][0]
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""
-        return sorted(self.database.users())
+        return sorted((*json.loads(who), count) for who, count in self.database.users())
 
     def close(self) -> None:
         """Closes the file, or the connections to the database."""
         self.database.close()
 
-    def _searched(self, memories: Sequence[Memory]) -> list[Searched]:
-        """What memories are searched by; without vectors where these cannot be made now."""
-        texts = [self.mask(entry_of(memory).searched) for memory in memories]
+    def _complete(self, owner: str) -> None:
+        """Embeds what has no vector of this embedder; what a service cannot embed now is left for the next time."""
+        while lacking := self.database.lacking(owner, made_by(self._embedder)):
+            rows = self._searched([row_of(memory_of(record)) for _, record in lacking])
+            numbered = zip(rows, lacking, strict=True)
+            made = [(row.embedder, row.vector, number) for row, (number, _) in numbered if row.vector is not None]
+            if not made:
+                return
+            try:
+                self.database.keep(owner, made)
+            except StoreError as error:
+                logger.warning("vectors are not kept: %s", error)
+                return
+
+    def _searched(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows with what they are searched by; without vectors where these cannot be made now."""
+        texts = [self.mask(memory_of(row.record).entry.searched) for row in rows]
         pool, tables = Pool(self._embedder), list[Rows | None]()
         with contextlib.suppress(EmbeddingError):
             tables = pool.embedded(texts)
+        said = [row._replace(terms=hashed(text)) for row, text in zip(rows, texts, strict=True)]
         if not tables or tables[0] is None:
-            return [Searched(hashed(text)) for text in texts]
-        name, vectors = made_by(self._embedder), np.hstack([rows for rows in tables if rows is not None])
-        return [Searched(hashed(text), name, row.tobytes()) for text, row in zip(texts, vectors, strict=True)]
+            return said
+        name, vectors = made_by(self._embedder), np.hstack([table for table in tables if table is not None])
+        made = zip(said, vectors, strict=True)
+        return [row._replace(embedder=name, vector=vector.tobytes()) for row, vector in made]
 
     def _corrected(self, found: Sequence[Found], asked: str) -> list[Remembered]:
         """What was found, best first, each behind the later one that may contradict it."""

@@ -1,25 +1,27 @@
-"""What is remembered, by what it is known, and by what it is searched."""
+"""What is remembered, as it is kept and as it is ranked."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
-from aether_context.retrieval.pool import Entry, Hit, Pool, Rows
+from aether_context.retrieval.pool import Entry, Hit, Places, Pool, Rows
+from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
-T = TypeVar("T")
+Known: TypeAlias = Mapping[tuple[int, int], str | None]
+"""Records by the hashes of name and session; None of deleted ones."""
 
-MOST_PREFERENCES, LONGEST_PREFERENCE = 20, 2_000
-EMBEDDED_AT_ONCE = 1_000
+_LONGEST_PREFERENCE = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +53,38 @@ class Memory:
             return None
 
     @property
-    def key(self) -> str:
-        """What it is known by among those of its user."""
-        return _hash(self.session, self.name)
+    def record(self) -> str:
+        """All of it as JSON, which `memory_of` reads, without lone surrogates, which have no place in UTF-8."""
+        given = {name: getattr(self, name) for name in _FIELDS}
+        texts = {name: sound(value) for name, value in given.items() if isinstance(value, str)}
+        return canonical_json(given | texts | {"metadata": dict(self.metadata)})
 
     @property
-    def digest(self) -> str:
-        """What all of it is known by."""
-        return _hash(canonical_json([*(getattr(self, name) for name in FIELDS[:-1]), dict(self.metadata)]))
+    def entry(self) -> Entry:
+        """It as it is ranked."""
+        return Entry(
+            id=f"{len(self.session)}:{self.session}{self.name}",
+            text=self.text,
+            time=self.time,
+            speaker=self.author,
+            thread=self.session or None,
+        )
 
 
-class Searched(NamedTuple):
-    """What a memory is searched by: the hashes of its terms, and its vector with the name of what made it."""
+_FIELDS = tuple(field.name for field in fields(Memory))
 
-    terms: bytes
-    embedder: str = ""
+
+class Row(NamedTuple):
+    """A memory as it is kept, known by the hashes of its name and session; and what it is searched by."""
+
+    named: int
+    thread: int
+    standing: bool
+    """Whether it is a preference, and short enough for one."""
+    said_at: float | None
+    record: str
+    terms: bytes = b""
+    embedder: int = -1
     vector: bytes | None = None
 
 
@@ -77,120 +96,94 @@ class Found(NamedTuple):
     memory: Memory
 
 
-Make: TypeAlias = Callable[[Sequence[Memory]], list[Searched]]
-"""Gives what memories are searched by; without vectors where these cannot be made now."""
+class Candidates:
+    """Memories of one owner as they are ranked, in the order of their numbers."""
 
+    def __init__(self, embedder: Embedder | None) -> None:
+        self.numbers: Places = np.empty(0, dtype=np.int64)
+        self.lacking = 0
+        """So many had no vector of this embedder when they were taken in."""
+        self._pool, self._made_by = Pool(embedder), made_by(embedder)
 
-class Backend(Protocol):
-    """Where memories are kept. An owner is an app's user, as of `owner_of`; nothing of another one is ever touched.
+    def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
+        """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
+        if not rows:
+            return
+        numbers, threads, times, said, makers, vectors = zip(*rows, strict=True)
+        made = [vector or b"" if maker == self._made_by else b"" for maker, vector in zip(makers, vectors, strict=True)]
+        width = sum(table.shape[1] for table in self._pool.vectors) or max(map(len, made))
+        filled = b"".join(vector if len(vector) == width else bytes(width) for vector in made)
+        table = np.frombuffer(filled, dtype=np.int8).reshape(len(made), width)
+        tables: list[Rows | None] = [table]
+        if not width:
+            tables = [None] * len(self._pool.embedders)
+        elif len(self._pool.embedders) > 1:  # behind the vectors of a service stand the static model's
+            tables = list(np.split(table, [width - StaticEmbedder().dimensions], axis=1))
+        self._pool.extend(said, tables, times, threads)
+        self.numbers = np.concatenate([self.numbers, np.array(numbers, dtype=np.int64)])
+        self.lacking += sum(maker != self._made_by for maker in makers)
 
-    Every method raises `StoreError` where rows cannot be read or written; nothing of the call was written then.
-    """
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Forgets all others."""
+        self._pool.keep(kept)
+        self.numbers = self.numbers[kept]
 
-    name: str
-
-    def digests(self, owner: str, keys: Sequence[str]) -> dict[str, str | None]:
-        """The digests of those memories that are there, by their keys; None of a deleted one."""
-
-    def put(self, owner: str, app: str, user: str, memories: Sequence[tuple[Memory, Searched]], *, revive: bool) -> int:
-        """Writes those memories that are new or other than before, all or none; how many these are."""
-
-    def delete(self, owner: str, *, name: str | None, session: str | None) -> int:
-        """Deletes memories of a name, of a session, of both, or all; the number of those there were."""
-
-    def search(self, owner: str, asked: str, vectors: Sequence[Rows | None], limit: int, make: Make) -> list[Found]:
-        """The best memories for a masked query, best first.
+    def ranked(
+        self, asked: str, vectors: Sequence[Rows | None], limit: int, read: Callable[[list[int]], Mapping[int, str]]
+    ) -> list[Found]:
+        """The best, best first.
 
         Args:
             vectors: of the query, as of `Pool.embedded`.
-            make: embeds what has no vector of the embedder.
+            read: gives the records of numbers.
         """
+        found: dict[str, tuple[int, Memory]] = {}
 
-    def preferences(self, owner: str) -> list[Memory]:
-        """The newest 20 preferences, the newest first; the longest are passed over."""
+        def entries(places: Places) -> list[Entry]:
+            numbers = self.numbers[places].tolist()
+            records = read(numbers)
+            memories = [memory_of(records[number]) for number in numbers]
+            entries = [memory.entry for memory in memories]
+            found.update(zip((entry.id for entry in entries), zip(numbers, memories, strict=True), strict=True))
+            return entries
 
-    def page(self, owner: str, since: int) -> list[tuple[int, Memory]]:
-        """The next thousand memories after a number, each behind its own."""
-
-    def users(self) -> list[tuple[str, str, int]]:
-        """App, user and number of memories of all that have any."""
-
-    def close(self) -> None:
-        """Closes what is open."""
+        alone, scores = self._pool.answers(asked, vectors)
+        return [Found(hit, *found[hit.id]) for hit in self._pool.ranked(asked, limit, entries, alone, scores)]
 
 
-FIELDS = tuple(field.name for field in fields(Memory))
+def memory_of(record: str) -> Memory:
+    """The memory that a record holds."""
+    return Memory(**json.loads(record))
+
+
+def row_of(memory: Memory) -> Row:
+    """A memory as it is kept, without what it is searched by."""
+    standing = is_preference(memory.metadata) and len(memory.text) <= _LONGEST_PREFERENCE
+    return Row(number_of(memory.name), number_of(memory.session), standing, memory.time, memory.record)
+
+
+def changed(rows: Iterable[Row], known: Known, *, revive: bool) -> list[Row]:
+    """Those rows that are new or other than what is known; deleted ones where they are to be revived."""
+    there = ((row, known.get(row[:2], "")) for row in rows)
+    return [row for row, record in there if (revive if record is None else record != row.record)]
+
+
+def number_of(name: str) -> int:
+    """A hash of 63 bits; -1 of no name."""
+    digest = hashlib.blake2b(sound(name).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 if name else -1
 
 
 def owner_of(app: str, user: str) -> str:
-    """What an app's user is known by."""
-    return _hash(sound(app), sound(user))
+    """What an app's user is known by, 32 hexadecimal digits."""
+    return hashlib.blake2b(who_of(app, user).encode(), digest_size=16).hexdigest()
 
 
-def is_change(memory: Memory, known: Mapping[str, str | None], *, revive: bool) -> bool:
-    """Whether a memory is to be written where some are known by their digests."""
-    digest = known.get(memory.key, "")
-    return revive if digest is None else digest != memory.digest
+def who_of(app: str, user: str) -> str:
+    """App and user as JSON."""
+    return canonical_json([sound(app), sound(user)])
 
 
-def cleaned(memory: Memory) -> Memory:
-    """The memory without lone surrogates, which have no place in UTF-8."""
-    given = {name: getattr(memory, name) for name in FIELDS[:-1]}
-    changed: dict[str, Any] = {name: sound(value) for name, value in given.items() if value is not None}
-    return replace(memory, **changed)
-
-
-def entry_of(memory: Memory) -> Entry:
-    """A memory as it is ranked."""
-    return Entry(
-        id=f"{len(memory.session)}:{memory.session}{memory.name}",
-        text=memory.text,
-        time=memory.time,
-        speaker=memory.author,
-        thread=memory.session or None,
-    )
-
-
-def thread_of(memory: Memory) -> int:
-    """What the turns of a session are known by, from 0 up; -1 where there is none."""
-    digest = hashlib.blake2b(memory.session.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1 if memory.session else -1
-
-
-def made_by(embedder: Embedder | None) -> str:
-    """What rows name as the maker of their vectors, empty where there is none."""
-    return "+".join(one.name for one in Pool(embedder).embedders)
-
-
-def tables(vectors: Rows, pool: Pool) -> list[Rows | None]:
-    """Vectors as rows hold them, by what made them: behind those of a service stand the static model's."""
-    if not vectors.shape[1]:
-        return [None] * len(pool.embedders)
-    if len(pool.embedders) == 1:
-        return [vectors]
-    own = vectors.shape[1] - StaticEmbedder().dimensions
-    return [vectors[:, :own], vectors[:, own:]]
-
-
-def table_of(vectors: Sequence[bytes | None], width: int = 0) -> tuple[Rows, NDArray[np.bool_]]:
-    """Rows of vectors, of zeros where there is none, and which those are that there are.
-
-    Args:
-        width: what vectors have; 0 takes that of the longest.
-    """
-    width = width or max((len(vector) for vector in vectors if vector), default=0)
-    there = np.array([len(vector or b"") == width > 0 for vector in vectors], dtype=np.bool_)
-    rows = np.zeros((len(vectors), width), dtype=np.int8)
-    kept = b"".join(vector for vector, has in zip(vectors, there, strict=True) if vector and has)
-    rows[there] = np.frombuffer(kept, dtype=np.int8).reshape(int(there.sum()), width)
-    return rows, there
-
-
-def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """Items in their order, so many at once."""
-    return (items[first : first + most] for first in range(0, len(items), most))
-
-
-def _hash(*parts: str) -> str:
-    text = "".join(f"{len(part)}:{part}" for part in parts)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def made_by(embedder: Embedder | None) -> int:
+    """What rows name as the maker of their vectors, as of `number_of`."""
+    return number_of("+".join(one.name for one in Pool(embedder).embedders))

@@ -39,7 +39,7 @@ from aether_context.memory import Memory
 
 COLUMNS = ("place", "users", "memories", "add", "first", "p50", "p95", "share", "MB")
 A_SESSION, A_WRITE, BEST = 20, 1_000, 10
-TABLES = "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables WHERE relname IN ('memories', 'searched')"
+TABLES = "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables WHERE relname = 'memories'"
 
 
 def stamp(seconds: float) -> str:
