@@ -77,6 +77,7 @@ class MemoryFile(Backend):
             if self.path is not None and self._process != os.getpid():
                 # A fork must not use its parent's connection, nor close it, which would drop the parent's locks.
                 self._inherited.append(self._connection)
+                self._indexes.clear()
                 self._connection, self._process = self._opened(), os.getpid()
             try:
                 with _transaction(self._connection, "IMMEDIATE" if owner else "DEFERRED") as cursor:
@@ -113,12 +114,16 @@ class MemoryFile(Backend):
 
     def _index(self, owner: str) -> Candidates:
         """An owner's index as the rows are now; those of others that were asked longest ago make room for it."""
-        counts = "SELECT count(*), total(embedder <> ?) FROM memories WHERE owner = ?"
-        ((count, lacking),) = self.read(counts, made_by(self._embedder), owner)
-        index = self._followed(self._indexes.pop(owner, Candidates(self._embedder)), owner, count)
-        if index.lacking != lacking:  # vectors were written to rows that it knows
-            index = self._followed(Candidates(self._embedder), owner, count)
-        kept = count + sum(len(other.numbers) for other in self._indexes.values())
+        version = (*self.read("PRAGMA data_version"), self._connection.total_changes)
+        index = self._indexes.pop(owner, None)
+        if index is None or index.version != version:
+            counts = "SELECT count(*), total(embedder <> ?) FROM memories WHERE owner = ?"
+            ((count, lacking),) = self.read(counts, made_by(self._embedder), owner)
+            index = self._followed(index or Candidates(self._embedder), owner, count)
+            if index.lacking != lacking:  # vectors were written to rows that it knows
+                index = self._followed(Candidates(self._embedder), owner, count)
+            index.version = version
+        kept = sum(len(other.numbers) for other in (index, *self._indexes.values()))
         while self._indexes and (len(self._indexes) >= self._max_users or kept > _MOST_KEPT):
             kept -= len(self._indexes.pop(next(iter(self._indexes))).numbers)
         self._indexes[owner] = index

@@ -59,7 +59,7 @@ CREATE TABLE memories (
     bits bit varying GENERATED ALWAYS AS (binary_quantize(vector)) STORED, UNIQUE (owner, named, thread));
 CREATE INDEX by_owner ON memories (owner, embedder, number) INCLUDE (bits);
 CREATE INDEX by_standing ON memories (owner, number) WHERE standing;
-CREATE INDEX by_words ON memories USING gin (words);
+CREATE INDEX by_words ON memories USING gin (words) WITH (gin_pending_list_limit = 1024);
 CREATE TABLE forgotten (owner uuid, named bigint, thread bigint, PRIMARY KEY (owner, named, thread))
 """
 _INSERT = f"COPY memories (owner, {', '.join(Row._fields)}, words) FROM STDIN".encode()

@@ -103,6 +103,8 @@ class Candidates:
         self.numbers: Places = np.empty(0, dtype=np.int64)
         self.lacking = 0
         """So many had no vector of this embedder when they were taken in."""
+        self.version: tuple[object, ...] = ()
+        """What was read last."""
         self._pool, self._made_by = Pool(embedder), made_by(embedder)
 
     def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:

