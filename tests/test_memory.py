@@ -29,8 +29,8 @@ from scripted import new_store
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
 from aether_context.errors import EmbeddingError, SearchIndexError, StoreError
-from aether_context.memory import Memories, Memory, library
-from aether_context.memory.rows import owner_of
+from aether_context.memory import Memories, Memory, file
+from aether_context.memory.records import owner_of
 from aether_context.retrieval.embedders import StaticEmbedder, unit
 from aether_context.store.replay import Replayer
 
@@ -131,15 +131,15 @@ def test_words_alone_find_where_a_query_cannot_be_embedded(tmp_path):
 
 
 def test_indexes_of_others_make_room_for_a_user_with_many_memories(monkeypatch, tmp_path):
-    monkeypatch.setattr("aether_context.memory.library._MOST_KEPT", 5)
+    monkeypatch.setattr("aether_context.memory.file._MOST_KEPT", 5)
     memories = Memories(tmp_path, embedder="none")
     for user in ("ann", "ben", "cay"):
         memories.add("app", user, [Memory(name=f"m{at}", text=f"Key {at} of {user} is red.") for at in range(3)])
     for user in ("ann", "ben", "ann", "cay", "ben"):
         assert {hit.memory.text[-len("ann is red.") :][:3] for hit in memories.search("app", user, "red key")} == {user}
-        assert memories._indexes.keys() <= {owner_of("app", name) for name in ("ann", "ben", "cay")}
+        assert memories.database._indexes.keys() <= {owner_of("app", name) for name in ("ann", "ben", "cay")}
     memories.search("app", "ben", "key")
-    assert list(memories._indexes) == [owner_of("app", "ben")]
+    assert list(memories.database._indexes) == [owner_of("app", "ben")]
 
 
 # with a runner
@@ -380,7 +380,7 @@ def test_a_writer_that_is_killed_leaves_a_sound_file():
 
 
 def test_more_than_a_file_is_made_for_names_the_engine_once(tmp_path, caplog):
-    with patch.object(library, "MANY", 20):
+    with patch.object(file, "MANY", 20):
         for where, lines in ((tmp_path, 1), (None, 0)):
             caplog.clear()
             with closing(Memories(where, embedder="none")) as memories:

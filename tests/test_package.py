@@ -105,7 +105,7 @@ def test_command_line_does_not_load_google():
 def test_importing_every_module_but_the_edge_leaves_google_alone():
     runs_agents = ("aether_context.adk", "aether_context.demo")
     pure = [name for name in modules() if not name.startswith(runs_agents)]
-    if find_spec("psycopg") is None:
+    if find_spec("psycopg_pool") is None:
         pure = [name for name in pure if name not in NEED_POSTGRES]
     assert "google" not in loaded_by("\n".join(f"import {name}" for name in pure))
 

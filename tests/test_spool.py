@@ -538,11 +538,11 @@ import os, sys
 os.umask(int(sys.argv[1], 8))
 from pathlib import Path
 from aether_context import PackStore
-from aether_context.memory.file import MemoryFile
+from aether_context.memory import Memories
 files = PackStore(sys.argv[2] + "/store").files
 files.create(f"{files.root}/a/b", b"x")
 files.replace(f"{files.root}/a/c", b"x")
-MemoryFile(Path(sys.argv[2], "memory", "memories.sqlite")).close()
+Memories(Path(sys.argv[2], "memory", "memories.sqlite")).close()
 """
     subprocess.run([sys.executable, "-c", write, umask, str(tmp_path)], check=True, timeout=60)
     made = list(tmp_path.rglob("*"))

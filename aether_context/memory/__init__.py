@@ -8,12 +8,10 @@ memories.search("app", "ann", "where are the keys?", limit=10)
 from __future__ import annotations
 
 from aether_context.memory.library import Memories, Remembered
-from aether_context.memory.places import located
-from aether_context.memory.rows import Memory
+from aether_context.memory.records import Memory
 
 __all__ = [
     "Memories",
     "Memory",
     "Remembered",
-    "located",
 ]

@@ -1,75 +1,149 @@
-"""The rows of memories in one SQLite file, or in this process alone."""
+"""Memories in one SQLite file, or in this process alone.
+
+A process keeps an index of each user it is asked about. What is written anew gets a number above all that there were,
+so that an index takes in what lies above its last; and where it holds more then than the file, something was deleted.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+
+import numpy as np
 
 from aether_context.errors import StoreError
-from aether_context.memory.rows import TABLES, Connection
+from aether_context.memory.backend import Backend
+from aether_context.memory.records import Candidates, Found, Row, made_by
+from aether_context.retrieval.embedders import Embedder
+from aether_context.retrieval.pool import Rows
 
-T = TypeVar("T")
+logger = logging.getLogger("aether_context")
 
-_FORMAT = 4
-_TIMEOUT_SECONDS = 30.0
+MANY = 100_000
+"""A user with more memories than this is better served by PostgreSQL than by a file."""
+
+_FORMAT = 5
+_TIMEOUT_SECONDS = 30
+_MOST_KEPT = 1_000_000
+"""Memories in the indexes of all users that a process keeps, of 450 to 750 bytes each."""
+_TABLES = f"""
+CREATE TABLE owners (owner text PRIMARY KEY, who text NOT NULL);
+CREATE TABLE memories (
+    number integer PRIMARY KEY AUTOINCREMENT, owner text NOT NULL, named int NOT NULL, thread int NOT NULL,
+    standing int NOT NULL, said_at real, record text NOT NULL, terms blob NOT NULL, embedder int NOT NULL, vector blob,
+    UNIQUE (owner, named, thread));
+CREATE INDEX by_owner ON memories (owner);
+CREATE INDEX by_embedder ON memories (owner, embedder);
+CREATE INDEX by_standing ON memories (owner) WHERE standing;
+CREATE TABLE forgotten (owner text, named int, thread int, PRIMARY KEY (owner, named, thread));
+PRAGMA user_version = {_FORMAT}
+"""
+_INSERT = f"""INSERT INTO memories (number, owner, {", ".join(Row._fields)})
+    VALUES (?, ?{", ?" * len(Row._fields)})"""
 
 
-class MemoryFile:
-    """One file. Threads and processes may share it.
+class MemoryFile(Backend):
+    """One file, which threads and processes may share.
 
     Args:
         path: None keeps all in this process.
+        max_users: so many users' indexes are kept, fewer where they hold more than a million memories together.
 
     Raises:
         StoreError: the file cannot be opened, or is none of this format.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, embedder: Embedder | None, max_users: int) -> None:
         self.path = path
         self.name = "this process" if path is None else str(path)
+        self._embedder, self._max_users = embedder, max_users
+        self._indexes: dict[str, Candidates] = {}  # the one that was asked last at the end
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._inherited: list[sqlite3.Connection] = []
         self._connection = self._opened()
 
-    def run(self, work: Callable[[Connection], T], *, owner: str = "", writes: bool = False) -> T:
-        """What work in one transaction gives; what it wrote is on the disk when this returns.
-
-        Raises:
-            StoreError: the rows cannot be read or written.
-        """
+    @contextlib.contextmanager
+    def transaction(self, owner: str = "") -> Iterator[sqlite3.Cursor]:
+        """What is written is on the disk when it ends."""
         with self._lock:
             if self.path is not None and self._process != os.getpid():
                 # A fork must not use its parent's connection, nor close it, which would drop the parent's locks.
                 self._inherited.append(self._connection)
+                self._indexes.clear()
                 self._connection, self._process = self._opened(), os.getpid()
             try:
-                return _written(self._connection, work) if writes else work(self._connection)
+                with _transaction(self._connection, "IMMEDIATE" if owner else "DEFERRED") as cursor:
+                    yield cursor
             except sqlite3.Error as error:
                 raise StoreError(f"the memories in {self.name} cannot be used: {error}") from error
 
-    def purge(self) -> None:
-        """Takes deleted words out of the log; while others read it, the next one who can will."""
-        if self.path is None:
-            return
+    def insert(self, cursor: sqlite3.Cursor, owner: str, rows: Sequence[Row]) -> None:
+        # By the clock, a backup that was put back does not give numbers again that indexes know.
+        (last,) = cursor.execute("SELECT max(seq, 0) FROM sqlite_sequence").fetchone() or (0,)
+        first = max(last + 1, time.time_ns())
+        cursor.executemany(_INSERT, [(number, owner, *row) for number, row in enumerate(rows, first)])
 
-        def truncate(connection: Connection) -> None:
-            connection.execute("PRAGMA busy_timeout = 0")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            connection.execute(f"PRAGMA busy_timeout = {int(1000 * _TIMEOUT_SECONDS)}")
+    def delete(self, owner: str, *, named: int | None, thread: int | None) -> int:
+        deleted = super().delete(owner, named=named, thread=thread)
+        if deleted and self.path:
+            with self._lock:  # out of the log, too; while others read it, the next one who can will
+                for pragma in ("busy_timeout = 0", "wal_checkpoint(TRUNCATE)", f"busy_timeout = {_TIMEOUT_SECONDS}000"):
+                    self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        return deleted
 
-        self.run(truncate)
+    def search(self, owner: str, asked: str, vectors: Sequence[Rows | None], limit: int) -> list[Found]:
+        """The best memories for a masked query, best first; ``vectors`` are the query's."""
+        query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({self.numbers})"
+        with self.transaction():
+            return self._index(owner).ranked(
+                asked, vectors, limit, lambda numbers: dict(self.read(query, owner, json.dumps(numbers)))
+            )
 
     def close(self) -> None:
         """Closes the file."""
         with self._lock:
             self._connection.close()
+
+    def _index(self, owner: str) -> Candidates:
+        """An owner's index as the rows are now; those of others that were asked longest ago make room for it."""
+        version = (*self.read("PRAGMA data_version"), self._connection.total_changes)
+        index = self._indexes.pop(owner, None)
+        if index is None or index.version != version:
+            counts = "SELECT count(*), total(embedder <> ?) FROM memories WHERE owner = ?"
+            ((count, lacking),) = self.read(counts, made_by(self._embedder), owner)
+            index = self._followed(index or Candidates(self._embedder), owner, count)
+            if index.lacking != lacking:  # vectors were written to rows that it knows
+                index = self._followed(Candidates(self._embedder), owner, count)
+            index.version = version
+        kept = sum(len(other.numbers) for other in (index, *self._indexes.values()))
+        while self._indexes and (len(self._indexes) >= self._max_users or kept > _MOST_KEPT):
+            kept -= len(self._indexes.pop(next(iter(self._indexes))).numbers)
+        self._indexes[owner] = index
+        return index
+
+    def _followed(self, index: Candidates, owner: str, count: int) -> Candidates:
+        columns = "number, thread, said_at, terms, embedder, vector"
+        query = f"SELECT {columns} FROM memories WHERE owner = ? AND number > ? ORDER BY number"
+        before = len(index.numbers)
+        index.take(self.read(query, owner, int(index.numbers[-1]) if before else 0))
+        if len(index.numbers) > count:
+            there = [number for (number,) in self.read("SELECT number FROM memories WHERE owner = ?", owner)]
+            index.keep(np.isin(index.numbers, there))
+        if before <= MANY < count and self.path:
+            logger.warning(
+                "a user has %d memories in %s: past %d a file is slow to open and to search; "
+                'HybridMemoryService("postgresql://...") serves more machines',
+                *(count, self.name, MANY),
+            )
+        return index
 
     def _opened(self) -> sqlite3.Connection:
         deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -93,30 +167,17 @@ class MemoryFile:
             check_same_thread=False,
             factory=_Connection,
         )
-        with contextlib.ExitStack() as failed:
-            failed.callback(connection.close)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA secure_delete = ON")
-            if _format(connection) != _FORMAT:
-                _written(connection, self._prepare)
-            failed.pop_all()
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        version = "PRAGMA user_version"
+        if connection.execute(version).fetchone() != (_FORMAT,):  # else nobody has to wait for another's writes
+            with _transaction(connection, "IMMEDIATE") as cursor:
+                is_new = not cursor.execute("SELECT 1 FROM sqlite_master WHERE type = 'table'").fetchone()
+                if not is_new and cursor.execute(version).fetchone() != (_FORMAT,):
+                    raise StoreError(f"{self.name} holds something else than memories: give a file of its own")
+                for statement in _TABLES.split(";") if is_new else ():
+                    cursor.execute(statement)
         return connection
-
-    def _prepare(self, connection: Connection) -> None:
-        """Makes the tables."""
-        found = _format(connection)  # another process may have been faster
-        if found == _FORMAT:
-            return
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if found or tables:
-            raise StoreError(
-                f"{self.name} holds something else than memories of format {_FORMAT}: give a file of its own"
-            )
-        for statement in TABLES.format(bytes="blob").split(";"):
-            connection.execute(statement)
-        connection.execute("CREATE INDEX memories_by_name ON memories (owner, name)")
-        connection.execute(f"PRAGMA user_version = {_FORMAT}")
 
 
 class _Connection(sqlite3.Connection):
@@ -126,17 +187,21 @@ class _Connection(sqlite3.Connection):
         self.close()
 
 
-def _written(connection: sqlite3.Connection, work: Callable[[Connection], T]) -> T:
-    """What work in a transaction gives, which is durable when it ends, and has not been where it fails."""
-    connection.execute("BEGIN IMMEDIATE")
+def located(path: str | os.PathLike[str]) -> Path:
+    """The file that a path means: itself, or the one in the folder that it is or, having no suffix, is going to be."""
+    found = Path(os.path.expanduser(path))
+    return found / "memories.sqlite" if os.path.isdir(found) or not (found.suffix or os.path.exists(found)) else found
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, kind: str) -> Iterator[sqlite3.Cursor]:
+    if connection.in_transaction:
+        yield connection.cursor()
+        return
+    connection.execute(f"BEGIN {kind}")
     try:
-        found = work(connection)
+        yield connection.cursor()
         connection.execute("COMMIT")
-        return found
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-
-
-def _format(connection: Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -1,44 +1,43 @@
-"""Memories of many users, each user's found in an index that follows the rows of a file or a database."""
+"""Memories of many users: masked, hashed and embedded here, kept and found by a backend."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_plus
 
 import numpy as np
 
 from aether_context.errors import EmbeddingError, MissingExtra, StoreError
-from aether_context.memory import rows
-from aether_context.memory.file import MemoryFile
-from aether_context.memory.places import is_postgres, located
-from aether_context.memory.rows import Change, Connection, Memory, Searched, owner_of
+from aether_context.memory.file import MemoryFile, located
+from aether_context.memory.records import (
+    Memory,
+    Row,
+    changed,
+    made_by,
+    memory_of,
+    number_of,
+    owner_of,
+    row_of,
+    who_of,
+)
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder, embedder_for
-from aether_context.retrieval.pool import Places, Pool, Rows
+from aether_context.retrieval.embedders import Embedder, embedder_for
+from aether_context.retrieval.pool import Pool, Rows
 from aether_context.retrieval.terms import hashed
 
 if TYPE_CHECKING:
-    from aether_context.memory.postgres import PostgresRows
+    from aether_context.memory.postgres import PostgresMemories
 
 logger = logging.getLogger("aether_context")
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-MANY = 100_000
-"""A user with more memories than this is better served by PostgreSQL than by a file."""
-
-_MOST_KEPT = 1_000_000
-"""Memories in the indexes of all users that a process keeps, of 450 to 750 bytes each."""
-_ATTEMPTS = 5
-_EMBEDDED_AT_ONCE = 1_000
+_SCHEMES = ("postgresql://", "postgres://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,8 @@ class Memories:
             give the same one: what another one has made is made anew by whoever finds it.
         redact: names of rules or groups, or regular expressions, as in a policy: what is masked in texts and metadata
             that are added from then on, in queries, and in what is embedded.
-        max_users: so many users' indexes are kept, fewer where they hold more than a million memories together; another
-            one is made from the rows when it is asked for.
+        max_users: so many users' indexes are kept of a file, fewer where they hold more than a million memories
+            together; another one is made from the rows when it is asked for.
 
     Raises:
         StoreError: the file cannot be opened, or is none of this format; the database cannot be used.
@@ -82,19 +81,16 @@ class Memories:
         self._embedder = embedder_for(embedder)
         self.mask = masker(redact)
         """A mask that masks nothing may be replaced by another."""
-        self.database: MemoryFile | PostgresRows = self._opened(place)
-        self._max_users = max_users
-        self._indexes: dict[str, _Index] = {}  # the one that was asked last at the end
-        self._lock = threading.Lock()
-
-    def _opened(self, place: str | os.PathLike[str] | None) -> MemoryFile | PostgresRows:
+        self.database: MemoryFile | PostgresMemories
         if isinstance(place, str) and is_postgres(place):
-            if find_spec("psycopg") is None:
+            if find_spec("psycopg_pool") is None:
                 raise MissingExtra("postgres", "a memory service on PostgreSQL")
-            from aether_context.memory.postgres import PostgresRows
+            from aether_context.memory.postgres import PostgresMemories
 
-            return PostgresRows(place)
-        return MemoryFile(None if place is None else located(place))
+            uri, options = without(place, ["schema"])
+            self.database = PostgresMemories(uri, self._embedder, **options)
+        else:
+            self.database = MemoryFile(None if place is None else located(place), self._embedder, max_users)
 
     @property
     def encoder(self) -> str:
@@ -111,16 +107,12 @@ class Memories:
             revive: whether what was deleted may be written again.
         """
         owner = owner_of(app, user)
-        given = {memory.key: memory for memory in map(self._masked, map(rows.cleaned, memories))}
-        if not given:
-            return 0
-        known = self._run(rows.digests, owner, list(given))
+        rows = {row[:2]: row for row in map(row_of, map(self._masked, memories))}
+        known = self.database.known(owner, [named for named, _ in rows])
         # What another process writes in between is embedded in vain, and no more.
-        wanted = [memory for memory in given.values() if rows.is_change(memory, known, revive=revive)]
-        if not wanted:
+        if not (wanted := changed(rows.values(), known, revive=revive)):
             return 0
-        searched = list(zip(wanted, self._searched(wanted), strict=True))
-        return self._write(rows.put, owner, app, user, searched, revive=revive)
+        return self.database.put(owner, who_of(app, user), self._searched(wanted), revive=revive)
 
     def _masked(self, memory: Memory) -> Memory:
         mask = self.mask
@@ -128,198 +120,90 @@ class Memories:
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
-        deleted = self._write(rows.delete, owner_of(app, user), name=name, session=session)
-        if deleted:
-            self.database.purge()
-        return deleted
+        return self.database.delete(
+            owner_of(app, user),
+            named=None if name is None else number_of(name),
+            thread=None if session is None else number_of(session),
+        )
 
     def search(self, app: str, user: str, query: str, limit: int = 10) -> list[Remembered]:
-        """A user's best memories for a query, best first; as `HybridIndex.search` finds them.
+        """A user's best memories for a query, best first.
 
         What another process writes meanwhile is found as it was before or as it is after.
         """
         if limit <= 0:
             return []
-        owner, asked = owner_of(app, user), self.mask(query)
-        index = self._index(owner)
-        with index.lock:
-            vectors: Sequence[Rows | None] = [None] * len(index.pool.embedders)
-            with contextlib.suppress(EmbeddingError):  # words alone find then
-                vectors = index.pool.embedded([asked], "query")
-            for _ in range(_ATTEMPTS):
-                self._follow(owner, index)
-                if vectors and vectors[0] is not None:
-                    self._complete(owner, index)
-                memories: dict[str, Memory] = {}
-
-                def entries(places: Places, memories: dict[str, Memory] = memories) -> list[Entry]:
-                    numbers = index.numbers[places].tolist()
-                    found = index.same(self._run(rows.read, owner, numbers))
-                    memories.update({entry_of(memory).id: memory for memory in found.values()})
-                    return [entry_of(found[number]) if number in found else Entry(id="", text="") for number in numbers]
-
-                alone, scores = index.pool.answers(asked, vectors)
-                hits = index.pool.ranked(asked, limit, entries, alone, scores)
-                if all(hit.id for hit in hits):
-                    break
-            else:  # changed too fast, or the rows are those of a backup
-                with self._lock:
-                    self._indexes.pop(owner, None)
-        return [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits if hit.id]
+        asked, pool = self.mask(query), Pool(self._embedder)
+        vectors: Sequence[Rows | None] = [None] * len(pool.embedders)
+        with contextlib.suppress(EmbeddingError):  # words alone find then
+            vectors = pool.embedded([asked], "query")
+        owner = owner_of(app, user)
+        if vectors and vectors[0] is not None:
+            self._complete(owner)
+        found = self.database.search(owner, asked, vectors, limit)
+        return [Remembered(memory=memory, score=hit.score, scores=hit.scores) for hit, _, memory in found]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
-        return self._run(rows.preferences, owner_of(app, user))
+        return list(map(memory_of, self.database.preferences(owner_of(app, user))))
 
     def all(self, app: str, user: str) -> Iterator[Memory]:
         """A user's memories in the order in which they were added or last changed."""
         owner, last = owner_of(app, user), 0
-        while page := self._run(rows.page, owner, last):
-            yield from (memory for _, memory in page)
+        while page := self.database.page(owner, last):
+            yield from (memory_of(record) for _, record in page)
             last = page[-1][0]
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""
-        return self.database.run(rows.users)
+        return sorted((*json.loads(who), count) for who, count in self.database.users())
 
     def close(self) -> None:
         """Closes the file, or the connections to the database."""
         self.database.close()
 
-    def _run(
-        self, work: Callable[Concatenate[Connection, str, P], T], owner: str, *args: P.args, **options: P.kwargs
-    ) -> T:
-        return self.database.run(lambda connection: work(connection, owner, *args, **options), owner=owner)
-
-    def _write(
-        self, work: Callable[Concatenate[Connection, str, P], T], owner: str, *args: P.args, **options: P.kwargs
-    ) -> T:
-        return self.database.run(lambda connection: work(connection, owner, *args, **options), owner=owner, writes=True)
-
-    def _index(self, owner: str) -> _Index:
-        """An owner's index; those of others that were asked longest ago make room for it."""
-        with self._lock:
-            index = self._indexes.pop(owner, None) or _Index(self._embedder)
-            kept = sum(len(other.numbers) for other in (*self._indexes.values(), index))
-            while self._indexes and (len(self._indexes) >= self._max_users or kept > _MOST_KEPT):
-                kept -= len(self._indexes.pop(next(iter(self._indexes))).numbers)
-            self._indexes[owner] = index
-        return index
-
-    def _follow(self, owner: str, index: _Index) -> None:
-        """Brings an index up to the rows."""
-        count = len(index.numbers)
-        while changes := self._run(rows.changes, owner, index.last):
-            index.take(changes)
-        if count <= MANY < len(index.numbers) and isinstance(self.database, MemoryFile) and self.database.path:
-            logger.warning(
-                "a user has %d memories in %s: past %d a file is slow to open and to search; "
-                'HybridMemoryService("postgresql://...") serves more machines',
-                len(index.numbers),
-                self.database.name,
-                MANY,
-            )
-
-    def _complete(self, owner: str, index: _Index) -> None:
+    def _complete(self, owner: str) -> None:
         """Embeds what has no vector of this embedder; what a service cannot embed now is left for the next time."""
-        lacking = np.flatnonzero(~index.embedded)
-        for first in range(0, len(lacking), _EMBEDDED_AT_ONCE):
-            places = lacking[first : first + _EMBEDDED_AT_ONCE]
-            found = self._run(rows.read, owner, index.numbers[places].tolist())
-            searched = dict(zip(found, self._searched(list(found.values())), strict=True))
-            made = [(number, of.embedder, of.vector) for number, of in searched.items() if of.vector is not None]
+        while lacking := self.database.lacking(owner, made_by(self._embedder)):
+            rows = self._searched([row_of(memory_of(record)) for _, record in lacking])
+            numbered = zip(rows, lacking, strict=True)
+            made = [(row.embedder, row.vector, number) for row, (number, _) in numbered if row.vector is not None]
             if not made:
                 return
-            index.embed(made)
-            with contextlib.suppress(StoreError):  # where it cannot be kept it is made again
-                self._write(rows.keep_vectors, owner, made)
+            try:
+                self.database.keep(owner, made)
+            except StoreError as error:
+                logger.warning("vectors are not kept: %s", error)
+                return
 
-    def _searched(self, memories: Sequence[Memory]) -> list[Searched]:
-        """What memories are searched by; without vectors where these cannot be made now."""
-        texts = [self.mask(entry_of(memory).searched) for memory in memories]
+    def _searched(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows with what they are searched by; without vectors where these cannot be made now."""
+        texts = [self.mask(memory_of(row.record).entry.searched) for row in rows]
         pool, tables = Pool(self._embedder), list[Rows | None]()
         with contextlib.suppress(EmbeddingError):
             tables = pool.embedded(texts)
+        said = [row._replace(terms=hashed(text)) for row, text in zip(rows, texts, strict=True)]
         if not tables or tables[0] is None:
-            return [Searched(hashed(text)) for text in texts]
-        vectors = np.hstack([rows for rows in tables if rows is not None])
-        return [Searched(hashed(text), _made_by(pool), row.tobytes()) for text, row in zip(texts, vectors, strict=True)]
+            return said
+        name, vectors = made_by(self._embedder), np.hstack([table for table in tables if table is not None])
+        made = zip(said, vectors, strict=True)
+        return [row._replace(embedder=name, vector=vector.tobytes()) for row, vector in made]
 
 
-class _Index:
-    """What one user's memories are found by, as far as the rows were read."""
-
-    def __init__(self, embedder: Embedder | None) -> None:
-        self.lock = threading.Lock()
-        self.pool = Pool(embedder)
-        self.numbers: Places = np.empty(0, dtype=np.int64)
-        """Of each place in the pool the number of its row; they grow."""
-        self.embedded = np.empty(0, dtype=np.bool_)
-        """Of each place whether it has a vector, if there is anything to make one."""
-        self.last = 0
-        self._known: dict[str, int] = {}
-        self._made_by = _made_by(self.pool)
-
-    def take(self, changes: Sequence[Change]) -> None:
-        """Takes in what changed."""
-        there = [change for change in changes if change.terms is not None]
-        widths = (len(change.vector or b"") for change in there if change.embedder == self._made_by)
-        width = sum(table.shape[1] for table in self.pool.vectors) or max(widths, default=0)
-        made = [change.vector if change.embedder == self._made_by else None for change in there]
-        has_vector = [vector is not None and 0 < len(vector) == width for vector in made]
-        table = np.zeros((len(there), width), dtype=np.int8)
-        kept_vectors = b"".join(vector or b"" for vector, has in zip(made, has_vector, strict=True) if has)
-        table[has_vector] = np.frombuffer(kept_vectors, dtype=np.int8).reshape(sum(has_vector), width)
-        gone = [self._known[change.key] for change in changes if change.key in self._known]
-        if gone:
-            kept = ~np.isin(self.numbers, gone)
-            self.pool.keep(kept)
-            self.numbers, self.embedded = self.numbers[kept], self.embedded[kept]
-        self.pool.extend(
-            [change.terms or b"" for change in there],
-            self._tables(table),
-            [change.said_at for change in there],
-            [-1 if change.thread is None else change.thread for change in there],
-        )
-        self.numbers = np.concatenate([self.numbers, np.array([change.number for change in there], dtype=np.int64)])
-        self.embedded = np.concatenate([self.embedded, np.array(has_vector, dtype=np.bool_) | (not self._made_by)])
-        for change in changes:
-            self._known.pop(change.key, None)
-        self._known |= {change.key: change.number for change in there}
-        self.last = changes[-1].number
-
-    def same(self, found: Mapping[int, Memory]) -> dict[int, Memory]:
-        """Those of some rows that are the ones that were taken in; a backup that was restored gives numbers again."""
-        return {number: memory for number, memory in found.items() if self._known.get(memory.key) == number}
-
-    def embed(self, made: Sequence[tuple[int, str, bytes]]) -> None:
-        """Takes in the vectors of rows that had none, by number."""
-        places = np.searchsorted(self.numbers, [number for number, _, _ in made])
-        table = np.frombuffer(b"".join(vector for _, _, vector in made), dtype=np.int8).reshape(len(made), -1)
-        self.pool.fill(places, self._tables(table))
-        self.embedded[places] = True
-
-    def _tables(self, vectors: Rows) -> Sequence[Rows | None]:
-        """Vectors as rows hold them, by what made them: behind those of a service stand the static model's."""
-        if not vectors.shape[1]:
-            return [None] * len(self.pool.embedders)
-        if len(self.pool.embedders) == 1:
-            return [vectors]
-        own = vectors.shape[1] - StaticEmbedder().dimensions
-        return [vectors[:, :own], vectors[:, own:]]
+def is_postgres(uri: str) -> bool:
+    """Whether a URI names a database of PostgreSQL."""
+    return uri.startswith(_SCHEMES)
 
 
-def _made_by(pool: Pool) -> str:
-    """What rows name as the maker of their vectors, empty where there is none."""
-    return "+".join(embedder.name for embedder in pool.embedders)
-
-
-def entry_of(memory: Memory) -> Entry:
-    """A memory as it is ranked."""
-    return Entry(
-        id=f"{len(memory.session)}:{memory.session}{memory.name}",
-        text=memory.text,
-        time=memory.time,
-        speaker=memory.author,
-        thread=memory.session or None,
-    )
+def without(uri: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
+    """A URI without the options of some names, and these."""
+    base, _, query = uri.partition("?")
+    options: dict[str, str] = {}
+    others: list[str] = []
+    for option in filter(None, query.split("&")):
+        name, _, value = option.partition("=")
+        if name in names:
+            options[name] = unquote_plus(value)
+        else:
+            others.append(option)
+    return "?".join(filter(None, [base, "&".join(others)])), options

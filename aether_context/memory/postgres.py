@@ -1,258 +1,223 @@
-"""The rows of memories in PostgreSQL, whose server may be slow or away.
+"""Memories in PostgreSQL, whose server may be slow or away: found by pgvector and by words, ranked as a file's are.
 
-Connections are opened by the threads that need them, so that whoever asks learns why there is none. All that is set is
-set for one transaction, which poolers between here and the server let pass. Every statement names the owner, a hash of
-app and user, and row level security holds it to that.
+All that is set is set for one transaction, which poolers between here and the server let pass. Every statement names
+the owner, a hash of app and user; the terms that the index over words holds begin with it.
+
+Vectors are compared in two steps: all of an owner's by one bit a dimension, which the index ``by_owner`` holds, and the
+nearest of these whole. An index that finds near ones (HNSW) takes ten times as long to write as all else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import psycopg
 from psycopg import conninfo, sql
-from psycopg.pq import Conninfo, TransactionStatus
+from psycopg_pool import ConnectionPool, PoolTimeout
 
-from aether_context.errors import SearchIndexError, StoreError, StoreUnavailable
-from aether_context.memory import rows
-from aether_context.memory.places import without
+from aether_context.errors import StoreError, StoreUnavailable
+from aether_context.memory.backend import Backend
+from aether_context.memory.records import Candidates, Found, Row, made_by
+from aether_context.retrieval.embedders import Embedder
+from aether_context.retrieval.pool import Rows
+from aether_context.retrieval.terms import hash_of, query_terms
 
 T = TypeVar("T")
 _logger = logging.getLogger("aether_context")
 
-SCHEMA = "aether_context"
-"""Where the tables stand, unless a URI names another schema."""
-STEPS = (
-    rows.TABLES.format(bytes="bytea")
-    + """
-    ALTER TABLE memories ENABLE ROW LEVEL SECURITY;
-    ALTER TABLE memories FORCE ROW LEVEL SECURITY;
-    CREATE POLICY of_owner ON memories USING (owner = current_setting('aether_context.owner', true));
-    """,
-)
-"""From each version of the tables to the next. Never changed once they are out: what is new is a step of its own."""
-
 READ_SECONDS, WRITE_SECONDS = 5.0, 30.0
 """Deadlines of one statement."""
-_CONNECT_SECONDS = 5
+
+_WAIT_SECONDS = 2.0
+"""So long a connection is waited for, be it that all are busy or that the server is away."""
 _GRACE_SECONDS = 1.0
 """So much longer a statement is waited for, since a server that is there cancels it by itself."""
-_PAUSE_SECONDS = 3.0
-"""So long nothing is asked of a server that was away; then one asks, and the others when that has succeeded."""
+_PAUSE_SECONDS = 5.0
+"""So long nothing is asked of a server that could not be reached."""
 _MOST_CONNECTIONS = 8
-_GOING = (psycopg.errors.AdminShutdown, psycopg.errors.CrashShutdown, psycopg.errors.CannotConnectNow)
-"""What a server says that stops or starts."""
-_SETTINGS = """SELECT set_config('aether_context.owner', %s, true), set_config('search_path', %s, true),
-    set_config('statement_timeout', %s, true), set_config('jit', 'off', true)"""
+_CANDIDATES = 100
+"""So many are ranked that were found by words, and so many by meaning, as many with one term are looked at: which has
+more of them says little."""
+_MOST_TERMS, _MOST_ASKED = 20_000, 32
+"""Of a text, and of a query, whose longest are taken."""
+_SETTINGS = """SELECT set_config('search_path', %s || current_setting('search_path'), true),
+    set_config('statement_timeout', %s, true), set_config('jit', 'off', true),
+    set_config('enable_seqscan', 'off', true), set_config('gin_fuzzy_search_limit', '1000', true)"""
+_TABLES = """
+CREATE TABLE owners (owner uuid PRIMARY KEY, who text NOT NULL);
+CREATE TABLE memories (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner uuid NOT NULL, named bigint NOT NULL,
+    thread bigint NOT NULL, standing boolean NOT NULL, said_at double precision, record text NOT NULL,
+    terms bytea NOT NULL, embedder bigint NOT NULL, vector halfvec, words tsvector NOT NULL,
+    bits bit varying GENERATED ALWAYS AS (binary_quantize(vector)) STORED, UNIQUE (owner, named, thread));
+CREATE INDEX by_owner ON memories (owner, embedder, number) INCLUDE (bits);
+CREATE INDEX by_standing ON memories (owner, number) WHERE standing;
+CREATE INDEX by_words ON memories USING gin (words) WITH (gin_pending_list_limit = 1024);
+CREATE TABLE forgotten (owner uuid, named bigint, thread bigint, PRIMARY KEY (owner, named, thread))
+"""
+_INSERT = f"COPY memories (owner, {', '.join(Row._fields)}, words) FROM STDIN".encode()
+_SEARCH = """WITH by_word AS (
+        SELECT number, ln(%(most)s * 1.0 / count(*) OVER (PARTITION BY asked)) AS weight
+        FROM unnest(%(terms)s::tsquery[]) AS asked, LATERAL (
+            SELECT number FROM memories
+            WHERE owner IS NOT DISTINCT FROM %(owner)s AND words @@ asked LIMIT %(most)s) AS found),
+    by_bits AS (
+        SELECT number FROM memories
+        WHERE owner = %(owner)s AND embedder = %(embedder)s AND %(vector)s::halfvec IS NOT NULL
+        ORDER BY bits <~> binary_quantize(%(vector)s::halfvec) LIMIT 4 * %(most)s)
+    SELECT number, thread, said_at, terms, embedder, halfvec_send(vector), record FROM memories
+    WHERE owner = %(owner)s AND number IN (
+        (SELECT number FROM by_word GROUP BY number ORDER BY sum(weight) DESC, number DESC LIMIT %(most)s) UNION ALL
+        (SELECT number FROM memories WHERE owner = %(owner)s AND number IN (SELECT number FROM by_bits)
+         ORDER BY vector <=> %(vector)s::halfvec LIMIT %(most)s))
+    ORDER BY number"""
 
 
-class PostgresRows:
-    """One schema of a database, as threads, forked processes and machines share it.
+class PostgresMemories(Backend):
+    """One schema of a database, which threads, forked processes and machines may share.
 
-    A server that is away when this is made is asked again later.
+    A server that is away when this is made is asked again later. Methods raise `StoreUnavailable` where it is away or
+    did not answer in time, at once where they ask again at once, and where all connections are busy.
 
     Args:
-        uri: as libpq takes it, ``postgresql://user:password@host:port/database``, with libpq's options behind it, and
-            ``schema``, where the tables stand; it is made where it is not there.
+        uri: as libpq takes it, ``postgresql://user:password@host:port/database``, with libpq's options behind it.
+        schema: where the tables stand; it is made where it is not there.
 
     Raises:
-        SearchIndexError: the URI has an option that is none.
-        StoreError: the URI cannot be read, the schema is of a later version, or the role may not make it.
+        StoreError: the URI cannot be read, the role may not make the schema, or the server has no pgvector.
     """
 
-    def __init__(self, uri: str) -> None:
-        place, options = without(uri, ["schema"])
-        rest = without(place, [option.keyword.decode() for option in Conninfo.get_defaults()])[0]
-        if unknown := rest.partition("?")[2]:
-            name = unknown.partition("=")[0]
-            raise SearchIndexError(f"memory URI option {name!r} is unknown: it is schema, or a parameter of libpq")
+    mark, numbers = "%s", "SELECT value::bigint FROM json_array_elements_text(%s::json) AS value"
+
+    def __init__(self, uri: str, embedder: Embedder | None, schema: str = "aether_context") -> None:
         try:
-            given: dict[str, Any] = conninfo.conninfo_to_dict(place)
+            self._parameters: dict[str, Any] = {
+                "application_name": "aether-context",
+                **conninfo.conninfo_to_dict(uri),
+            }
         except psycopg.Error:  # without a word of the URI, since a password may stand anywhere in it
             raise StoreError(
                 "the PostgreSQL URI cannot be read: write it as postgresql://user:password@host:port/database, with"
-                " %-codes for what is not a letter or a digit in user and password"
+                " %-codes for what is not a letter or a digit in user and password; options are schema and libpq's"
             ) from None
-        self._parameters: dict[str, Any] = {
-            "connect_timeout": _CONNECT_SECONDS,
-            "application_name": "aether-context",
-            **given,
-            "client_encoding": "utf8",
-        }
-        self._schema = options.get("schema", SCHEMA)
-        host = given.get("host") or given.get("hostaddr") or "localhost"
-        port = f":{given['port']}" if given.get("port") else ""
-        self.name = f"postgresql://{host}{port}/{given.get('dbname') or ''}"
-        self._lock = threading.Lock()
-        self._begin()
+        self._embedder, self._has_tables, self._local = embedder, False, threading.local()
+        self._path = f"{sql.Identifier(schema).as_string()}, "
+        host, port = self._parameters.get("host") or "localhost", self._parameters.get("port")
+        self.name = f"postgresql://{host}{f':{port}' if port else ''}/{self._parameters.get('dbname') or ''}"
+        self._pools: dict[int, ConnectionPool[_Connection]] = {}  # by process: what a fork inherits it must not close
+        self._away_until = 0.0
         try:
-            self.run(lambda connection: None)
+            self.read("SELECT 1")
         except StoreUnavailable as error:
             _logger.warning("%s", error)
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        self._idle: list[_Connection] = []
-        self._is_prepared = False
-        self._paused_until = 0.0
-        self._inherited: list[_Connection] = []
-
-    def run(self, work: Callable[[rows.Connection], T], *, owner: str = "", writes: bool = False) -> T:
-        """What work in one transaction gives; where the connection was lost, the work is done again on a new one.
-
-        Args:
-            work: leaves the same behind when it is done twice.
-            owner: whose rows it may see and write.
-            writes: False sends statements together where that is possible.
-
-        Raises:
-            StoreUnavailable: the server is away, or did not answer in time; asked again at once, it raises at once.
-                Or all connections were busy.
-            StoreError: the server refused a statement.
-        """
-        self._admit()
+    @contextlib.contextmanager
+    def transaction(self, owner: str = "") -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
+        if current := getattr(self._local, "connection", None):
+            yield current.cursor()
+            return
+        if self._away_until > time.monotonic():
+            raise StoreUnavailable(f"the memories in {self.name} were away a moment ago: they are asked again soon")
         try:
-            try:
-                found = self._done(work, owner, writes)
-            except _Lost:
-                found = self._done(work, owner, writes)
-        except _Lost as lost:
-            self._paused_until = time.monotonic() + _PAUSE_SECONDS
-            raise StoreUnavailable(f"the memories in {self.name} cannot be reached: {_first_line(lost)}") from lost
+            with self._pool().connection() as connection, connection.cursor() as cursor:
+                self._local.connection = connection
+                connection.seconds = WRITE_SECONDS if owner else READ_SECONDS
+                cursor.execute(_SETTINGS, (self._path, str(int(1_000 * connection.seconds))))
+                if not self._has_tables:
+                    self._make_tables(cursor)
+                if owner:  # other writers of this owner's wait here
+                    cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (owner,))
+                yield cursor
+            self._has_tables = True
+        except PoolTimeout as error:
+            raise StoreUnavailable(f"no connection to {self.name} within {_WAIT_SECONDS:g} s") from error
         except psycopg.Error as error:
-            self._paused_until = 0.0
             kind = StoreUnavailable if isinstance(error, psycopg.OperationalError) else StoreError
             raise kind(f"the memories in {self.name} cannot be used: {_first_line(error)}") from error
-        self._paused_until = 0.0
-        return found
+        finally:
+            self._local.connection = None
 
-    def purge(self) -> None:
-        """Leaves it to the server's vacuum."""
+    def insert(self, cursor: psycopg.Cursor[tuple[Any, ...]], owner: str, rows: Sequence[Row]) -> None:
+        with cursor.copy(_INSERT) as copy:
+            for row in rows:
+                words = {_word(owner, row.terms[at : at + 4]) for at in range(0, len(row.terms), 4)}
+                *fields, vector = row
+                copy.write_row((owner, *fields, vector and _halfvec(vector), " ".join(sorted(words)[:_MOST_TERMS])))
+
+    def keep(self, owner: str, made: Sequence[tuple[int, bytes, int]]) -> None:
+        super().keep(owner, [(embedder, _halfvec(vector), number) for embedder, vector, number in made])
+
+    def search(self, owner: str, asked: str, vectors: Sequence[Rows | None], limit: int) -> list[Found]:
+        """The best memories for a masked query, best first; ``vectors`` are the query's."""
+        there = [rows for rows in vectors if rows is not None] if vectors and vectors[0] is not None else []
+        values = {
+            "owner": owner,
+            "terms": [_word(owner, hash_of(term)) for term in sorted(query_terms(asked), key=len)[-_MOST_ASKED:]],
+            "most": max(_CANDIDATES, limit),
+            "embedder": made_by(self._embedder),
+            "vector": _halfvec(np.hstack(there).tobytes()) if there else None,
+        }
+        with self.transaction() as cursor:
+            rows = cursor.connection.cursor(binary=True).execute(_SEARCH, values).fetchall()
+        candidates = Candidates(self._embedder)
+        candidates.take([(*row, sent and _quantized(sent)) for *row, sent, _ in rows])
+        records = {number: record for number, *_, record in rows}
+        return candidates.ranked(asked, vectors, limit, lambda _: records)
 
     def close(self) -> None:
-        """Closes what is idle. What is used later opens connections anew."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        if self._process == os.getpid():
-            for connection in idle:
-                connection.close()
+        """Closes all connections; what is used later opens new ones."""
+        if pool := self._pools.pop(os.getpid(), None):
+            pool.close()
 
-    def _admit(self) -> None:
-        with self._lock:
-            if self._process != os.getpid():
-                # A fork must neither use its parent's connections nor close them, which would end them for both.
-                inherited = [*self._inherited, *self._idle]
-                self._begin()
-                self._inherited = inherited
-            now = time.monotonic()
-            if self._paused_until > now:
-                raise StoreUnavailable(f"the memories in {self.name} were away a moment ago: they are asked again soon")
-            if self._paused_until:
-                self._paused_until = now + _PAUSE_SECONDS  # this one asks, the others wait for what it learns
+    def _pool(self) -> ConnectionPool[_Connection]:
+        pool = self._pools.get(os.getpid()) or self._pools.setdefault(
+            os.getpid(),
+            ConnectionPool(
+                connection_class=_Connection,
+                kwargs=self._parameters | {"client_encoding": "utf8", "prepare_threshold": None},
+                min_size=0,
+                max_size=_MOST_CONNECTIONS,
+                timeout=_WAIT_SECONDS,
+                check=ConnectionPool.check_connection,
+                reconnect_timeout=0.0,
+                reconnect_failed=self._leave_alone,
+                open=False,
+            ),
+        )
+        pool.open()
+        return pool
 
-    def _done(self, work: Callable[[rows.Connection], T], owner: str, writes: bool) -> T:
-        with self._connected() as connection:
-            connection.seconds = WRITE_SECONDS
-            path = sql.Identifier(self._schema).as_string(connection)
-            if not self._is_prepared:
-                with connection.transaction():
-                    connection.execute(_SETTINGS, ("", path, str(int(1_000 * WRITE_SECONDS))))
-                    self._prepare(connection)
-                self._is_prepared = True
-            connection.seconds = WRITE_SECONDS if writes else READ_SECONDS
-            settings = (owner, path, str(int(1_000 * connection.seconds)))
-            if writes:
-                with connection.transaction():
-                    connection.execute(_SETTINGS, settings)
-                    return work(_Statements(connection))
-            with connection.pipeline(), connection.transaction():
-                connection.execute(_SETTINGS, settings)
-                return work(_Statements(connection))
+    def _leave_alone(self, pool: object) -> None:
+        self._away_until = time.monotonic() + _PAUSE_SECONDS
 
-    def _prepare(self, connection: _Connection) -> None:
-        """Brings the schema up to this version's tables. Processes that start at once do so one after the other."""
-        if _version(connection, self._schema) == len(STEPS):
-            return
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"aether_context {self._schema}",))
-        version = _version(connection, self._schema)
-        if version > len(STEPS):
-            raise StoreError(
-                f"the schema {self._schema} in {self.name} has version {version}, and this release knows {len(STEPS)}:"
-                " update it"
-            )
+    def _make_tables(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Makes the tables where there are none. Processes that start at once take turns."""
+        schema = self._path.rstrip(", ")
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (schema,))
         try:
-            if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)).fetchone():
-                connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
-            connection.execute("CREATE TABLE IF NOT EXISTS migrations (version int PRIMARY KEY)")
-            for number, step in enumerate(STEPS[version:], version + 1):
-                connection.execute(step.encode())
-                connection.execute("INSERT INTO migrations VALUES (%s)", (number,))
+            cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            if cursor.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
+                cursor.execute(f"CREATE SCHEMA {schema}".encode())
+            if cursor.execute("SELECT to_regclass(%s)", (f"{schema}.forgotten",)).fetchone() == (None,):
+                cursor.execute(_TABLES.encode())
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreError(
                 f"this role cannot make the tables in {self.name} ({_first_line(error)}): an administrator runs"
-                f" CREATE SCHEMA {self._schema} AUTHORIZATION the_role; in that database"
+                f" CREATE EXTENSION vector; CREATE SCHEMA {schema} AUTHORIZATION the_role; in that database"
             ) from error
-
-    @contextmanager
-    def _connected(self) -> Iterator[_Connection]:
-        """A connection for this thread alone.
-
-        Raises:
-            StoreUnavailable: all are busy.
-            _Lost: there is none, or it was lost.
-        """
-        free = self._free
-        if not free.acquire(timeout=READ_SECONDS):
-            raise StoreUnavailable(
-                f"all of {_MOST_CONNECTIONS} connections to {self.name} were busy for {READ_SECONDS:g} s"
-            )
-        connection = None
-        try:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                connection = _Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
-                # Under a stricter level of the role's, one who waits for an owner's row would be refused.
-                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            yield connection
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            if connection is not None and not connection.closed and not isinstance(error, _GOING):
-                raise  # the server is there, and refused or cancelled something
-            if connection is not None:
-                connection.close()
-            self.close()  # what else is idle was opened before and is lost as well
-            raise _Lost(_first_line(error)) from error
-        finally:
-            try:
-                if connection is not None and not connection.closed:
-                    if connection.info.transaction_status == TransactionStatus.IDLE:
-                        with self._lock:
-                            self._idle.append(connection)
-                    else:
-                        connection.close()
-            finally:
-                free.release()
-
-
-class _Lost(Exception):
-    """There is no connection, or not any more."""
 
 
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """Waits no longer than its deadline for a statement, whatever becomes of the server."""
 
     seconds = WRITE_SECONDS
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._process = os.getpid()
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         return super().wait(self._until(gen, time.monotonic() + self.seconds + _GRACE_SECONDS), *args, **kwargs)
@@ -269,31 +234,18 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
 
-    def __del__(self, *args: Any) -> None:
-        if self._process == os.getpid() and not self.closed:
-            self.close()
+
+def _word(owner: str, term: bytes) -> str:
+    return owner[:8] + term.hex()
 
 
-class _Statements:
-    """Takes statements as SQLite takes them, with question marks for values."""
-
-    def __init__(self, connection: _Connection) -> None:
-        self._cursor = connection.cursor(binary=True)
-
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
-        return self._cursor.execute(statement.replace("?", "%s").encode(), values)
-
-    def executemany(self, statement: str, values: Iterable[Sequence[Any]]) -> Any:
-        return self._cursor.executemany(statement.replace("?", "%s").encode(), values)
+def _halfvec(vector: bytes) -> str:
+    return str(np.frombuffer(vector, dtype=np.int8).tolist())
 
 
-def _version(connection: _Connection, schema: str) -> int:
-    """That of the tables in a schema, 0 where there are none."""
-    query = "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'migrations'"
-    if not connection.execute(query, (schema,)).fetchone():
-        return 0
-    row = connection.execute("SELECT max(version) FROM migrations").fetchone()
-    return int(row[0] or 0) if row else 0
+def _quantized(sent: bytes) -> bytes:
+    """A vector as the server sends it: two numbers of 16 bits, then floats of 16 bits."""
+    return np.frombuffer(sent, dtype=">f2", offset=4).astype(np.int8).tobytes()
 
 
 def _first_line(error: BaseException) -> str:

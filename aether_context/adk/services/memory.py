@@ -211,7 +211,7 @@ def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]
     Raises:
         SearchIndexError: it is neither. The text does not repeat it, since a password may stand in it.
     """
-    from aether_context.memory.places import is_postgres, without
+    from aether_context.memory.library import is_postgres, without
 
     if "://" not in uri:
         return uri, {}

@@ -1,0 +1,191 @@
+"""What is remembered, as it is kept and as it is ranked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aether_context.canonical import JSON, canonical_json
+from aether_context.retrieval.embedders import Embedder, StaticEmbedder
+from aether_context.retrieval.pool import Entry, Hit, Places, Pool, Rows
+from aether_context.text.spellings import is_preference
+from aether_context.tokens.counters import sound
+
+Known: TypeAlias = Mapping[tuple[int, int], str | None]
+"""Records by the hashes of name and session; None of deleted ones."""
+
+_LONGEST_PREFERENCE = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """A remembered text.
+
+    Attributes:
+        name: unique among those of its user and session.
+        session: the conversation it was said in, empty where it belongs to none.
+        timestamp: ISO 8601.
+        metadata: plain JSON that goes with it.
+    """
+
+    name: str
+    text: str
+    session: str = ""
+    role: str = "user"
+    author: str | None = None
+    timestamp: str | None = None
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def time(self) -> float | None:
+        """Seconds since 1970, in UTC where the timestamp names no zone; None where it is none."""
+        try:
+            moment = datetime.fromisoformat(self.timestamp or "")
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            return None
+
+    @property
+    def record(self) -> str:
+        """All of it as JSON, which `memory_of` reads, without lone surrogates, which have no place in UTF-8."""
+        given = {name: getattr(self, name) for name in _FIELDS}
+        texts = {name: sound(value) for name, value in given.items() if isinstance(value, str)}
+        return canonical_json(given | texts | {"metadata": dict(self.metadata)})
+
+    @property
+    def entry(self) -> Entry:
+        """It as it is ranked."""
+        return Entry(
+            id=f"{len(self.session)}:{self.session}{self.name}",
+            text=self.text,
+            time=self.time,
+            speaker=self.author,
+            thread=self.session or None,
+        )
+
+
+_FIELDS = tuple(field.name for field in fields(Memory))
+
+
+class Row(NamedTuple):
+    """A memory as it is kept, known by the hashes of its name and session; and what it is searched by."""
+
+    named: int
+    thread: int
+    standing: bool
+    """Whether it is a preference, and short enough for one."""
+    said_at: float | None
+    record: str
+    terms: bytes = b""
+    embedder: int = -1
+    vector: bytes | None = None
+
+
+class Found(NamedTuple):
+    """A memory that was found; of two of a user the later one has the higher number."""
+
+    hit: Hit
+    number: int
+    memory: Memory
+
+
+class Candidates:
+    """Memories of one owner as they are ranked, in the order of their numbers."""
+
+    def __init__(self, embedder: Embedder | None) -> None:
+        self.numbers: Places = np.empty(0, dtype=np.int64)
+        self.lacking = 0
+        """So many had no vector of this embedder when they were taken in."""
+        self.version: tuple[object, ...] = ()
+        """What was read last."""
+        self._pool, self._made_by = Pool(embedder), made_by(embedder)
+
+    def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
+        """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
+        if not rows:
+            return
+        numbers, threads, times, said, makers, vectors = zip(*rows, strict=True)
+        made = [vector or b"" if maker == self._made_by else b"" for maker, vector in zip(makers, vectors, strict=True)]
+        width = sum(table.shape[1] for table in self._pool.vectors) or max(map(len, made))
+        filled = b"".join(vector if len(vector) == width else bytes(width) for vector in made)
+        table = np.frombuffer(filled, dtype=np.int8).reshape(len(made), width)
+        tables: list[Rows | None] = [table]
+        if not width:
+            tables = [None] * len(self._pool.embedders)
+        elif len(self._pool.embedders) > 1:  # behind the vectors of a service stand the static model's
+            tables = list(np.split(table, [width - StaticEmbedder().dimensions], axis=1))
+        self._pool.extend(said, tables, times, threads)
+        self.numbers = np.concatenate([self.numbers, np.array(numbers, dtype=np.int64)])
+        self.lacking += sum(maker != self._made_by for maker in makers)
+
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Forgets all others."""
+        self._pool.keep(kept)
+        self.numbers = self.numbers[kept]
+
+    def ranked(
+        self, asked: str, vectors: Sequence[Rows | None], limit: int, read: Callable[[list[int]], Mapping[int, str]]
+    ) -> list[Found]:
+        """The best, best first.
+
+        Args:
+            vectors: of the query, as of `Pool.embedded`.
+            read: gives the records of numbers.
+        """
+        found: dict[str, tuple[int, Memory]] = {}
+
+        def entries(places: Places) -> list[Entry]:
+            numbers = self.numbers[places].tolist()
+            records = read(numbers)
+            memories = [memory_of(records[number]) for number in numbers]
+            entries = [memory.entry for memory in memories]
+            found.update(zip((entry.id for entry in entries), zip(numbers, memories, strict=True), strict=True))
+            return entries
+
+        alone, scores = self._pool.answers(asked, vectors)
+        return [Found(hit, *found[hit.id]) for hit in self._pool.ranked(asked, limit, entries, alone, scores)]
+
+
+def memory_of(record: str) -> Memory:
+    """The memory that a record holds."""
+    return Memory(**json.loads(record))
+
+
+def row_of(memory: Memory) -> Row:
+    """A memory as it is kept, without what it is searched by."""
+    standing = is_preference(memory.metadata) and len(memory.text) <= _LONGEST_PREFERENCE
+    return Row(number_of(memory.name), number_of(memory.session), standing, memory.time, memory.record)
+
+
+def changed(rows: Iterable[Row], known: Known, *, revive: bool) -> list[Row]:
+    """Those rows that are new or other than what is known; deleted ones where they are to be revived."""
+    there = ((row, known.get(row[:2], "")) for row in rows)
+    return [row for row, record in there if (revive if record is None else record != row.record)]
+
+
+def number_of(name: str) -> int:
+    """A hash of 63 bits; -1 of no name."""
+    digest = hashlib.blake2b(sound(name).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 if name else -1
+
+
+def owner_of(app: str, user: str) -> str:
+    """What an app's user is known by, 32 hexadecimal digits."""
+    return hashlib.blake2b(who_of(app, user).encode(), digest_size=16).hexdigest()
+
+
+def who_of(app: str, user: str) -> str:
+    """App and user as JSON."""
+    return canonical_json([sound(app), sound(user)])
+
+
+def made_by(embedder: Embedder | None) -> int:
+    """What rows name as the maker of their vectors, as of `number_of`."""
+    return number_of("+".join(one.name for one in Pool(embedder).embedders))
