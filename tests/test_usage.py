@@ -809,7 +809,7 @@ def test_a_preview_is_held_against_the_limits(tmp_path: Path) -> None:
     chat = Chat()
     chat.say("one")
     session = asyncio.run(chat.held())
-    assert preview(session, policy=limited("stop", session={"total_tokens": 10_000}), message="on").request_tokens
+    assert preview(session, policy=limited("stop", session={"total_tokens": 10_000}), message="on").pack.request_tokens
     with pytest.raises(PolicyError, match="no request would be sent: the next call would take"):
         preview(session, policy=limited("stop", session={"total_tokens": CALL}), message="on")
     with pytest.raises(BudgetExceededError) as caught:
