@@ -235,8 +235,8 @@ _MOST_OF_STEP = 50
 class Records:
     """The records of one session, and which of them a later reading supersedes.
 
-    `read` works only on what changed since it was called last. A value that is the same object counts as unchanged:
-    ADK keeps what is put into a state, not what is edited in one.
+    `read` works only where something changed since it was called last, which what is edited in place does not: ADK keeps
+    what is put into a state.
     """
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class Records:
         self._held: object = None
         self._values: dict[str, object] = {}
         self._records: dict[str, EvidenceRecord] = {}
-        self._calls: dict[str, dict[str, EvidenceRecord]] = {}
+        self._in_order: list[EvidenceRecord] = []
         self._later: dict[str, str] = {}
 
     def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
@@ -255,29 +255,18 @@ class Records:
         held = state.get(_STATE)
         if not self._read_events(events) and held == self._held:
             return
-        self._held = held
-        found = {**self.told, **(held if isinstance(held, Mapping) else {})}
-        before, self._values = self._values, found
-        changed = [key for key, value in found.items() if before.get(key) is not value and before.get(key) != value]
-        changed += before.keys() - found.keys()
-        calls: set[str] = set()
-        for key in changed:
-            gone = self._records.pop(key, None)
-            if gone is not None:
-                self._later.pop(gone.uri, None)
-                self._calls.get(gone.call, {}).pop(key, None)
-                calls.add(gone.call)
-            record = valid(_RECORD, found.get(key))
+        before, self._held = self._values, held
+        self._values = {**self.told, **(held if isinstance(held, Mapping) else {})}
+        records: dict[str, EvidenceRecord] = {}
+        for key, value in self._values.items():
+            is_known = key in self._records and before[key] == value
+            record = self._records[key] if is_known else valid(_RECORD, value)
             if record is not None:
-                self._records[key] = record
-                self._later[record.uri] = ""
-                if record.source:
-                    self._calls.setdefault(record.call, {})[key] = record
-                    calls.add(record.call)
-        for call in calls:
-            answers = sorted(self._calls.get(call, {}).values(), key=_moment)
-            later = superseded(answers)
-            self._later.update((answer.uri, later.get(answer.uri, "")) for answer in answers)
+                records[key] = record
+        in_order = sorted(records.values(), key=_moment)
+        later = superseded(in_order)
+        self._records, self._in_order = records, in_order
+        self._later = {record.uri: later.get(record.uri, "") for record in in_order}
 
     def _read_events(self, events: Sequence[Event]) -> bool:
         """Reads on in a session's events, or all of them anew but for those that a rewind took back; whether there
@@ -326,16 +315,15 @@ class Records:
 
     def latest(self, call: str) -> EvidenceRecord | None:
         """The last answer to a call, by `EvidenceRecord.call`; None where there is none."""
-        return max(list(self._calls.get(call, {}).values()), key=_moment, default=None)
+        return next((record for record in reversed(self._in_order) if record.source and record.call == call), None)
 
     def earlier(self, uri: str) -> str:
         """The address of the last reading before that of an address, which differs; empty where there is none."""
         record = self._records.get(evidence_key(uri) or "")
-        if record is None:
+        if record is None or not record.source:
             return ""
-        answers = list(self._calls.get(record.call, {}).values())
-        before = [answer for answer in answers if _moment(answer) < _moment(record)]
-        return max(before, key=_moment).uri if before else ""
+        answers = [answer.uri for answer in self._in_order if answer.call == record.call]
+        return answers[at - 1] if (at := answers.index(record.uri)) else ""
 
 
 class SessionRecords:
