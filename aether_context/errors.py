@@ -37,7 +37,7 @@ from decimal import Decimal
 class AetherContextError(RuntimeError):
     """The root of all errors raised by this package.
 
-    It is a `RuntimeError`, since ADK turns what a plugin raises outside of ``before_model_callback`` into one.
+    It is a `RuntimeError`, since ADK turns what a plugin raises into one, with the error itself as its cause.
     """
 
 

@@ -277,7 +277,7 @@ def test_a_preview_shows_extracts_and_keeps_nothing() -> None:
     with pytest.raises(Failure):
         talk.say("go")
     session = asyncio.run(talk.held())
-    pack = preview(session, policy=talk.policy, tools=[read_log])
+    pack = preview(session, policy=talk.policy, tools=[read_log]).pack
     assert "artifact://evidence/" in str(pack.contents)
     from aether_context.adk.preview import _Packing  # where a preview's own store is
 

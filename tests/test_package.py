@@ -30,7 +30,6 @@ LATER = (
     "sqlite3",
     "tomllib",
     "aether_context.adk.preview",
-    "aether_context.adk.refusal",
     "aether_context.adk.services.artifacts",
     "aether_context.adk.tools",
     "aether_context.memory",

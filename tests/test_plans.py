@@ -482,9 +482,10 @@ def test_tools_are_known_between_wide_commas_and_behind_slashes(tools: Any) -> N
 
 def test_a_step_that_is_too_large_is_raised_as_what_it_is() -> None:
     plan = {"step": {**STEP, "acceptance": ["word " * 2_000]}}
-    with pytest.raises(StepTooLarge) as caught:
+    with pytest.raises(RuntimeError) as caught:
         planned(plan, policy=PackPolicy(on_invalid="raise", max_input_tokens=600))
-    assert caught.value.needed > caught.value.budget
+    assert isinstance(caught.value.__cause__, StepTooLarge)
+    assert caught.value.__cause__.needed > caught.value.__cause__.budget
 
 
 def test_a_plan_that_stops_before_its_end_is_read_with_half_of_a_surrogate_pair_in_it() -> None:

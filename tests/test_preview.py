@@ -14,7 +14,7 @@ from scripted import Chat, Failure, big_file, call, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import preview_strategies
-from aether_context.adk.preview import PLACEHOLDER, make_preview, preview, read_session
+from aether_context.adk.preview import PLACEHOLDER, preview, read_session
 from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import canonical_json
 from aether_context.cli import main
@@ -72,7 +72,9 @@ def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any], monkeyp
     queued: list[object] = []
     with monkeypatch.context() as patched:
         patched.setattr(Recorder, "later", lambda _, job: queued.append(job))
-        pack = preview(session, policy=POLICY, message="Which rules?", system="You help.", tools=[look_up, big_file])
+        pack = preview(
+            session, policy=POLICY, message="Which rules?", system="You help.", tools=[look_up, big_file]
+        ).pack
     assert not queued
     chat.say("Which rules?")
     manifest = chat.manifests()[-1]
@@ -88,21 +90,21 @@ def test_a_run_that_was_cut_short_goes_on() -> None:
     with pytest.raises(Failure):
         chat.say("Look a up")
     session = asyncio.run(chat.held())
-    pack = preview(session, policy=POLICY, system="You help.", tools=[look_up, big_file])
+    pack = preview(session, policy=POLICY, system="You help.", tools=[look_up, big_file]).pack
     assert pack.checksum == chat.manifests()[-1].checksum
     assert pack.contents[-1].content.responses[0].name == "look_up"
 
 
 def test_a_session_that_waits_for_a_message_gets_a_stand_in() -> None:
     _, session = chatted("hello", script=["hi"])
-    assert preview(session, policy=POLICY).contents[-1].content.text == PLACEHOLDER
-    assert preview(Session(id="s", app_name="a", user_id="u"), policy=POLICY).contents[-1].content.text == PLACEHOLDER
+    for waiting in (session, Session(id="s", app_name="a", user_id="u")):
+        assert preview(waiting, policy=POLICY).pack.contents[-1].content.text == PLACEHOLDER
 
 
 def test_a_cut_that_the_session_holds_stays() -> None:
     messages = [f"question {at}: " + "some words to fill the window " * 60 for at in range(12)]
     _, session = chatted(*messages, script=["answer"] * 12)
-    pack = preview(session, policy=POLICY, message="And now?")
+    pack = preview(session, policy=POLICY, message="And now?").pack
     assert pack.source.epoch.cut_count > 0
     assert len(pack.contents) < len(messages)
     assert pack.request_tokens <= 2_000
@@ -191,22 +193,21 @@ def test_a_preview_of_a_cut_by_hand_asks_nothing_of_the_session() -> None:
 def test_a_preview_is_the_same_each_time_and_changes_nothing() -> None:
     _, session = chatted("hello", script=["hi"], state={"plan": PLAN})
     before = session.model_dump_json()
-    first, second = (make_preview(session, policy=POLICY, message="Go on.") for _ in range(2))
+    first, second = (preview(session, policy=POLICY, message="Go on.") for _ in range(2))
     assert session.model_dump_json() == before
     assert first.pack == second.pack
     assert first.recording.data == second.recording.data
 
 
-def test_a_preview_is_recorded_only_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preview_writes_nothing_and_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, session = chatted("hello", script=["hi"])
     store = new_store()
-    preview(session, policy=POLICY)
+    made = preview(session, policy=POLICY)
     assert list(tmp_path.iterdir()) == []
-    assert list(store.manifests()) == []
-    pack = preview(session, policy=POLICY, store=store)
+    store.write(made.recording)
     (manifest,) = store.manifests()
-    assert manifest.checksum == pack.checksum
+    assert manifest.checksum == made.pack.checksum
     assert Replayer(store).replay(manifest).matches
 
 
@@ -214,7 +215,7 @@ def test_a_preview_can_be_made_inside_an_event_loop() -> None:
     _, session = chatted("hello", script=["hi"])
 
     async def made() -> int:
-        return preview(session, policy=POLICY).request_tokens
+        return preview(session, policy=POLICY).pack.request_tokens
 
     assert asyncio.run(made()) > 0
 

@@ -28,12 +28,12 @@ def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "known", "summary"),
-    half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], ["head", "off"]),
+    ("tokens", "known", "summary_share"),
+    half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0]),
 )
-def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary: str) -> None:
+def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary_share: float) -> None:
     state = planned() if known == "plan" else {}
-    policy = small(tokens, conversation={"summary": summary})
+    policy = small(tokens, conversation={"summary_share": summary_share})
 
     def make(plugin: BasePlugin | None) -> Chat:
         script = [*loop(2), "a", call("big_file", name="b"), "c", *loop(3), "d"]

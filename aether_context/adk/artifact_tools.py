@@ -21,9 +21,9 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
-from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of, with_parts
+from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
-from aether_context.canonical import hash_bytes, replaced, strings
+from aether_context.canonical import hash_bytes, strings
 from aether_context.errors import AetherContextError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.lines import is_text, view_of
@@ -54,12 +54,7 @@ _NOTES = {
     "ranked": "none of {total} lines holds the query as it is; these come nearest",
 }
 _FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
-_OURS = re.compile(
-    rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)"
-    rf"(?: has all (\d+) lines \(([^()]{{1,40}})\): use {READ} or {SEARCH})?"
-)
-_QUOTED_TURN = "For context:"
-"""How ADK begins what other agents said and were answered."""
+_OURS = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
 
 
 class Unreadable(AetherContextError):
@@ -304,40 +299,6 @@ def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
             return False
     request.append_tools([reader for reader in readers if reader.name not in request.tools_dict])
     return any(request.tools_dict.get(reader.name) is reader for reader in readers)
-
-
-def conceal(request: LlmRequest) -> None:
-    """Takes addresses that only the readers resolve out of a request that declares none; people's words stay."""
-
-    def is_peoples(content: types.Content) -> bool:
-        parts = content.parts or ()
-        return content.role == "user" and not any(
-            part.function_response or (part.text or "").startswith(_QUOTED_TURN) for part in parts
-        )
-
-    request.contents = [
-        content if is_peoples(content) else with_parts(content, _without_addresses) for content in request.contents
-    ]
-
-
-def _without_addresses(part: types.Part) -> types.Part:
-    def described(found: re.Match[str]) -> str:
-        lines, size = found.groups()
-        return f"{lines} lines ({size}) that are not all shown" if lines else "what is not shown here"
-
-    if part.text is not None and SCHEME in part.text:
-        text = _OURS.sub(described, part.text)
-        return part if text == part.text else part.model_copy(update={"text": text})
-    answer = part.function_response
-    if answer is None or not answer.response:
-        return part
-    response: Any = answer.response
-    for path, text in strings(answer.response):
-        if SCHEME in text:
-            response = replaced(response, path, _OURS.sub(described, text))
-    if response is answer.response:
-        return part
-    return part.model_copy(update={"function_response": answer.model_copy(update={"response": response})})
 
 
 def names_evidence(content: types.Content) -> bool:

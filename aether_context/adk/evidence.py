@@ -21,7 +21,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.artifact_tools import conceal, declare, names_evidence
+from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import failure
 from aether_context.adk.call import (
     ESSENTIAL,
@@ -257,8 +257,8 @@ class Offloader:
         records = self._records.of(context).by_digits().values()
         problems = tuple(self._problems.pop(call.key[:3], ()))
         if not self._is_on:
-            if records and not declare(request, readers):
-                conceal(request)
+            if records:
+                declare(request, readers)
             return problems, 0
         threshold = self._limits(window).threshold_tokens
         kept = any(not record.window for record in records)
@@ -276,8 +276,6 @@ class Offloader:
             wants = wants or (self._can_come(request, window) and is_free(request.config))
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
-            if records:
-                conceal(request)
         with self._lock:
             history = self._histories.get(call.key) if request.contents is not before else None
         return problems, history.saved_tokens if history is not None else 0

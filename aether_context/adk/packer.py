@@ -294,7 +294,6 @@ class RequestPacker:
     # the way of a model call
 
     async def _pack(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
-        span.stage("read")
         call = await self._read(context, request, span)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
@@ -366,9 +365,7 @@ class RequestPacker:
 
     async def _enrich(self, call: Call) -> ReadCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        call.span.stage("read")
         read = await self._gatherer.gather(call)
-        call.span.stage("retrieve")
         read = await self._recall.rank(read)
         if not read.source.first_call or not read.source.epoch.cut_count:
             return read
@@ -377,7 +374,7 @@ class RequestPacker:
     async def _build(self, read: ReadCall, pick: Pick) -> tuple[ReadCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
-        policy, last, stage = read.call.policy, read.call.last, read.call.span.stage
+        policy, last = read.call.policy, read.call.last
         await self._meters.begin(read.source, pick.counter.name, read.call.state)
         if last is None or last.counter != pick.counter.name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
@@ -394,14 +391,13 @@ class RequestPacker:
 
             def made() -> Pack:
                 sent = self._sent_input(source, policy)
-                return build_pack(sent, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
+                return build_pack(sent, policy, counter=pick.counter, cache=self._cache)
 
             return await _counted(pick, made, is_instant=is_instant)
 
         pack = await build(read.source)
         cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
         if pack.chose and (cut or pack.stands_in) and read.source.searched is None:
-            stage("retrieve")
             whole = {read.source.request.positions[at] for at in pack.whole}
             # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
             budget = pack.allocation.budget
@@ -410,7 +406,6 @@ class RequestPacker:
             if read.source.searched is not None:
                 pack = await build(read.source)
         if self._asks_models and pack.summary_requests:
-            stage("summarize")
             pack, cost = await self._summarizer.summarize(pack, policy, build)
             read = read._replace(summary_cost=cost)
         return read, pack
@@ -428,7 +423,6 @@ class RequestPacker:
         Returns an answer in the model's place where a limit stands against the call.
         """
         call, source = read.call, pack.source
-        call.span.stage("write")
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
@@ -469,7 +463,7 @@ class RequestPacker:
         with self._lock:
             self._last[call.key] = last
         if records:
-            self._recorder.pack(pack, call.policy, read.counter, call.span, number)
+            self._recorder.pack(pack, call.policy, read.counter, number)
         self._failures.guarded(partial(self._report, pack, name, call.span), None)
         return None
 

@@ -18,7 +18,7 @@ from google.adk.tools.tool_context import ToolContext
 from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.call import calling
 from aether_context.adk.packer import OnError, RequestPacker
-from aether_context.errors import AetherContextError, PolicyError
+from aether_context.errors import PolicyError
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
 from aether_context.usage import LedgerReport
@@ -124,12 +124,7 @@ class ContextPackPlugin(BasePlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        try:
-            return await self._packer.before_model(callback_context, llm_request)
-        except AetherContextError as error:
-            from aether_context.adk.refusal import Refusal
-
-            return Refusal.of(error)
+        return await self._packer.before_model(callback_context, llm_request)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse

@@ -1,6 +1,6 @@
 """What the next model call of a session would be sent, without a model and without touching the session.
 
-    pack = preview(read_session("session.json"), policy="research", message="Please go on.")
+    pack = preview(read_session("session.json"), policy="research", message="Please go on.").pack
     print(pack.request_tokens, pack.contents[-1].content.text)
 
 ADK itself assembles the request, from a copy of the session and a stand-in for the agent; the plugin's packer packs it,
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -46,7 +46,6 @@ from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, record
 
-_T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
 _Policy: TypeAlias = PackPolicy | str | Path | None
 
@@ -96,43 +95,27 @@ def preview(
     session: Session,
     *,
     policy: _Policy = None,
-    store: PackStore | str | None = None,
-    message: str | types.Content | None = None,
-    **agent: Unpack[AgentOptions],
-) -> Pack:
-    """The pack that a session's next model call would be sent.
-
-    Where the session ends with a message or a tool's result that no model has answered, and no message is given, it is
-    the call that would answer it. The time is that of the session's last event, so equal arguments give equal packs.
-
-    Args:
-        policy: as for the plugin.
-        store: where to record the pack; None records it nowhere.
-        message: the user's next message; `PLACEHOLDER` where one is needed and none is given.
-        agent: who is called, see `AgentOptions`.
-
-    Raises:
-        PolicyError: the policy is wrong, or under it no request would be sent.
-        BudgetExceededError: the call would pass a limit of the policy that raises.
-        SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
-    """
-    made = make_preview(session, policy=policy, message=message, **agent)
-    if store is not None:
-        (store if isinstance(store, PackStore) else PackStore(store)).write(made.recording)
-    return made.pack
-
-
-def make_preview(
-    session: Session,
-    *,
-    policy: _Policy = None,
     message: str | types.Content | None = None,
     agent_name: str | None = None,
     model: str | BaseLlm = "gemini-2.5-flash",
     system: str = "",
     tools: Sequence[_Tool] = (),
 ) -> Preview:
-    """The same with its recording, which is not written anywhere."""
+    """The pack that a session's next model call would be sent, recorded nowhere.
+
+    Where the session ends with a message or a tool's result that no model has answered, and no message is given, it is
+    the call that would answer it. The time is that of the session's last event, so equal arguments give equal packs.
+
+    Args:
+        policy: as for the plugin.
+        message: the user's next message; `PLACEHOLDER` where one is needed and none is given.
+        agent_name, model, system, tools: who is called, see `AgentOptions`.
+
+    Raises:
+        PolicyError: the policy is wrong, or under it no request would be sent.
+        BudgetExceededError: the call would pass a limit of the policy that raises.
+        SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
+    """
     copy = session.model_copy(deep=True)
     if agent_name is None:
         authors = (event.author for event in reversed(copy.events) if event.author not in ("", "user"))
@@ -146,7 +129,8 @@ def make_preview(
         message = types.UserContent(parts=[types.Part(text=message)])
     plugin = _Packing(policy)
     try:
-        _run_apart(_call(copy, agent, plugin, message))
+        with ThreadPoolExecutor(max_workers=1) as thread:  # where no event loop is running yet
+            thread.submit(asyncio.run, _call(copy, agent, plugin, message)).result()
     except KeyError as error:
         raise SessionError(f"the instruction asks for what the session's state lacks: {error}") from error
     last = plugin.last
@@ -188,7 +172,7 @@ def preview_strategies(
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = chosen.changed(conversation={"strategy": strategy})
-        pack = make_preview(copy, policy=trial, message=message, **agent).pack
+        pack = preview(copy, policy=trial, message=message, **agent).pack
         acts = pack.acts
         previews.append(
             StrategyPreview(
@@ -216,7 +200,7 @@ def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOption
         PolicyError: the policy is wrong.
         SessionError: ADK takes no agent of that name.
     """
-    pack = make_preview(session, policy=policy, **agent).pack
+    pack = preview(session, policy=policy, **agent).pack
     reader, name = Reader(), pack.source.request.model
     return last_unread(pack, session.events, lambda content: reader.content(content, name))
 
@@ -317,9 +301,3 @@ async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: 
     )
     async for _ in agent.run_async(context):
         pass
-
-
-def _run_apart(work: Coroutine[Any, Any, _T]) -> _T:
-    """Runs a coroutine in a thread of its own, where no event loop is running yet."""
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, work).result()

@@ -10,18 +10,16 @@
 sessions) is not this session's and is ignored. All but evidence begins with ``temp:`` in the session of an agent that
 runs as a tool, since ADK writes what else is in there into the state of the caller.
 
-Whatever a later call has to send again stands here in full, since a store can be away, or another worker's own. The
-long texts are compressed against what their reader knows already: a part of a summary against the parts before it, a
-packed message against the words of the message that it stands for. Of evidence the latest records stand here alone:
-the session's events hold what they wrote into its state, and so all that has left it.
+Whatever a later call has to send again stands here as plain text, since a store can be away, or another worker's own.
+Of a packed message that ends in the message it stands for only what comes before that is written: the session has the
+message itself. Of evidence the latest records stand here alone: the session's events hold what they wrote into its
+state, and so all that has left it.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -34,7 +32,7 @@ from google.adk.sessions.state import State
 from pydantic import BaseModel, TypeAdapter
 
 from aether_context.adk.call import SessionKey, caller_of, session_key
-from aether_context.canonical import canonical_json, hash_json, short
+from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
@@ -62,19 +60,15 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
     count = fields.pop("payloads", 0)
     if not fields or type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
         return Epoch(number=0)
-    parts = fields.pop("summary_parts", None)
-    summary = _summary(state, keys.summary, parts) if fields.get("cut_count") else ""
+    parts, digest = fields.pop("summary_parts", None), fields.pop("summary_digest", None)
+    summary = _summary(state, keys.summary, parts, digest) if fields.get("cut_count") else ""
     if summary is None:  # nothing would tell of what was cut: all of it is sent again instead
         return Epoch(number=0)
     fields["summary"] = summary
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
-    payloads: list[PackedMessage] = []
-    for slot in range(count):
-        message = _message(_fields(state, f"{keys.payload}:{slot}", identity), original_of)
-        if message is not None and sum(len(one.text) for one in (*payloads, message)) <= _MOST_CHARACTERS:
-            payloads.append(message)
-    fields["payloads"] = tuple(payloads)
+    slots = (_fields(state, f"{keys.payload}:{slot}", identity) for slot in range(count))
+    fields["payloads"] = tuple(message for slot in slots if (message := _message(slot, original_of)) is not None)
     fields["tools"] = valid(_TOOLS, _fields(state, keys.tools, identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
     if epoch is None:
@@ -94,28 +88,23 @@ def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str,
     return {name: field for name, field in value.items() if name != "session"}
 
 
-def _summary(state: Mapping[str, Any], key: str, parts: object) -> str | None:
-    """The summary in so many parts; None where one of them is not what was written."""
+def _summary(state: Mapping[str, Any], key: str, parts: object, digest: object) -> str | None:
+    """The summary in so many parts; None where that is not what was written."""
     if type(parts) is not int or not 0 <= parts <= _MOST_PARTS:
         return None
-    summary = ""
-    for number in range(parts):
-        packed = state.get(f"{key}:{number}")
-        part = _unpacked(packed, summary) if isinstance(packed, str) else None
-        if part is None or len(summary) + len(part) > _MOST_CHARACTERS:
-            return None
-        summary += part
-    return summary
+    found = (state.get(f"{key}:{number}") for number in range(parts))
+    summary = "".join(_plain(part) for part in found if isinstance(part, str))
+    return summary if short(hash_text(summary)) == digest else None
 
 
 def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage | None:
     """A packed message from what state holds of it; None where that is not what was written."""
-    packed = fields.pop("packed", None)
+    text, goes_on = fields.pop("text", None), fields.pop("goes_on", False)
     message = valid(_MESSAGE, {**fields, "text": ""})
-    if message is None or not isinstance(packed, str):
+    original = original_of(message) if message is not None and goes_on else ""
+    if message is None or not isinstance(text, str) or (goes_on and not original):
         return None
-    text = _unpacked(packed, original_of(message))
-    return replace(message, text=text, covers=tuple(map(_plain, message.covers))) if text is not None else None
+    return replace(message, text=_plain(text) + original, covers=tuple(map(_plain, message.covers)))
 
 
 def holds_epoch(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
@@ -145,7 +134,11 @@ def save_epoch(
     for slot, message in enumerate(payloads):
         if known[slot : slot + 1] != (message,):
             written = _MESSAGE.dump_python(message, mode="json", exclude_defaults=True)
-            written |= {"packed": _packed(written.pop("text", ""), original_of(message))}
+            original = original_of(message)
+            goes_on = bool(original) and message.text.endswith(original)
+            written |= {"text": _escaped(message.text.removesuffix(original) if goes_on else message.text)}
+            if goes_on:
+                written |= {"goes_on": True}
             if message.covers:
                 written |= {"covers": [*map(_escaped, message.covers)]}
             state[f"{keys.payload}:{slot}"] = {"session": identity.session, **written}
@@ -158,6 +151,7 @@ def save_epoch(
         "session": identity.session,
         **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
         "summary_parts": _save_summary(state, keys.summary, held, before.summary, after.summary),
+        "summary_digest": short(hash_text(after.summary)),
         "payloads": len(payloads),
     }
     state[keys.epoch] = value
@@ -172,13 +166,13 @@ def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, 
     if after == before and (known or not after):
         return known
     if 0 < known < _MOST_PARTS and after.startswith(before):
-        state[f"{key}:{known}"] = _packed(after.removeprefix(before), before)
+        state[f"{key}:{known}"] = _escaped(after.removeprefix(before))
         return known + 1
     for number in range(bool(after), there):
         state[f"{key}:{number}"] = None
     if not after:
         return 0
-    state[f"{key}:0"] = _packed(after, "")
+    state[f"{key}:0"] = _escaped(after)
     return 1
 
 
@@ -203,30 +197,6 @@ def _keys(session: SessionKey, branch: str, agent: str) -> _Keys:
 @lru_cache(maxsize=1_000)
 def _scope(branch: str, agent: str) -> str:
     return short(hash_json([branch, agent]))
-
-
-_REACH = 32_768
-"""Bytes that deflate can refer back to."""
-_MOST_CHARACTERS = 16_000_000
-"""No summary and no packed messages are longer: what anybody may have written into a state must not fill the memory."""
-
-
-def _packed(text: str, known: str) -> str:
-    """Any text in ASCII, compressed; what ``known`` says, too, takes next to nothing."""
-    encoded, base = text.encode("utf-8", "surrogatepass"), known.encode("utf-8", "surrogatepass")[-_REACH:]
-    compressor = zlib.compressobj(level=6, zdict=base)
-    return base64.b85encode(compressor.compress(encoded) + compressor.flush()).decode("ascii")
-
-
-@lru_cache(maxsize=64)
-def _unpacked(packed: str, known: str) -> str | None:
-    """The text that `_packed` was given; None where this is none of its results, or ``known`` is not what it was."""
-    try:
-        decompressor = zlib.decompressobj(zdict=known.encode("utf-8", "surrogatepass")[-_REACH:])
-        text = decompressor.decompress(base64.b85decode(packed), _MOST_CHARACTERS)
-        return text.decode("utf-8", "surrogatepass") if decompressor.eof else None
-    except (ValueError, zlib.error):
-        return None
 
 
 def _escaped(text: str) -> str:
@@ -264,8 +234,8 @@ _MOST_SESSIONS = 512
 class Records:
     """The records of one session, and which of them a later reading supersedes.
 
-    `read` works only on what changed since it was called last. A value that is the same object counts as unchanged:
-    ADK keeps what is put into a state, not what is edited in one.
+    `read` works only where something changed since it was called last, which what is edited in place does not: ADK keeps
+    what is put into a state.
     """
 
     def __init__(self) -> None:
@@ -276,7 +246,7 @@ class Records:
         self._held: object = None
         self._values: dict[str, object] = {}
         self._records: dict[str, EvidenceRecord] = {}
-        self._calls: dict[str, dict[str, EvidenceRecord]] = {}
+        self._in_order: list[EvidenceRecord] = []
         self._later: dict[str, str] = {}
 
     def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
@@ -284,29 +254,18 @@ class Records:
         held = state.get(_STATE)
         if not self._read_events(events) and held == self._held:
             return
-        self._held = held
-        found = {**self.told, **(held if isinstance(held, Mapping) else {})}
-        before, self._values = self._values, found
-        changed = [key for key, value in found.items() if before.get(key) is not value and before.get(key) != value]
-        changed += before.keys() - found.keys()
-        calls: set[str] = set()
-        for key in changed:
-            gone = self._records.pop(key, None)
-            if gone is not None:
-                self._later.pop(gone.uri, None)
-                self._calls.get(gone.call, {}).pop(key, None)
-                calls.add(gone.call)
-            record = valid(_RECORD, found.get(key))
+        before, self._held = self._values, held
+        self._values = {**self.told, **(held if isinstance(held, Mapping) else {})}
+        records: dict[str, EvidenceRecord] = {}
+        for key, value in self._values.items():
+            is_known = key in self._records and before[key] == value
+            record = self._records[key] if is_known else valid(_RECORD, value)
             if record is not None:
-                self._records[key] = record
-                self._later[record.uri] = ""
-                if record.source:
-                    self._calls.setdefault(record.call, {})[key] = record
-                    calls.add(record.call)
-        for call in calls:
-            answers = sorted(self._calls.get(call, {}).values(), key=_moment)
-            later = superseded(answers)
-            self._later.update((answer.uri, later.get(answer.uri, "")) for answer in answers)
+                records[key] = record
+        in_order = sorted(records.values(), key=_moment)
+        later = superseded(in_order)
+        self._records, self._in_order = records, in_order
+        self._later = {record.uri: later.get(record.uri, "") for record in in_order}
 
     def _read_events(self, events: Sequence[Event]) -> bool:
         """Reads on in a session's events, or all of them anew but for those that a rewind took back; whether there
@@ -342,11 +301,10 @@ class Records:
     def earlier(self, uri: str) -> str:
         """The address of the last reading before that of an address, which differs; empty where there is none."""
         record = self._records.get(evidence_key(uri) or "")
-        if record is None:
+        if record is None or not record.source:
             return ""
-        answers = list(self._calls.get(record.call, {}).values())
-        before = [answer for answer in answers if _moment(answer) < _moment(record)]
-        return max(before, key=_moment).uri if before else ""
+        answers = [answer.uri for answer in self._in_order if answer.call == record.call]
+        return answers[at - 1] if (at := answers.index(record.uri)) else ""
 
 
 class SessionRecords:

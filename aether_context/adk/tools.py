@@ -28,7 +28,7 @@ from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import STORE_SECONDS
 from aether_context.adk.request import inputs
-from aether_context.adk.session import Declared, Records, put_records
+from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, short
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
@@ -110,14 +110,8 @@ async def keep_evidence(
     except TimeoutError as error:
         raise StoreError(f"{store.url} took no evidence within {STORE_SECONDS:g} s: try again later") from error
     shape = add(Declared(context))
-    put_records(context, [record], _records_of(context))
+    put_records(context, [record], SessionRecords().of(context))
     return shape
-
-
-def _records_of(context: ToolContext) -> Records:
-    records = Records()
-    records.read(context.session.state, context.session.events)
-    return records
 
 
 def _described(
@@ -348,7 +342,7 @@ class _Keeper:
         content, found_in = "" if text is None else str(text), _text(source)
         record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=self._store)
         answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-        return superseding(answer, _records_of(tool_context).earlier(record.uri))
+        return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A span a pack with a child a stage, and metrics of packs, through OpenTelemetry's API.
+"""A span a pack and metrics of packs, through OpenTelemetry's API.
 
 What leaves here are numbers, names, ids and words of closed sets: no text of a request, an answer, a plan or an error.
 """
@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import wraps
-from itertools import pairwise
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias
 
 from opentelemetry import context as otel_context
@@ -75,8 +74,7 @@ def _harmless(act: Callable[_P, None]) -> Callable[_P, None]:
 class PackSpan:
     """The span of one pack, current while that is made, and its metrics.
 
-    Where no provider is set, or the trace is not sampled, it records nothing. A stage ends where the next one begins; a
-    pack that only extends the one before it has none.
+    Where no provider is set, or the trace is not sampled, it records nothing.
     ``error`` is the name of what kept the pack from being made as it should, empty where nothing did; ``recording``
     says whether anybody gets the span.
 
@@ -84,14 +82,13 @@ class PackSpan:
         model: the name of the model that the pack is for.
     """
 
-    __slots__ = ("_attributes", "_began", "_labels", "_span", "_stages", "_token", "_within", "error", "recording")
+    __slots__ = ("_attributes", "_began", "_labels", "_span", "_token", "error", "recording")
 
     def __init__(self, agent: str, model: str) -> None:
         self.error = ""
         self._began = time.perf_counter()
         self._labels = {_AGENT: agent, _MODEL: model}
         self._attributes: Attributes = self._labels
-        self._stages: list[tuple[str, int]] = []
         self._span: trace.Span = trace.INVALID_SPAN
         self.recording = False
         self._start(f"pack_context {agent}")
@@ -103,24 +100,8 @@ class PackSpan:
 
     def __enter__(self) -> PackSpan:
         if self.recording:
-            self._within = trace.set_span_in_context(self._span)
-            self._token = otel_context.attach(self._within)
+            self._token = otel_context.attach(trace.set_span_in_context(self._span))
         return self
-
-    def stage(self, name: str) -> None:
-        """A stage begins, or goes on."""
-        if self.recording and not (self._stages and self._stages[-1][0] == name):
-            self._stages.append((name, time.time_ns()))
-
-    @_harmless
-    def child(self, name: str, began: int, ended: int, attributes: Attributes | None = None) -> None:
-        """A piece of work of the pack, with its times in nanoseconds since 1970; the pack may be done by then."""
-        if self.recording:
-            _tracer.start_span(f"pack.{name}", self._within, attributes=attributes, start_time=began).end(ended)
-
-    def recorded(self, pack_id: str, began: int) -> None:
-        """The pack is in the store, by the id that it has there."""
-        self.child("record", began, time.time_ns(), {_PACK: pack_id})
 
     @_harmless
     def packed(self, pack: Pack, name: str, uri: str) -> None:
@@ -133,8 +114,6 @@ class PackSpan:
             _cuts.add(1, labels | {_REASON: pack.epoch_reason or ""})
         if not self.recording:
             return
-        if pack.appended is not None:  # it is made in one step
-            self._stages.clear()
         attributes = {
             "gen_ai.operation.name": "pack_context",
             "gen_ai.conversation.id": pack.identity.session,
@@ -169,13 +148,10 @@ class PackSpan:
 
     @_harmless
     def _end(self, failed: Attributes) -> None:
-        now = time.time_ns()
-        for (name, began), (_, ended) in pairwise((*self._stages, ("", now))):
-            self.child(name, began, ended)
         self._span.set_attributes({**self._attributes, **failed})
         if failed:
             self._span.set_status(trace.StatusCode.ERROR)
-        self._span.end(now)
+        self._span.end()
 
 
 @_harmless

@@ -20,20 +20,20 @@ def show(
     """Prints the next pack, or its request.
 
     Args:
-        call: arguments of `make_preview`: the message, and the agent's name, model and instruction.
+        call: arguments of `preview`: the message, and the agent's name, model and instruction.
     """
-    from aether_context.adk.preview import make_preview, read_session
+    from aether_context.adk.preview import preview, read_session
 
     session = read_session(path)
     overrides = {"max_input_tokens": window} if window is not None else {}
     loaded_policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides)
-    preview = make_preview(session, policy=loaded_policy, **call)
-    manifest = preview.recording.manifest
+    made = preview(session, policy=loaded_policy, **call)
+    manifest = made.recording.manifest
     if as_json and request:
-        click.echo(request_json(preview.pack).encode())
+        click.echo(request_json(made.pack).encode())
     elif as_json:
         print_json(manifest.model_dump(mode="json"))
     elif request:
-        print_request(view_of(preview.pack, manifest), everything=everything)
+        print_request(view_of(made.pack, manifest), everything=everything)
     else:
-        print_pack(view_of(preview.pack, manifest), everything=everything)
+        print_pack(view_of(made.pack, manifest), everything=everything)

@@ -5,7 +5,7 @@ I/O happens before it (the edge gathers memory hits, evidence, state) and after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import chain
 
@@ -18,7 +18,7 @@ from aether_context.packing.allocation import reallocate, spend
 from aether_context.packing.carryover import carry, measure
 from aether_context.packing.compaction import bring_within_window, compact, is_quiet, marks, settle
 from aether_context.packing.compression import allocate, allocation_of, compress, tighten
-from aether_context.packing.draft import Draft, unwatched
+from aether_context.packing.draft import Draft
 from aether_context.packing.payload import addresses_of, missing_evidence
 from aether_context.packing.rendering import checksum, content_outcome, method, recount, render, request_tokens
 from aether_context.packing.selection import choose, fill
@@ -39,7 +39,6 @@ def build_pack(
     counter: TokenCounter | None = None,
     cache: TokenCache | None = None,
     recorded: Mapping[str, int] | None = None,
-    on_stage: Callable[[str], None] = unwatched,
 ) -> Pack:
     """Builds the request of one model call, with the account of it.
 
@@ -54,8 +53,6 @@ def build_pack(
         counter: counts tokens; the built-in estimate for the request's model by default.
         cache: counts and shortened contents by digest, kept between packs for speed.
         recorded: counts of an earlier build, by short digest; they come before the counter's.
-        on_stage: is told the stages, each as often as it begins: ``count``, ``retrieve``, ``allocate``, ``compress``,
-            ``compact``, ``render``.
 
     Raises:
         StepTooLarge: system, task and tools alone exceed the input budget, and the policy's ``on_invalid`` is not
@@ -63,7 +60,7 @@ def build_pack(
     """
     model = source.request.model
     cached = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    draft = Draft(input=source, policy=policy, counter=cached, on_stage=on_stage)
+    draft = Draft(input=source, policy=policy, counter=cached)
     pack = _built(draft)
     for _ in range(_MOST_ROUNDS):
         payload_tokens = _payload_tokens(pack)
@@ -97,14 +94,12 @@ def _built(draft: Draft) -> Pack:
             break
         judged = made.items
         made = _fitted(given, judged, "" if at_cut else source.epoch.summary)
-    made.on_stage("render")
     return render(made)
 
 
 def _given(draft: Draft) -> Draft:
     """What the call and its epoch determine, before anything is chosen."""
     draft = copy(draft)
-    draft.on_stage("count")
     select_tools(draft)
     carry(draft)
     settle(draft)
@@ -115,15 +110,11 @@ def _given(draft: Draft) -> Draft:
 def _fitted(draft: Draft, judged: Sequence[Outgoing], summary: str) -> Draft:
     """What is chosen beside these contents and this summary, and all of it within the window."""
     draft = copy(draft)
-    draft.on_stage("retrieve")
     choose(draft, judged, summary)
     fill(draft)
-    draft.on_stage("allocate")
     tighten(draft)
     allocate(draft)
-    draft.on_stage("compress")
     compress(draft)
-    draft.on_stage("compact")
     compact(draft)
     bring_within_window(draft)
     return draft

@@ -20,7 +20,6 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from aether_context.adk.call import AgentKey, SessionKey, agent_key
-from aether_context.adk.tracing import PackSpan
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.pack import Identity, Pack, pack_of_event
@@ -107,14 +106,13 @@ class Recorder:
             self._numbers[session] += 1
             return self._numbers[session]
 
-    def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan, number: int) -> None:
-        """Queues a pack, which has a number in its session; its span is told when it is written."""
+    def pack(self, pack: Pack, policy: PackPolicy, counter: str, number: int) -> None:
+        """Queues a pack, which has a number in its session."""
         of_call, session = _call_key(pack.identity), (pack.identity.app, pack.identity.user, pack.identity.session)
         forms: list[Pack] = []
         """The masked form, made once, however often it is tried to write it."""
 
         def write() -> None:
-            began = time.time_ns()
             key = agent_key(pack.identity)
             if not forms:
                 forms.append(self._masked.of(pack, policy, pack_id(pack.identity, pack.source.step)))
@@ -140,7 +138,6 @@ class Recorder:
                 self._outcomes.pop(of_call, None)
             if self._recorded is not None:
                 self._recorded(manifest, recording)
-            span.recorded(manifest.pack_id, began)
 
         self.later(write, of_call)
 
