@@ -20,8 +20,8 @@ from aether_context.memory.places import is_postgres, located
 from aether_context.memory.rows import Change, Connection, Memory, Searched, owner_of
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder, embedder_for
-from aether_context.retrieval.pool import Places, Pool, Rows
+from aether_context.retrieval.embedders import Embedder, embedder_for, vectors_of
+from aether_context.retrieval.pool import Places, Pool
 from aether_context.retrieval.terms import hashed
 
 if TYPE_CHECKING:
@@ -143,12 +143,12 @@ class Memories:
         owner, asked = owner_of(app, user), self.mask(query)
         index = self._index(owner)
         with index.lock:
-            vectors: Sequence[Rows | None] = [None] * len(index.pool.embedders)
+            vector = vectors_of(None, [asked])
             with contextlib.suppress(EmbeddingError):  # words alone find then
-                vectors = index.pool.embedded([asked], "query")
+                vector = vectors_of(self._embedder, [asked], "query")
             for _ in range(_ATTEMPTS):
                 self._follow(owner, index)
-                if vectors and vectors[0] is not None:
+                if vector.size:
                     self._complete(owner, index)
                 memories: dict[str, Memory] = {}
 
@@ -158,7 +158,7 @@ class Memories:
                     memories.update({entry_of(memory).id: memory for memory in found.values()})
                     return [entry_of(found[number]) if number in found else Entry(id="", text="") for number in numbers]
 
-                alone, scores = index.pool.answers(asked, vectors)
+                alone, scores = index.pool.answers(asked, vector)
                 hits = index.pool.ranked(asked, limit, entries, alone, scores)
                 if all(hit.id for hit in hits):
                     break
@@ -237,13 +237,12 @@ class Memories:
     def _searched(self, memories: Sequence[Memory]) -> list[Searched]:
         """What memories are searched by; without vectors where these cannot be made now."""
         texts = [self.mask(entry_of(memory).searched) for memory in memories]
-        pool, tables = Pool(self._embedder), list[Rows | None]()
+        said = list(map(hashed, texts))
         with contextlib.suppress(EmbeddingError):
-            tables = pool.embedded(texts)
-        if not tables or tables[0] is None:
-            return [Searched(hashed(text)) for text in texts]
-        vectors = np.hstack([rows for rows in tables if rows is not None])
-        return [Searched(hashed(text), _made_by(pool), row.tobytes()) for text, row in zip(texts, vectors, strict=True)]
+            if (vectors := vectors_of(self._embedder, texts)).shape[1]:
+                made_by = _made_by(self._embedder)
+                return [Searched(of, made_by, row.tobytes()) for of, row in zip(said, vectors, strict=True)]
+        return list(map(Searched, said))
 
 
 class _Index:
@@ -251,20 +250,20 @@ class _Index:
 
     def __init__(self, embedder: Embedder | None) -> None:
         self.lock = threading.Lock()
-        self.pool = Pool(embedder)
+        self.pool = Pool()
         self.numbers: Places = np.empty(0, dtype=np.int64)
         """Of each place in the pool the number of its row; they grow."""
         self.embedded = np.empty(0, dtype=np.bool_)
         """Of each place whether it has a vector, if there is anything to make one."""
         self.last = 0
         self._known: dict[str, int] = {}
-        self._made_by = _made_by(self.pool)
+        self._made_by = _made_by(embedder)
 
     def take(self, changes: Sequence[Change]) -> None:
         """Takes in what changed."""
         there = [change for change in changes if change.terms is not None]
         widths = (len(change.vector or b"") for change in there if change.embedder == self._made_by)
-        width = sum(table.shape[1] for table in self.pool.vectors) or max(widths, default=0)
+        width = self.pool.vectors.shape[1] or max(widths, default=0)
         made = [change.vector if change.embedder == self._made_by else None for change in there]
         has_vector = [vector is not None and 0 < len(vector) == width for vector in made]
         table = np.zeros((len(there), width), dtype=np.int8)
@@ -277,7 +276,7 @@ class _Index:
             self.numbers, self.embedded = self.numbers[kept], self.embedded[kept]
         self.pool.extend(
             [change.terms or b"" for change in there],
-            self._tables(table),
+            table,
             [change.said_at for change in there],
             [-1 if change.thread is None else change.thread for change in there],
         )
@@ -296,22 +295,13 @@ class _Index:
         """Takes in the vectors of rows that had none, by number."""
         places = np.searchsorted(self.numbers, [number for number, _, _ in made])
         table = np.frombuffer(b"".join(vector for _, _, vector in made), dtype=np.int8).reshape(len(made), -1)
-        self.pool.fill(places, self._tables(table))
+        self.pool.fill(places, table)
         self.embedded[places] = True
 
-    def _tables(self, vectors: Rows) -> Sequence[Rows | None]:
-        """Vectors as rows hold them, by what made them: behind those of a service stand the static model's."""
-        if not vectors.shape[1]:
-            return [None] * len(self.pool.embedders)
-        if len(self.pool.embedders) == 1:
-            return [vectors]
-        own = vectors.shape[1] - StaticEmbedder().dimensions
-        return [vectors[:, :own], vectors[:, own:]]
 
-
-def _made_by(pool: Pool) -> str:
+def _made_by(embedder: Embedder | None) -> str:
     """What rows name as the maker of their vectors, empty where there is none."""
-    return "+".join(embedder.name for embedder in pool.embedders)
+    return "" if embedder is None else embedder.name
 
 
 def entry_of(memory: Memory) -> Entry:
