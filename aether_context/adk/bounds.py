@@ -71,7 +71,7 @@ def failure(error: BaseException) -> Exception:
     return Ended(f"{type(error).__name__} {error}".rstrip())
 
 
-def in_background(act: Callable[[], _T]) -> Future[_T]:
+async def in_thread(act: Callable[[], _T]) -> _T:
     """What an act gives in a thread of its own, which neither an event loop that ends nor the process waits for.
 
     Raises:
@@ -89,12 +89,7 @@ def in_background(act: Callable[[], _T]) -> Future[_T]:
             future.set_exception(error)
 
     threading.Thread(target=copy_context().run, args=[run], name=_THREAD, daemon=True).start()
-    return future
-
-
-async def in_thread(act: Callable[[], _T]) -> _T:
-    """What `in_background` gives."""
-    return await asyncio.wrap_future(in_background(act))
+    return await asyncio.wrap_future(future)
 
 
 class LeftOut(TimeoutError):

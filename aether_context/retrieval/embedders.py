@@ -75,12 +75,12 @@ def vectors_of(embedder: Embedder | None, texts: Sequence[str], purpose: Purpose
     if embedder is None or not texts:
         return np.zeros((len(texts), 0), dtype=np.int8)
     try:
-        rows = quantized(np.asarray(embedder.embed(texts, purpose=purpose), dtype=np.float32))
-        if len(rows) != len(texts):
-            raise ValueError(f"{len(rows)} vectors came back for {len(texts)} texts")
+        vectors = np.asarray(embedder.embed(texts, purpose=purpose), dtype=np.float32)
+        if len(vectors) != len(texts) or not np.isfinite(vectors).all():
+            raise ValueError(f"{len(vectors)} vectors came back for {len(texts)} texts, or numbers that are not finite")
+        return quantized(vectors)
     except Exception as error:  # whatever a model or a service raises
         raise EmbeddingError(embedder.name, f"{type(error).__name__}: {error}") from error
-    return rows
 
 
 class CachedEmbedder:
@@ -229,6 +229,7 @@ def identity(model: str) -> str:
 
 
 _OWN = ("none", "static", "sentence-transformers")
+"""Names, and the kind of those with a model behind a colon."""
 _REGISTERED: dict[str, CachedEmbedder] = {}
 
 
@@ -257,23 +258,17 @@ def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
         PolicyError: nobody has registered the name.
         MissingExtra: it needs a package that is not installed.
     """
-    if name is None or name == "static":
-        return _static()
-    if not isinstance(name, str):
+    if name is not None and not isinstance(name, str):
         return name
-    kind, _, model = name.partition(":")
+    name = name or "static"
     if name == "none" or name in _REGISTERED:
         return _REGISTERED.get(name)
-    if kind == "sentence-transformers":
-        return _transformer(model or _TRANSFORMER)
-    raise PolicyError(f"embedder {name!r} is unknown: {near_names(name, [*_OWN, *_REGISTERED])}", field="embedder")
-
-
-@lru_cache(maxsize=1)
-def _static() -> CachedEmbedder:
-    return CachedEmbedder(StaticEmbedder())
+    kind, _, model = name.partition(":")
+    if name != "static" and kind != "sentence-transformers":
+        raise PolicyError(f"embedder {name!r} is unknown: {near_names(name, [*_OWN, *_REGISTERED])}", field="embedder")
+    return _packaged(kind, model or _TRANSFORMER)
 
 
 @lru_cache(maxsize=8)
-def _transformer(model: str) -> CachedEmbedder:
-    return CachedEmbedder(TransformerEmbedder(model))
+def _packaged(kind: str, model: str) -> CachedEmbedder:
+    return CachedEmbedder(StaticEmbedder() if kind == "static" else TransformerEmbedder(model))

@@ -57,8 +57,8 @@ class Recall:
             asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
-        candidates, encoder, problems = await self._compared(read, rank)
-        return read.with_source(candidates=candidates, encoder=encoder, problems=source.problems + problems)
+        candidates, read = await self._compared(read, rank)
+        return read.with_source(candidates=candidates)
 
     async def turns(
         self,
@@ -116,48 +116,42 @@ class Recall:
             )
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
-        candidates, encoder, problems = await self._compared(read, found)
-        return read.with_source(
-            candidates=(*source.candidates, *candidates),
-            searched=len(entries),
-            encoder=source.encoder if encoder == "none" else encoder,
-            problems=source.problems + problems,
-        )
+        candidates, read = await self._compared(read, found)
+        return read.with_source(candidates=(*source.candidates, *candidates), searched=len(entries))
 
     async def _compared(
         self, read: ReadCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
-    ) -> tuple[tuple[Candidate, ...], str, tuple[str, ...]]:
+    ) -> tuple[tuple[Candidate, ...], ReadCall]:
         """What an act gives with the policy's embedder, or with the packaged one where that fails or takes too long.
 
         What takes too long goes on behind the calls: a model is loaded and a history embedded for those to come, which
         do not ask again meanwhile.
 
         Returns:
-            It, what compared the meanings, and what failed.
+            It, and the input with what compared the meanings and what failed.
         """
-        name, waits = read.call.policy.retrieval.embedder, self._waits
-        embedder = _embedder(name)
-        if embedder is None or name in _INSTANT:
-            return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
+        name, invocation = read.call.policy.retrieval.embedder, read.call.invocation.invocation_id
+        embedder = named = _embedder(name)
 
-        def act_and_tell() -> tuple[Candidate, ...]:
-            found = act(embedder)
-            waits.answered(name)
+        def act_in_time() -> tuple[Candidate, ...]:
+            found = act(named)  # which the thread may come to when another one has taken its place here
+            self._waits.answered(name)
             return found
 
-        try:
-            work = in_thread(act_and_tell)
-            return await waits.within(name, read.call.invocation.invocation_id, work, most_late=1), embedder.name, ()
-        except LeftOut:
-            problem = "is left out for a while"
-        except TimeoutError:
-            problem = f"takes longer than {waits.seconds:g} s"
-        except BaseException as error:  # whatever an embedder raises
-            problem = f"failed ({type(failure(error)).__name__})"
-        static = _embedder("static")
-        candidates = await asyncio.to_thread(act, static)
-        note = f"the embedder {name} {problem}: ranked by the model in the package"
-        return candidates, "none" if static is None else static.name, (note,)
+        if embedder is not None and name not in _INSTANT:
+            try:
+                candidates = await self._waits.within(name, invocation, in_thread(act_in_time), most_late=1)
+                return candidates, read.with_source(encoder=embedder.name)
+            except LeftOut:
+                problem = "is left out for a while"
+            except TimeoutError:
+                problem = f"takes longer than {self._waits.seconds:g} s"
+            except BaseException as error:  # whatever an embedder raises
+                problem = f"failed ({type(failure(error)).__name__})"
+            note = f"the embedder {name} {problem}: ranked by the model in the package"
+            embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
+        candidates = await asyncio.to_thread(act, embedder)
+        return candidates, read if embedder is None else read.with_source(encoder=embedder.name)
 
 
 def _embedder(name: str) -> Embedder | None:
