@@ -39,7 +39,7 @@ State = dict[str, str]
 class Letters:
     """A dimension a letter."""
 
-    name, local = "letters", True
+    name = "letters"
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         return unit(np.array([[text.count(one) for one in "abcdefgh0123"] for text in texts], dtype=np.float64))

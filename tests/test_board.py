@@ -250,7 +250,7 @@ def test_a_note_expires_with_its_step_or_its_time() -> None:
     assert (ends["open"], ends["old"], ends["both"], ends["timeless"]) == (None, 1_060.0, 1_010.0, None)
     assert ends["done"] is not None
     assert ends["done"] < 0
-    found = retrieve(read.candidates, query="rules", settings=RetrievalSettings(), k=9, now=500.0, tail="")
+    found = retrieve(read.candidates, settings=RetrievalSettings(), k=9, now=500.0, tail="")
     assert [one.candidate.id for one in found.left if one.reason == "expired"] == ["done"]
 
 

@@ -1,21 +1,26 @@
-"""Embedders: the static model, the memory of vectors, names, and Google's over a scripted client."""
+"""Embedders: the static model, the memory of vectors, and names."""
 
 from __future__ import annotations
 
 import re
-import threading
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.adk.models.gemini import GeminiEmbedder, register_embedders
-from aether_context.errors import EmbeddingError, MissingExtra
-from aether_context.retrieval.embedders import CachedEmbedder, StaticEmbedder, _model, embedder_for, identity, unit
+from aether_context.errors import MissingExtra, PolicyError
+from aether_context.retrieval.embedders import (
+    CachedEmbedder,
+    StaticEmbedder,
+    _model,
+    embedder_for,
+    identity,
+    register_embedder,
+    unit,
+)
 from aether_context.tokens.counters import sound
 
 static = StaticEmbedder()
@@ -61,7 +66,7 @@ def test_a_text_has_the_vector_of_its_tokens_whatever_stands_between_its_words(t
 
 
 class Counting:
-    name, local = "counting", True
+    name = "counting"
 
     def __init__(self):
         self.asked = []
@@ -80,12 +85,18 @@ def test_what_was_embedded_is_remembered():
     assert inner.asked == [(("a", "bb"), "entry"), (("a",), "query")]
     cached.embed(["a"])  # forgotten: room for two, and "bb" and the query came after it
     assert inner.asked[-1] == (("a",), "entry")
-    assert cached.embed([]).shape == (0, 2)
 
 
 def test_embedders_by_name():
     assert embedder_for("none") is None
     assert embedder_for(None).name == embedder_for("static").name == static.name
+    register_embedder("mine", Counting())
+    assert embedder_for("mine").name == "counting"
+    register_embedder("mine", SimpleNamespace(embed=static.embed))
+    assert embedder_for("mine").name == "mine"
+    for name in ("", "static", "sentence-transformers:my/model"):
+        with pytest.raises(PolicyError, match="empty or taken"):
+            register_embedder(name, static)
 
 
 def test_a_model_in_a_folder_is_known_by_what_is_in_it(tmp_path):
@@ -104,57 +115,3 @@ def test_a_model_in_a_folder_is_known_by_what_is_in_it(tmp_path):
 def test_a_missing_library_says_how_to_install_it():
     with pytest.raises(MissingExtra, match=r"aether-context-adk\[sentence-transformers\]"):
         embedder_for("sentence-transformers:some/model")
-
-
-class Models:
-    """A client's models: vectors by the lengths of texts."""
-
-    def __init__(self, *, fault=None, wait=None):
-        self.calls = []
-        self.fault = fault
-        self.wait = wait
-
-    def embed_content(self, *, model, contents, config):
-        self.calls.append((model, len(contents), config.task_type, config.output_dimensionality))
-        if self.wait:
-            self.wait.wait(5)
-        if self.fault:
-            raise self.fault
-        return types.EmbedContentResponse(
-            embeddings=[types.ContentEmbedding(values=[float(len(text)), 0.0, 1.0]) for text in contents]
-        )
-
-
-def test_gemini_embeds_in_batches_and_says_what_for():
-    models = Models()
-    embedder = GeminiEmbedder("m", models=models)
-    vectors = embedder.embed(["x" * (n % 7) for n in range(250)])
-    assert sorted(models.calls) == [("m", 50, "RETRIEVAL_DOCUMENT", 768)] + [("m", 100, "RETRIEVAL_DOCUMENT", 768)] * 2
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(250), abs=1e-6)
-    assert (vectors[3] == vectors[10]).all()
-    embedder.embed(["q"], purpose="query")
-    assert models.calls[-1][2] == "RETRIEVAL_QUERY"
-    assert embedder.embed([]).shape == (0, 768)
-
-
-def test_gemini_that_fails_or_is_late_says_so():
-    with pytest.raises(EmbeddingError, match="embedder gemini:m-768: RuntimeError: quota"):
-        GeminiEmbedder("m", models=Models(fault=RuntimeError("quota"))).embed(["a"])
-    gate = threading.Event()
-    with pytest.raises(EmbeddingError, match=r"1 of 1 requests took over 0\.05 s"):
-        GeminiEmbedder("m", models=Models(wait=gate), timeout_seconds=0.05).embed(["a"])
-    gate.set()
-
-
-def test_gemini_that_gives_too_few_vectors_says_so():
-    models = SimpleNamespace(embed_content=lambda **_: types.EmbedContentResponse(embeddings=[]))
-    with pytest.raises(EmbeddingError, match="0 vectors came back for 1 texts"):
-        GeminiEmbedder("m", models=models).embed(["a"])
-
-
-def test_gemini_without_a_key_says_which(monkeypatch):
-    for name in ("GOOGLE_API_KEY", "GEMINI_API_KEY", "GOOGLE_GENAI_USE_VERTEXAI"):
-        monkeypatch.delenv(name, raising=False)
-    register_embedders()
-    with pytest.raises(EmbeddingError, match="GOOGLE_API_KEY"):
-        embedder_for("gemini")

@@ -12,7 +12,7 @@ from rank_bm25 import BM25Plus
 
 from aether_context.retrieval import Entry
 from aether_context.retrieval import pool as pools
-from aether_context.retrieval.embedders import StaticEmbedder, quantized
+from aether_context.retrieval.embedders import StaticEmbedder, quantized, vectors_of
 from aether_context.retrieval.pool import Pool, bm25, packed
 from aether_context.retrieval.terms import (
     asks_for_recent,
@@ -123,15 +123,15 @@ def test_a_pool_is_the_same_however_it_came_to_be(texts, data):
     def extend(pool, some):
         said = [" ".join(text) for text in some]
         times, threads = [float(len(text)) for text in some], [len(text) % 3 - 1 for text in some]
-        pool.extend(list(map(hashed, said)), pool.embedded(said), times, threads)
+        pool.extend(list(map(hashed, said)), vectors_of(StaticEmbedder(), said), times, threads)
 
-    pool, fresh = Pool(StaticEmbedder()), Pool(StaticEmbedder())
+    pool, fresh = Pool(), Pool()
     kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(texts), max_size=len(texts))))
     extend(pool, texts)
     pool.keep(kept)
     extend(pool, texts[:3])
     extend(fresh, [text for text, is_kept in zip(texts, kept, strict=True) if is_kept] + texts[:3])
-    asked = pool.embedded(["w1 w2 w3"], "query")
+    asked = vectors_of(StaticEmbedder(), ["w1 w2 w3"], "query")
 
     def found(pool):
         alone, parts = pool.answers("w1 w2 w3", asked)
@@ -146,9 +146,9 @@ vectors = st.lists(st.lists(st.floats(-1, 1, allow_nan=False), min_size=6, max_s
 
 
 def cosines(rows, query):
-    pool = Pool(StaticEmbedder())
-    pool.extend([b""] * len(rows), [quantized(rows)], [None] * len(rows), [-1] * len(rows))
-    _, parts = pool.answers("", [quantized(query[None, :])])
+    pool = Pool()
+    pool.extend([b""] * len(rows), quantized(rows), [None] * len(rows), [-1] * len(rows))
+    _, parts = pool.answers("", quantized(query[None, :]))
     return parts["cosine"]
 
 

@@ -37,7 +37,7 @@ from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
 from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
 from aether_context.redaction import RULES, Masker
-from aether_context.retrieval import HybridIndex, ranking, terms
+from aether_context.retrieval import HybridIndex, ranked, ranking, terms
 from aether_context.retrieval.passages import passages
 from aether_context.state import read_state
 from aether_context.store import artifacts
@@ -279,8 +279,7 @@ def preload(text: str) -> object:
 
 
 def search(text: str) -> object:
-    index = HybridIndex("none")
-    index.add_texts(["a", "b"], [text, "something else"])
+    index = HybridIndex.from_texts(["a", "b"], [text, "something else"], embedder="none")
     return index.search(text[:2_000], asked=1.7e9)
 
 
@@ -384,10 +383,10 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "identifiers": terms.identifiers,
     "named_times": lambda text: terms.named_times(text, asked=1.7e9),
     "asks_for_recent": terms.asks_for_recent,
-    "tokenize": ranking.tokenize,
     "retrieve": lambda text: ranking.retrieve(
-        [memory(text), memory("other", "n")], text, k=3, settings=RetrievalSettings(), tail=text
+        [memory(text), memory("other", "n")], k=3, settings=RetrievalSettings(), tail=text
     ),
+    "ranked": lambda text: ranked([memory(text), memory("other", "n")], text, asked=0.0, embedder=None),
     "index": search,
     "redact": lambda text: Masker(RULES)(text),
     # names that a model, a tool or an app gives

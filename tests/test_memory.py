@@ -273,8 +273,6 @@ def test_an_index_that_follows_ranks_like_one_made_anew(tmp_path):
 class Letters:
     """A dimension a letter; counts what it embeds to be found."""
 
-    local = True
-
     def __init__(self, name="letters"):
         self.name = name
         self.entries = 0

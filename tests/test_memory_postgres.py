@@ -142,7 +142,7 @@ def test_another_embedder_makes_its_vectors_anew(postgres: Server) -> None:
 class Away:
     """An embedding service that may be away."""
 
-    name, local = "away", False
+    name = "away"
     fails = False
 
     def embed(self, texts: Any, *, purpose: str = "entry") -> Any:

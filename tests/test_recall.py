@@ -19,20 +19,19 @@ from google.adk.events.event import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.load_memory_tool import load_memory_tool as load_memory
 from google.genai import types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import planned, small
 from restarting import Restarting, same_requests
 from scripted import Chat, Memories, call, inside, look_up, new_store, remembered
 
 from aether_context import Manifest, PackPolicy
-from aether_context.adk import ContextPackPlugin
+from aether_context.adk import ContextPackPlugin, bounds
 from aether_context.adk.bounds import Waits
 from aether_context.adk.request.spoken import read_spoken
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
-from aether_context.retrieval.call_indexes import SessionIndexes
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder, Vectors, register
+from aether_context.retrieval.embedders import StaticEmbedder, Vectors, register_embedder
 from aether_context.retrieval.passages import passages
 from aether_context.store.replay import Replayer
 
@@ -167,40 +166,6 @@ def test_another_worker_sends_the_same_bytes(tmp_path: Path) -> None:
     steady.replays()
 
 
-@settings(max_examples=25)
-@given(
-    history=st.lists(st.sampled_from([*FACTS, *chatter(6), "ok"]), min_size=1, max_size=25),
-    steps=st.lists(st.integers(1, 6), min_size=1, max_size=6),
-    query=st.sampled_from(ASKED),
-)
-def test_an_index_that_grew_finds_what_a_new_one_finds(history: list[str], steps: list[int], query: str) -> None:
-    entries = [
-        Entry(id=str(at), text=text, time=86_400.0 * at, speaker="user" if at % 2 else "clerk", thread="")
-        for at, text in enumerate(history)
-    ]
-
-    def search(indexes: SessionIndexes, some: list[Entry]) -> list[tuple[str, float]]:
-        found = indexes.search("s", some, query, 10, asked=0.0, embedder="none", redact=str)
-        return [(hit.id, hit.score) for hit in found]
-
-    grown = SessionIndexes()
-    have = 0
-    for step in steps:
-        have = min(len(entries), have + step)
-        assert search(grown, entries[:have]) == search(SessionIndexes(), entries[:have])
-    changed = [*entries[:1], *entries[2:have]]
-    assert search(grown, changed) == search(SessionIndexes(), changed), "history that was rewritten"
-
-
-def test_the_indexes_of_sessions_long_unused_are_forgotten() -> None:
-    indexes = SessionIndexes(max_entries=10)
-    for session in range(5):
-        entries = [Entry(id=str(at), text=f"text {at} of {session}") for at in range(4)]
-        (best, *_) = indexes.search(session, entries, f"of {session}", 4, asked=0.0, embedder="none", redact=str)
-        assert best.text.endswith(f"of {session}")
-    assert len(indexes) == 2
-
-
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
     end = len(history) if end is None else end
     return [*read_spoken(history, events, end, most=9_999, mask=str).turns]
@@ -326,18 +291,12 @@ def test_notes_in_the_state_are_ranked_by_the_same_search() -> None:
 class Failing:
     """An embedder out of reach."""
 
-    def __init__(self, local: bool) -> None:
-        self.name, self.local = "failing", local
-
     def embed(self, texts: Any, *, purpose: str = "entry") -> Vectors:
         raise EmbeddingError("failing", "out of reach")
 
 
 class Counting:
     """Gives every text the same vector, and counts the texts."""
-
-    local = True
-    name = "counting"
 
     def __init__(self) -> None:
         self.texts = 0
@@ -347,18 +306,8 @@ class Counting:
         return np.ones((len(texts), 4), dtype=np.float32) / 2
 
 
-@pytest.fixture(params=[True, False], ids=["local", "remote"])
-def failing(request: pytest.FixtureRequest) -> str:
-    embedder: Embedder = Failing(request.param)
-    register("failing", lambda model: embedder)
-    return "failing"
-
-
 class Loading:
     """Gives vectors once it is loaded, which takes until it is let go."""
-
-    local = True
-    name = "loading"
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -371,9 +320,10 @@ class Loading:
 
 
 @patch.object(Waits, "seconds", 0.05)
+@patch.object(bounds, "RETRY_SECONDS", 600)
 def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
     loading = Loading()
-    register("loading", lambda model: loading)
+    register_embedder("loading", loading)
     retrieval = {"embedder": "loading"}
     chat = talk(retrieval=retrieval, conversation={"summary_share": 0})
     try:
@@ -382,7 +332,9 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
         assert FACTS[1] in memory_of(chat.sent[-1].human())
         manifest = chat.manifests()[-1]
         assert manifest.encoder.startswith("static-")
-        assert "the embedder loading is still loading: ranked by the model in the package" in manifest.degradations
+        assert (
+            "the embedder loading is left out for a while: ranked by the model in the package" in manifest.degradations
+        )
         chat.replays()
     finally:
         loading.let_go.set()
@@ -405,17 +357,15 @@ from plans import small
 from scripted import Chat, Memories, remembered
 
 from aether_context.adk.bounds import Waits
-from aether_context.retrieval.embedders import register
+from aether_context.retrieval import register_embedder
 
 
 class Own:
-    local, name = True, "own"
-
     def embed(self, texts, *, purpose="entry"):
         return np.ones((len(texts), 4), dtype=np.float32) / 2
 
 
-register("own", lambda model: Own())
+register_embedder("own", Own())
 Waits.seconds = 10
 policy = small(4_000, retrieval={"embedder": "own"})
 chat = Chat(memory=Memories(remembered("The car is in the garage.")), policy=policy)
@@ -440,28 +390,27 @@ def test_an_embedder_answers_in_a_process_that_is_forked_behind_a_call() -> None
 
 def test_an_embedder_that_could_not_be_loaded_is_asked_again() -> None:
     class Recovering(Counting):
-        name = "recovering"
-
         def embed(self, texts: Any, *, purpose: str = "entry") -> Vectors:
             if not self.texts:
                 self.texts = 1
-                raise EmbeddingError(self.name, "the file is not there yet")
+                raise EmbeddingError("recovering", "the file is not there yet")
             return super().embed(texts, purpose=purpose)
 
     embedder = Recovering()
-    register("recovering", lambda model: embedder)
+    register_embedder("recovering", embedder)
     chat = talk(retrieval={"embedder": "recovering"})
     notes = [problem for manifest in chat.manifests() for problem in manifest.degradations if "recovering" in problem]
     assert notes == ["the embedder recovering failed (EmbeddingError): ranked by the model in the package"]
     assert chat.manifests()[-1].encoder == "recovering"
 
 
-def test_an_embedder_that_fails_leaves_the_packaged_one_and_a_note(failing: str) -> None:
-    chat = talk(retrieval={"embedder": failing}, conversation={"summary_share": 0})
+def test_an_embedder_that_fails_leaves_the_packaged_one_and_a_note() -> None:
+    register_embedder("failing", Failing())
+    chat = talk(retrieval={"embedder": "failing"}, conversation={"summary_share": 0})
     chat.say(ASKED[1])
     assert FACTS[1] in memory_of(chat.sent[-1].human())
-    assert any("embedder" in one for one in chat.manifests()[-1].degradations)
-    assert chat.manifests()[-1].encoder in ("failing", StaticEmbedder().name)
+    assert any("embedder failing failed" in one for one in chat.manifests()[-1].degradations)
+    assert chat.manifests()[-1].encoder == StaticEmbedder().name
     chat.replays()
 
 
@@ -477,7 +426,7 @@ def test_words_alone_are_a_choice_and_an_unknown_embedder_an_error() -> None:
 
 def test_each_turn_is_embedded_once() -> None:
     counting = Counting()
-    register("counting", lambda model: counting)
+    register_embedder("counting", counting)
     chat = talk(retrieval={"embedder": "counting"})
     turns = asyncio.run(chat.held()).events
     before = counting.texts

@@ -71,7 +71,7 @@ def failure(error: BaseException) -> Exception:
     return Ended(f"{type(error).__name__} {error}".rstrip())
 
 
-def in_background(act: Callable[[], _T]) -> Future[_T]:
+async def in_thread(act: Callable[[], _T]) -> _T:
     """What an act gives in a thread of its own, which neither an event loop that ends nor the process waits for.
 
     Raises:
@@ -89,12 +89,7 @@ def in_background(act: Callable[[], _T]) -> Future[_T]:
             future.set_exception(error)
 
     threading.Thread(target=copy_context().run, args=[run], name=_THREAD, daemon=True).start()
-    return future
-
-
-async def in_thread(act: Callable[[], _T]) -> _T:
-    """What `in_background` gives."""
-    return await asyncio.wrap_future(in_background(act))
+    return await asyncio.wrap_future(future)
 
 
 class LeftOut(TimeoutError):
@@ -119,8 +114,13 @@ class Waits:
         """How often a service was late since it answered last, and until when it is left out."""
         self._lock = threading.Lock()
 
-    async def within(self, service: str, invocation: str, work: Coroutine[Any, Any, _T]) -> _T:
+    async def within(
+        self, service: str, invocation: str, work: Coroutine[Any, Any, _T], *, most_late: int = _MOST_LATE
+    ) -> _T:
         """As `within`, with `seconds` for all that an invocation waits for; waits side by side count once.
+
+        Args:
+            most_late: after so many late answers in a row the service is left out.
 
         Raises:
             LeftOut: the service was late too often; one caller tries it again every now and then.
@@ -128,7 +128,7 @@ class Waits:
         with self._lock:
             began, waited = self._clock(), self._waited.get(invocation, 0.0)
             late, until = self._late.get(service, (0, 0.0))
-            if late >= _MOST_LATE:
+            if late >= most_late:
                 if began < until:
                     work.close()
                     raise LeftOut(f"it was late {late} times in a row")
@@ -144,9 +144,13 @@ class Waits:
             with self._lock:
                 waited += self._clock() - began
                 self._waited[invocation] = max(waited, self._waited.get(invocation, 0.0))
+        self.answered(service)
+        return given
+
+    def answered(self, service: str) -> None:
+        """Forgets that a service was late: it answered, in time or behind the call that waited for it."""
         with self._lock:
             self._late.pop(service, None)
-        return given
 
 
 def _forget(ended: asyncio.Task[Any]) -> None:

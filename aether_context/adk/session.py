@@ -234,7 +234,7 @@ _MOST_SESSIONS = 512
 class Records:
     """The records of one session, and which of them a later reading supersedes.
 
-    `read` works only where something changed since it was called last, which what is edited in place does not: ADK keeps
+    `read` works only where something changed since it was called last. An edit in place is no change: ADK keeps
     what is put into a state.
     """
 

@@ -137,11 +137,12 @@ class Searcher:
     @cached_property
     def _index(self) -> HybridIndex | None:
         """The passages by words and meaning; None for an output of too many of them."""
-        from aether_context.retrieval import HybridIndex
+        from aether_context.retrieval import Entry, HybridIndex
 
         if len(self._passages) > _MOST_PASSAGES:
             return None
-        texts = ["\n".join(map(self.view.line, range(*passage))) for passage in self._passages]
-        index = HybridIndex(self._embedder, redact=self._redact, passages=False)
-        index.add_texts([str(at) for at in range(len(texts))], texts)
-        return index
+        entries = (
+            Entry(id=str(at), text="\n".join(map(self.view.line, range(*passage))))
+            for at, passage in enumerate(self._passages)
+        )
+        return HybridIndex(entries, self._embedder, redact=self._redact, passages=False)

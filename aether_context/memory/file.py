@@ -21,8 +21,7 @@ import numpy as np
 from aether_context.errors import StoreError
 from aether_context.memory.backend import Backend
 from aether_context.memory.records import Candidates, Found, Row, made_by
-from aether_context.retrieval.embedders import Embedder
-from aether_context.retrieval.pool import Rows
+from aether_context.retrieval.embedders import Embedder, Rows
 
 logger = logging.getLogger("aether_context")
 
@@ -99,12 +98,12 @@ class MemoryFile(Backend):
                     self._connection.execute(f"PRAGMA {pragma}").fetchall()
         return deleted
 
-    def search(self, owner: str, asked: str, vectors: Sequence[Rows | None], limit: int) -> list[Found]:
-        """The best memories for a masked query, best first; ``vectors`` are the query's."""
+    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Found]:
+        """The best memories for a masked query, best first; ``vector`` is the query's."""
         query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({self.numbers})"
         with self.transaction():
             return self._index(owner).ranked(
-                asked, vectors, limit, lambda numbers: dict(self.read(query, owner, json.dumps(numbers)))
+                asked, vector, limit, lambda numbers: dict(self.read(query, owner, json.dumps(numbers)))
             )
 
     def close(self) -> None:

@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
-import numpy as np
-
 from aether_context.errors import EmbeddingError, MissingExtra, StoreError
 from aether_context.memory.file import MemoryFile, located
 from aether_context.memory.records import (
@@ -28,8 +26,7 @@ from aether_context.memory.records import (
     who_of,
 )
 from aether_context.redaction import masker
-from aether_context.retrieval.embedders import Embedder, embedder_for
-from aether_context.retrieval.pool import Pool, Rows
+from aether_context.retrieval.embedders import Embedder, embedder_for, vectors_of
 from aether_context.retrieval.terms import hashed
 
 if TYPE_CHECKING:
@@ -133,14 +130,13 @@ class Memories:
         """
         if limit <= 0:
             return []
-        asked, pool = self.mask(query), Pool(self._embedder)
-        vectors: Sequence[Rows | None] = [None] * len(pool.embedders)
+        owner, asked = owner_of(app, user), self.mask(query)
+        vector = vectors_of(None, [asked])
         with contextlib.suppress(EmbeddingError):  # words alone find then
-            vectors = pool.embedded([asked], "query")
-        owner = owner_of(app, user)
-        if vectors and vectors[0] is not None:
+            vector = vectors_of(self._embedder, [asked], "query")
+        if vector.size:
             self._complete(owner)
-        found = self.database.search(owner, asked, vectors, limit)
+        found = self.database.search(owner, asked, vector, limit)
         return [Remembered(memory=memory, score=hit.score, scores=hit.scores) for hit, _, memory in found]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
@@ -179,15 +175,12 @@ class Memories:
     def _searched(self, rows: Sequence[Row]) -> list[Row]:
         """Rows with what they are searched by; without vectors where these cannot be made now."""
         texts = [self.mask(memory_of(row.record).entry.searched) for row in rows]
-        pool, tables = Pool(self._embedder), list[Rows | None]()
-        with contextlib.suppress(EmbeddingError):
-            tables = pool.embedded(texts)
         said = [row._replace(terms=hashed(text)) for row, text in zip(rows, texts, strict=True)]
-        if not tables or tables[0] is None:
-            return said
-        name, vectors = made_by(self._embedder), np.hstack([table for table in tables if table is not None])
-        made = zip(said, vectors, strict=True)
-        return [row._replace(embedder=name, vector=vector.tobytes()) for row, vector in made]
+        with contextlib.suppress(EmbeddingError):
+            if (vectors := vectors_of(self._embedder, texts)).shape[1]:
+                name, made = made_by(self._embedder), zip(said, vectors, strict=True)
+                return [row._replace(embedder=name, vector=vector.tobytes()) for row, vector in made]
+        return said
 
 
 def is_postgres(uri: str) -> bool:

@@ -25,8 +25,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from aether_context.errors import StoreError, StoreUnavailable
 from aether_context.memory.backend import Backend
 from aether_context.memory.records import Candidates, Found, Row, made_by
-from aether_context.retrieval.embedders import Embedder
-from aether_context.retrieval.pool import Rows
+from aether_context.retrieval.embedders import Embedder, Rows
 from aether_context.retrieval.terms import hash_of, query_terms
 
 T = TypeVar("T")
@@ -154,22 +153,21 @@ class PostgresMemories(Backend):
     def keep(self, owner: str, made: Sequence[tuple[int, bytes, int]]) -> None:
         super().keep(owner, [(embedder, _halfvec(vector), number) for embedder, vector, number in made])
 
-    def search(self, owner: str, asked: str, vectors: Sequence[Rows | None], limit: int) -> list[Found]:
-        """The best memories for a masked query, best first; ``vectors`` are the query's."""
-        there = [rows for rows in vectors if rows is not None] if vectors and vectors[0] is not None else []
+    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Found]:
+        """The best memories for a masked query, best first; ``vector`` is the query's."""
         values = {
             "owner": owner,
             "terms": [_word(owner, hash_of(term)) for term in sorted(query_terms(asked), key=len)[-_MOST_ASKED:]],
             "most": max(_CANDIDATES, limit),
             "embedder": made_by(self._embedder),
-            "vector": _halfvec(np.hstack(there).tobytes()) if there else None,
+            "vector": _halfvec(vector.tobytes()) if vector.size else None,
         }
         with self.transaction() as cursor:
             rows = cursor.connection.cursor(binary=True).execute(_SEARCH, values).fetchall()
         candidates = Candidates(self._embedder)
         candidates.take([(*row, sent and _quantized(sent)) for *row, sent, _ in rows])
         records = {number: record for number, *_, record in rows}
-        return candidates.ranked(asked, vectors, limit, lambda _: records)
+        return candidates.ranked(asked, vector, limit, lambda _: records)
 
     def close(self) -> None:
         """Closes all connections; what is used later opens new ones."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.canonical import JSON, canonical_json
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder
-from aether_context.retrieval.pool import Entry, Hit, Places, Pool, Rows
+from aether_context.retrieval.embedders import Embedder, Rows
+from aether_context.retrieval.pool import Entry, Hit, Places, Pool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
@@ -105,7 +105,7 @@ class Candidates:
         """So many had no vector of this embedder when they were taken in."""
         self.version: tuple[object, ...] = ()
         """What was read last."""
-        self._pool, self._made_by = Pool(embedder), made_by(embedder)
+        self._pool, self._made_by = Pool(), made_by(embedder)
 
     def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
         """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
@@ -113,15 +113,10 @@ class Candidates:
             return
         numbers, threads, times, said, makers, vectors = zip(*rows, strict=True)
         made = [vector or b"" if maker == self._made_by else b"" for maker, vector in zip(makers, vectors, strict=True)]
-        width = sum(table.shape[1] for table in self._pool.vectors) or max(map(len, made))
+        width = self._pool.vectors.shape[1] or max(map(len, made))
         filled = b"".join(vector if len(vector) == width else bytes(width) for vector in made)
         table = np.frombuffer(filled, dtype=np.int8).reshape(len(made), width)
-        tables: list[Rows | None] = [table]
-        if not width:
-            tables = [None] * len(self._pool.embedders)
-        elif len(self._pool.embedders) > 1:  # behind the vectors of a service stand the static model's
-            tables = list(np.split(table, [width - StaticEmbedder().dimensions], axis=1))
-        self._pool.extend(said, tables, times, threads)
+        self._pool.extend(said, table, times, threads)
         self.numbers = np.concatenate([self.numbers, np.array(numbers, dtype=np.int64)])
         self.lacking += sum(maker != self._made_by for maker in makers)
 
@@ -131,12 +126,12 @@ class Candidates:
         self.numbers = self.numbers[kept]
 
     def ranked(
-        self, asked: str, vectors: Sequence[Rows | None], limit: int, read: Callable[[list[int]], Mapping[int, str]]
+        self, asked: str, vector: Rows, limit: int, read: Callable[[list[int]], Mapping[int, str]]
     ) -> list[Found]:
         """The best, best first.
 
         Args:
-            vectors: of the query, as of `Pool.embedded`.
+            vector: of the query, as of `vectors_of`.
             read: gives the records of numbers.
         """
         found: dict[str, tuple[int, Memory]] = {}
@@ -149,7 +144,7 @@ class Candidates:
             found.update(zip((entry.id for entry in entries), zip(numbers, memories, strict=True), strict=True))
             return entries
 
-        alone, scores = self._pool.answers(asked, vectors)
+        alone, scores = self._pool.answers(asked, vector)
         return [Found(hit, *found[hit.id]) for hit in self._pool.ranked(asked, limit, entries, alone, scores)]
 
 
@@ -188,4 +183,4 @@ def who_of(app: str, user: str) -> str:
 
 def made_by(embedder: Embedder | None) -> int:
     """What rows name as the maker of their vectors, as of `number_of`."""
-    return number_of("+".join(one.name for one in Pool(embedder).embedders))
+    return number_of("" if embedder is None else embedder.name)

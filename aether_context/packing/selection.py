@@ -37,7 +37,8 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         draft.found_memory, draft.found_evidence = _nowhere(source, "memory"), _nowhere(source, "evidence")
         return
     query = retrieval.query_for(source)
-    candidates = _placed(source, counter)
+    now, redact = source.identity.last_event_time, draft.policy.redact
+    candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
     tail = "\n".join([*(_readable(part) for item in kept for part in item.content.parts), summary])
     sent = {
         recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
@@ -46,14 +47,12 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     def found(layer: Layer, k: int, more: int = 0) -> Found:
         result = retrieval.retrieve(
             [candidate for candidate in candidates if candidate.layer == layer],
-            query,
             k=k,
             more=more,
             settings=settings,
             tail=tail,
             sent=sent,
-            now=source.identity.last_event_time,
-            redact=draft.policy.redact,
+            now=now,
         )
         return result._replace(chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
 

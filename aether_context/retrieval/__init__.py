@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from aether_context.retrieval.ranking import Found, Left, answers, query_for, rank, retrieve, weakest
 
 if TYPE_CHECKING:
-    from aether_context.retrieval.call_indexes import tool_encoder, tool_scores
+    from aether_context.retrieval.call_indexes import ranked, tool_encoder, tool_scores
+    from aether_context.retrieval.embedders import register_embedder
     from aether_context.retrieval.index import HybridIndex
     from aether_context.retrieval.pool import Entry, Hit
 
@@ -21,6 +22,8 @@ __all__ = [
     "answers",
     "query_for",
     "rank",
+    "ranked",
+    "register_embedder",
     "retrieve",
     "tool_encoder",
     "tool_scores",
@@ -31,6 +34,8 @@ _NEED_NUMPY = {
     "Entry": "pool",
     "Hit": "pool",
     "HybridIndex": "index",
+    "ranked": "call_indexes",
+    "register_embedder": "embedders",
     "tool_encoder": "call_indexes",
     "tool_scores": "call_indexes",
 }

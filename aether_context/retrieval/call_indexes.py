@@ -1,15 +1,16 @@
-"""The indexes of one model call: over its tools, its candidates, and what was said before."""
+"""The indexes of one model call: over its tools, its candidates, and what was said before.
+
+Each is made for one search: of a thousand turns, whose vectors are remembered, in 15 ms of processor time. So there is
+nothing that a session, a user or a process could find of another one.
+"""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-
-from cachetools import LRUCache
 
 from aether_context.canonical import hash_text
 from aether_context.pack import RECALLED, Candidate, Content, Layer, Tool, recalled_id
@@ -42,10 +43,9 @@ def tool_encoder() -> str:
 @lru_cache(maxsize=16)
 def _tool_index(tools: tuple[Tool, ...], redact: tuple[str, ...]) -> HybridIndex:
     """The index of a set of tools; the latest sets are remembered."""
-    index = HybridIndex(StaticEmbedder(), redact=masker(redact), passages=False)
     texts = {tool.name: described(tool) for tool in tools}
-    index.add_texts(list(texts), list(texts.values()))
-    return index
+    entries = (Entry(id=name, text=text) for name, text in texts.items())
+    return HybridIndex(entries, redact=masker(redact), passages=False)
 
 
 def described(tool: Tool) -> str:
@@ -77,24 +77,24 @@ def ranked(
         redact: patterns of what is masked before anything is compared.
 
     Raises:
-        EmbeddingError: a local embedder failed.
+        EmbeddingError: the embedder failed.
     """
-    layers: dict[Layer, list[Candidate]] = {}
-    for candidate in candidates:
+    layers: dict[Layer, dict[str, Candidate]] = {}
+    for number, candidate in enumerate(candidates):
         if "similarity" not in candidate.scores:
-            layers.setdefault(candidate.layer, []).append(candidate)
-    scores: dict[str, Mapping[str, float]] = {}
-    for pool in layers.values():
-        index = HybridIndex(embedder or "none", redact=masker(redact), passages=False)
-        index.add(
-            Entry(id=candidate.id, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
-            for candidate in pool
-        )
-        scores |= {candidate.id: {"similarity": 0.0} for candidate in pool}
-        scores |= {hit.id: scores_of(hit) for hit in index.search(query, len(pool), asked=asked)}
-    return tuple(
-        replace(candidate, scores={**candidate.scores, **scores.get(candidate.id, {})}) for candidate in candidates
-    )
+            layers.setdefault(candidate.layer, {})[str(number)] = candidate
+    found = list(candidates)
+    for layer in layers.values():
+        entries = [
+            Entry(id=place, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
+            for place, candidate in layer.items()
+        ]
+        index = HybridIndex(entries, embedder or "none", redact=masker(redact), passages=False)
+        scores = {hit.id: scores_of(hit) for hit in index.search(query, len(entries), asked=asked)}
+        for place, candidate in layer.items():
+            added = scores.get(place, {"similarity": 0.0})
+            found[int(place)] = replace(candidate, scores={**candidate.scores, **added})
+    return tuple(found)
 
 
 def scores_of(hit: Hit) -> dict[str, float]:
@@ -103,64 +103,9 @@ def scores_of(hit: Hit) -> dict[str, float]:
     return {name: hit.scores[name] for name in names if hit.scores.get(name)} | {"similarity": similarity(hit.score)}
 
 
-class SessionIndexes:
-    """Indexes of what was said, by session, the least recently used forgotten first. Threads may share it.
-
-    An index holds nothing that its session's history does not say, so any process that is given the history finds the
-    same.
-
-    Args:
-        max_entries: so many entries are kept in all, those of the session in use aside.
-    """
-
-    def __init__(self, *, max_entries: int = 50_000) -> None:
-        self._sessions: LRUCache[Hashable, tuple[HybridIndex, threading.Lock]] = LRUCache(
-            max_entries, lambda known: min(max(len(known[0]), 1), max_entries)
-        )
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def search(
-        self,
-        session: Hashable,
-        history: Sequence[Entry],
-        query: str,
-        limit: int,
-        *,
-        asked: float,
-        embedder: Embedder | str,
-        redact: Callable[[str], str],
-    ) -> list[Hit]:
-        """The best entries of a session's history for a query, best first.
-
-        Args:
-            session: all that tells it from others: whose it is, and what is masked and embedded.
-            history: every entry, in order.
-
-        Raises:
-            EmbeddingError: a local embedder failed.
-        """
-        with self._lock:
-            known = self._sessions.get(session)
-            if known is None:
-                known = self._sessions[session] = HybridIndex(embedder, redact=redact), threading.Lock()
-        index, lock = known
-        with lock:
-            if list(history[: len(index)]) != index.entries:
-                index.remove([entry.id for entry in index.entries])
-            index.add(history[len(index) :])
-            found = index.search(query, limit, asked=asked)
-        with self._lock:
-            self._sessions.pop(session, None)  # or its old size would count as well
-            self._sessions[session] = index, lock
-        return found
-
-
 # Turns that are not sent whole any more, as memories.
 
-MORE_HITS = 4
+_MORE_HITS = 4
 """So many times as many turns are looked at as could return."""
 _TELLING = 0.2
 """The share of the best turn's score under which no turn returns."""
@@ -181,24 +126,38 @@ def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[E
 
 
 def recalled(
-    hits: Sequence[Hit], content_at: Callable[[int], Content], *, most: int, tokens: int
+    turns: Sequence[Entry],
+    query: str,
+    content_at: Callable[[int], Content],
+    *,
+    most: int,
+    tokens: int,
+    asked: float,
+    embedder: Embedder | None,
+    redact: tuple[str, ...] = (),
 ) -> tuple[Candidate, ...]:
-    """The turns that tell most, as candidates for memory, best first.
+    """The turns that tell most about a query, as candidates for memory, best first.
 
     Args:
-        hits: of `turn_entries`.
+        turns: all of a session, as of `turn_entries`.
         content_at: the content at a place.
         most: so many at most.
         tokens: what they may take together.
+        asked: as of `ranked`; so are ``embedder`` and ``redact``.
+
+    Raises:
+        EmbeddingError: the embedder failed.
     """
-    turns: list[Candidate] = []
+    index = HybridIndex(turns, embedder or "none", redact=masker(redact), passages=False)
+    hits = index.search(query, _MORE_HITS * most, asked=asked)
+    found: list[Candidate] = []
     characters = tokens * _TOKEN_CHARACTERS
     for hit in _telling(hits)[:most]:
         if len(hit.text) > characters:
             continue
         characters -= len(hit.text)
         place, passage, number = hit.id.partition("#")
-        turns.append(
+        found.append(
             Candidate(
                 id=f"{recalled_id(int(place), content_at(int(place)))}{passage}{number}",
                 layer="memory",
@@ -210,7 +169,7 @@ def recalled(
                 scores=scores_of(hit),
             )
         )
-    return tuple(turns)
+    return tuple(found)
 
 
 def _telling(hits: Sequence[Hit]) -> list[Hit]:

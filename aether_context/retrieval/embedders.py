@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -27,27 +27,26 @@ if TYPE_CHECKING:
 Vectors: TypeAlias = NDArray[np.float32]
 """Of shape ``(texts, dimensions)``; a row has length 1, or 0 where the text says nothing that the model knows."""
 
+Rows: TypeAlias = NDArray[np.int8]
+"""Vectors in one byte a dimension, as `quantized` gives them; a row of zeros is none."""
+
 Purpose: TypeAlias = Literal["entry", "query"]
 """Whether a text is found or finds; some models want to know."""
 
 
-class Embedder(Protocol):
-    """Turns texts into vectors whose products say how alike the texts are."""
+class EmbedsTexts(Protocol):
+    """All that an embedder of an app's own has to have."""
+
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        """The vectors of the texts, in their order; their products say how alike the texts are."""
+
+
+class Embedder(EmbedsTexts, Protocol):
+    """Turns texts into vectors, under a name."""
 
     @property
     def name(self) -> str:
-        """What an index and a manifest record: equal names give equal vectors."""
-
-    @property
-    def local(self) -> bool:
-        """Whether texts stay in this process."""
-
-    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        """The vectors of the texts, in their order.
-
-        Raises:
-            EmbeddingError: the model failed, could not be reached or took too long.
-        """
+        """What manifests and memories record: equal names give equal vectors."""
 
 
 def unit(vectors: NDArray[np.generic]) -> Vectors:
@@ -58,38 +57,58 @@ def unit(vectors: NDArray[np.generic]) -> Vectors:
     return result
 
 
-def quantized(vectors: Vectors) -> NDArray[np.int8]:
+def quantized(vectors: Vectors) -> Rows:
     """Each row as whole numbers from -127 to 127, the largest of them at an end."""
     doubles = vectors.astype(np.float64)
     largest = np.abs(doubles).max(axis=1, keepdims=True, initial=0.0)
     scaled = np.divide(doubles * 127, largest, out=np.zeros_like(doubles), where=largest > 0)
-    rows: NDArray[np.int8] = np.rint(scaled).astype(np.int8)
+    rows: Rows = np.rint(scaled).astype(np.int8)
     return rows
+
+
+def vectors_of(embedder: Embedder | None, texts: Sequence[str], purpose: Purpose = "entry") -> Rows:
+    """A vector for each text, of no dimensions without an embedder.
+
+    Raises:
+        EmbeddingError: the embedder failed, or gave something else.
+    """
+    if embedder is None or not texts:
+        return np.zeros((len(texts), 0), dtype=np.int8)
+    try:
+        vectors = np.asarray(embedder.embed(texts, purpose=purpose), dtype=np.float32)
+        if len(vectors) != len(texts) or not np.isfinite(vectors).all():
+            raise ValueError(f"{len(vectors)} vectors came back for {len(texts)} texts, or numbers that are not finite")
+        return quantized(vectors)
+    except Exception as error:  # whatever a model or a service raises
+        raise EmbeddingError(embedder.name, f"{type(error).__name__}: {error}") from error
 
 
 class CachedEmbedder:
     """An embedder that remembers vectors by content, the least recently used forgotten first. Threads may share it.
 
     Args:
-        max_texts: so many are kept; of 384 dimensions, 10,000 take 15 MB.
+        name: stands for a name that the embedder has not.
+        max_texts: so many are kept; of 384 dimensions, 20,000 take 30 MB.
     """
 
-    def __init__(self, embedder: Embedder, *, max_texts: int = 10_000) -> None:
-        self.embedder = embedder
-        self.name, self.local = embedder.name, embedder.local
+    def __init__(self, embedder: EmbedsTexts, name: str = "", *, max_texts: int = 20_000) -> None:
+        self._embedder, self._name = embedder, name
         self._cache: LRUCache[bytes, Vectors] = LRUCache(max_texts)
         self._lock = threading.Lock()
 
+    @property
+    def name(self) -> str:
+        return str(getattr(self._embedder, "name", self._name))
+
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        if not texts:
-            return self.embedder.embed(texts, purpose=purpose)
         keys = [digest_of(f"{purpose}\n{text}") for text in texts]
         with self._lock:
             known = {key: self._cache[key] for key in dict.fromkeys(keys) if key in self._cache}
         if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in known}:
-            known |= dict(zip(new, self.embedder.embed(list(new.values()), purpose=purpose), strict=True))
+            made = np.asarray(self._embedder.embed(list(new.values()), purpose=purpose), dtype=np.float32)
+            known |= zip(new, map(np.copy, made), strict=True)
             with self._lock:
-                self._cache.update((key, known[key].copy()) for key in new)
+                self._cache.update((key, known[key]) for key in new)
         return np.stack([known[key] for key in keys])
 
 
@@ -107,15 +126,9 @@ class StaticEmbedder:
     and 1,024 tokens count.
     """
 
-    local = True
-
     @property
     def name(self) -> str:
         return f"static-{_model().digest[:12]}"
-
-    @property
-    def dimensions(self) -> int:
-        return int(_model().rows.shape[1])
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         model = _model()
@@ -136,7 +149,7 @@ class _Model:
         self.digest = hashlib.sha256(data).hexdigest()
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
-            self.rows: NDArray[np.int8] = archive["rows"]
+            self.rows: Rows = archive["rows"]
         pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
         self._tokenizer = Tokenizer(pieces)
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -177,8 +190,6 @@ class TransformerEmbedder:
         MissingExtra: the library is not installed.
     """
 
-    local = True
-
     def __init__(self, model: str) -> None:
         if find_spec("sentence_transformers") is None:
             raise MissingExtra("sentence-transformers", f"the embedder sentence-transformers:{model}")
@@ -188,20 +199,13 @@ class TransformerEmbedder:
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        if not texts:
-            return np.zeros((0, 0), dtype=np.float32)
-        try:
-            with self._lock:
-                if self._loaded is None:
-                    from sentence_transformers import SentenceTransformer
+        with self._lock:
+            if self._loaded is None:
+                from sentence_transformers import SentenceTransformer
 
-                    self._loaded = SentenceTransformer(self._model)
-                encode = self._loaded.encode_query if purpose == "query" else self._loaded.encode_document
-                found = encode(
-                    list(texts), batch_size=_TRANSFORMER_BATCH, show_progress_bar=False, convert_to_numpy=True
-                )
-        except Exception as error:  # whatever the library, its backend or the hub raises
-            raise EmbeddingError(self.name, f"{type(error).__name__}: {error}") from error
+                self._loaded = SentenceTransformer(self._model)
+            encode = self._loaded.encode_query if purpose == "query" else self._loaded.encode_document
+            found = encode(list(texts), batch_size=_TRANSFORMER_BATCH, show_progress_bar=False, convert_to_numpy=True)
         return unit(np.asarray(found))
 
 
@@ -224,35 +228,47 @@ def identity(model: str) -> str:
     return f"{folder.resolve().name}@{digest.hexdigest()[:12]}"
 
 
-Make = Callable[[str], Embedder]
-"""The embedder of a model, whose name is what stands behind the colon, empty where nothing does."""
-
-KINDS: dict[str, Make] = {
-    "static": lambda model: StaticEmbedder(),
-    "sentence-transformers": lambda model: CachedEmbedder(TransformerEmbedder(model or _TRANSFORMER)),
-}
-"""By what stands before the colon."""
+_OWN = ("none", "static", "sentence-transformers")
+"""Names, and the kind of those with a model behind a colon."""
+_REGISTERED: dict[str, CachedEmbedder] = {}
 
 
-def register(kind: str, make: Make) -> None:
-    """Puts a kind of embedder on offer, in place of one of the same name."""
-    KINDS[kind] = make
+def register_embedder(name: str, embedder: EmbedsTexts) -> None:
+    """Makes an embedder available to policies as ``retrieval.embedder``, and to indexes; one of that name is replaced.
+
+    It is called from any thread, and its vectors are remembered. Where a call's embedder raises or is late, `static`
+    ranks the call, and the manifest says so.
+
+    Args:
+        embedder: has ``embed(texts, *, purpose)``. It may have a ``name``, which manifests record and which changes
+            when vectors do; else its name here is recorded.
+
+    Raises:
+        PolicyError: the name is empty or one of the package's own.
+    """
+    if not name.strip() or name.partition(":")[0] in _OWN:
+        raise PolicyError(f"embedder name {name!r} is empty or taken: choose another one", field="name")
+    _REGISTERED[name] = CachedEmbedder(embedder, name)
 
 
 def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
-    """The embedder of a name: ``static`` where there is none, ``KIND`` or ``KIND:MODEL``; None for ``none``.
-
-    An embedder is taken as it is.
+    """The embedder of a name, ``static`` where there is none; None for ``none``. An embedder is taken as it is.
 
     Raises:
-        PolicyError: nobody has registered the kind.
+        PolicyError: nobody has registered the name.
         MissingExtra: it needs a package that is not installed.
     """
     if name is not None and not isinstance(name, str):
         return name
-    kind, _, model = (name or "static").partition(":")
-    if kind == "none":
-        return None
-    if kind not in KINDS:
-        raise PolicyError(f"embedder {name!r} is unknown: {near_names(kind, ['none', *KINDS])}", field="embedder")
-    return KINDS[kind](model)
+    name = name or "static"
+    if name == "none" or name in _REGISTERED:
+        return _REGISTERED.get(name)
+    kind, _, model = name.partition(":")
+    if name != "static" and kind != "sentence-transformers":
+        raise PolicyError(f"embedder {name!r} is unknown: {near_names(name, [*_OWN, *_REGISTERED])}", field="embedder")
+    return _packaged(kind, model or _TRANSFORMER)
+
+
+@lru_cache(maxsize=8)
+def _packaged(kind: str, model: str) -> CachedEmbedder:
+    return CachedEmbedder(StaticEmbedder() if kind == "static" else TransformerEmbedder(model))

@@ -3,7 +3,7 @@
     index = HybridIndex.from_texts(["a", "b"], ["the red door", "the blue door"])
     [hit.id for hit in index.search("crimson entrance", limit=1)]
 
-An index may be read by several threads while none writes to it.
+Threads may share an index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from aether_context.errors import SearchIndexError
 from aether_context.retrieval import terms
-from aether_context.retrieval.embedders import Embedder, embedder_for
+from aether_context.retrieval.embedders import Embedder, embedder_for, vectors_of
 from aether_context.retrieval.passages import LONGEST, titled_passages
 from aether_context.retrieval.pool import Entry, Floats, Hit, Places, Pool
 
@@ -32,29 +32,44 @@ class HybridIndex:
     Args:
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        passages: False finds long texts as a whole alone, for an index that is made in a moment and soon forgotten.
+        passages: False finds long texts as a whole alone, in half the time.
 
     Raises:
+        SearchIndexError: an id is there twice, or a time is no finite number.
         PolicyError: no embedder of that name is known.
         MissingExtra: the embedder needs a package that is not installed.
+        EmbeddingError: the embedder failed.
     """
 
     def __init__(
         self,
+        entries: Iterable[Entry],
         embedder: str | Embedder | None = None,
         *,
         redact: Callable[[str], str] | None = None,
         passages: bool = True,
     ) -> None:
-        chosen = embedder_for(embedder)
+        self._embedder = embedder_for(embedder)
         self._redact: Callable[[str], str] = redact or str
-        self._cuts = passages
-        self._entries: list[Entry] = []
-        self._ids: dict[str, int] = {}
-        self._threads: dict[str | None, int] = {None: -1}
-        self._texts = Pool(chosen)
-        self._passages = Pool(chosen)  # of all entries where one is long, else of none; of a short text it is the text
-        self._owners = np.empty(0, dtype=np.int64)
+        self._entries = list(entries)
+        known: set[str] = set()
+        for entry in self._entries:
+            if entry.id in known:
+                raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
+            if entry.time is not None and not math.isfinite(entry.time):
+                raise SearchIndexError(
+                    f"time {entry.time} of entry {entry.id!r} is not finite: None is an unknown time"
+                )
+            known.add(entry.id)
+        threads: dict[str | None, int] = {None: -1}
+        numbers = [threads.setdefault(entry.thread, len(threads)) for entry in self._entries]
+        texts = [self._redact(entry.searched) for entry in self._entries]
+        self._texts = self._pool(texts, [entry.time for entry in self._entries], numbers)
+        # Passages of all entries where one is long, else of none; of a short text the passage is the text.
+        pieces = list(map(titled_passages, texts)) if passages and max(map(len, texts), default=0) > LONGEST else []
+        parts = list(chain.from_iterable(pieces))
+        self._passages = self._pool(parts, [None] * len(parts), [-1] * len(parts))
+        self._owners = np.repeat(np.arange(len(pieces)), np.array(list(map(len, pieces)), dtype=np.int64))
         """The place of each passage's entry."""
 
     @classmethod
@@ -64,93 +79,27 @@ class HybridIndex:
         texts: Sequence[str],
         times: Sequence[float | None] | None = None,
         embedder: str | Embedder | None = None,
+        speakers: Sequence[str | None] | None = None,
     ) -> HybridIndex:
-        """An index of these texts; the other arguments are those of `HybridIndex` and `add_texts`."""
-        index = cls(embedder)
-        index.add_texts(ids, texts, times)
-        return index
+        """An index of these texts, with their times in seconds since 1970 UTC and who said them.
+
+        Raises:
+            SearchIndexError: there are not as many ids, texts, times and speakers, or `HybridIndex` does not take them.
+        """
+        times, speakers = times or [None] * len(ids), speakers or [None] * len(ids)
+        if not len(ids) == len(texts) == len(times) == len(speakers):
+            counts = f"{len(ids)}, {len(texts)}, {len(times)} and {len(speakers)}"
+            raise SearchIndexError(f"ids, texts, times and speakers have {counts} items: give one of each an entry")
+        rows = zip(ids, texts, times, speakers, strict=True)
+        return cls((Entry(id=id, text=text, time=time, speaker=speaker) for id, text, time, speaker in rows), embedder)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def entries(self) -> list[Entry]:
-        """The entries in the order in which they were added."""
-        return list(self._entries)
-
-    @property
-    def embedders(self) -> tuple[str, ...]:
-        """What made the vectors, by the names that a manifest records."""
-        return tuple(embedder.name for embedder in self._texts.embedders)
-
-    def add_texts(self, ids: Sequence[str], texts: Sequence[str], times: Sequence[float | None] | None = None) -> None:
-        """Adds texts without speaker or thread; see `add`.
-
-        Raises:
-            SearchIndexError: there are not as many ids, texts and times, or `add` does not take them.
-        """
-        times = [None] * len(ids) if times is None else times
-        if not len(ids) == len(texts) == len(times):
-            raise SearchIndexError(
-                f"ids, texts and times have {len(ids)}, {len(texts)} and {len(times)} items: give one of each an entry"
-            )
-        self.add(Entry(id=id, text=text, time=time) for id, text, time in zip(ids, texts, times, strict=True))
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Adds entries, each in the place of one of the same id.
-
-        Raises:
-            SearchIndexError: an id is there twice among them, or a time is no finite number; nothing was added.
-            EmbeddingError: a local embedder failed; nothing was added.
-        """
-        new: dict[str, Entry] = {}
-        for entry in entries:
-            if entry.id in new:
-                raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
-            if entry.time is not None and not math.isfinite(entry.time):
-                raise SearchIndexError(
-                    f"time {entry.time} of entry {entry.id!r} is not finite: None is an unknown time"
-                )
-            new[entry.id] = entry
-        if not new:
-            return
-        added = list(new.values())
-        texts = [self._redact(entry.searched) for entry in added]
-        vectors = self._texts.embedded(texts)
-        cut: list[Entry] = []
-        if self._cuts and (len(self._passages) or any(len(entry.text) > LONGEST for entry in added)):
-            there = [] if len(self._passages) else [entry for entry in self._entries if entry.id not in new]
-            cut = [*there, *added]
-        pieces = list(map(self._pieces, cut))
-        passages = list(chain.from_iterable(pieces))
-        of_passages = self._passages.embedded(passages) if passages else []
-
-        self.remove(new)
-        self._entries += added
-        self._ids |= {entry.id: at for at, entry in enumerate(added, len(self._ids))}
-        threads = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in added]
-        self._texts.extend(list(map(terms.hashed, texts)), vectors, [entry.time for entry in added], threads)
-        if passages:
-            unknown, none = [None] * len(passages), [-1] * len(passages)
-            self._passages.extend(list(map(terms.hashed, passages)), of_passages, unknown, none)
-            owners = np.arange(len(self) - len(cut), len(self))
-            self._owners = np.concatenate([self._owners, np.repeat(owners, list(map(len, pieces)))])
-
-    def _pieces(self, entry: Entry) -> list[str]:
-        text = self._redact(entry.searched)
-        return [text] if len(entry.text) <= LONGEST else titled_passages(text)
-
-    def remove(self, ids: Iterable[str]) -> None:
-        """Forgets entries in every part of the index; ids that are not there are passed over."""
-        gone = [self._ids[id] for id in set(ids) if id in self._ids]
-        if gone:
-            kept = np.ones(len(self), dtype=np.bool_)
-            kept[gone] = False
-            self._texts.keep(kept)
-            self._passages.keep(kept[self._owners])
-            self._owners = (np.cumsum(kept) - 1)[self._owners[kept[self._owners]]]
-            self._entries = [self._entries[at] for at in np.flatnonzero(kept)]
-            self._ids = {entry.id: at for at, entry in enumerate(self._entries)}
+    def _pool(self, texts: Sequence[str], times: Sequence[float | None], threads: Sequence[int]) -> Pool:
+        pool = Pool()
+        pool.extend(list(map(terms.hashed, texts)), vectors_of(self._embedder, texts), times, threads)
+        return pool
 
     def search(self, query: str, limit: int = 10, *, asked: float | None = None) -> list[Hit]:
         """The best entries for a query, best first; ties go to the id that sorts first.
@@ -158,13 +107,13 @@ class HybridIndex:
         Args:
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
         """
-        if not len(self) or limit <= 0:
+        if not self._entries or limit <= 0:
             return []
         query = self._redact(query)
-        vectors = self._texts.embedded([query], "query")
-        alone, scores = self._texts.answers(query, vectors)
-        if len(self._passages) > len(self):
-            scores["passages"] = self._by_passages(self._passages.answers(query, vectors)[0])
+        vector = vectors_of(self._embedder, [query], "query")
+        alone, scores = self._texts.answers(query, vector)
+        if len(self._passages) > len(self._entries):
+            scores["passages"] = self._by_passages(self._passages.answers(query, vector)[0])
             alone = (1 - _PASSAGES_WEIGHT) * alone + _PASSAGES_WEIGHT * scores["passages"]
 
         def entries(places: Places) -> list[Entry]:
@@ -178,7 +127,7 @@ class HybridIndex:
         owners, values = self._owners[places], alone[places]
         order = np.lexsort((-values, owners))
         owners, values = owners[order], values[order]
-        found = np.zeros(len(self))
+        found = np.zeros(len(self._entries))
         for share in _NEXT_BEST:
             first = np.diff(owners, prepend=-1) != 0
             found[owners[first]] += share * values[first]

@@ -15,15 +15,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.errors import EmbeddingError
 from aether_context.retrieval import terms
-from aether_context.retrieval.embedders import Embedder, Purpose, StaticEmbedder, quantized
+from aether_context.retrieval.embedders import Rows
 
 Floats: TypeAlias = NDArray[np.float64]
 Places: TypeAlias = NDArray[np.int64]
 """Numbers of texts: 0, 1, … in the order in which they were added."""
-Rows: TypeAlias = NDArray[np.int8]
-"""Vectors in one byte a dimension, as `quantized` gives them; a row of zeros is none."""
 
 K1, B = 1.5, 0.75
 _FULL_WORDS = 8
@@ -89,75 +86,38 @@ class Hit:
 
 
 class Pool:
-    """Texts, by the hashes of their terms, their vectors, times and threads.
+    """Texts, by the hashes of their terms, their vectors, times and threads. All vectors are of one embedder."""
 
-    Beside the vectors of an embedder that is not local, each text has one of the static model: where the embedder fails
-    for a query, the static vectors answer; where it failed for a text, they answer for that text.
-
-    Args:
-        embedder: None compares no meanings.
-    """
-
-    def __init__(self, embedder: Embedder | None) -> None:
-        self.embedders: tuple[Embedder, ...] = ()
-        if embedder is not None:
-            self.embedders = (embedder,) if embedder.local else (embedder, StaticEmbedder())
+    def __init__(self) -> None:
         self._terms, self._lengths = packed([])
-        self.vectors: list[Rows] = [np.empty((0, 0), dtype=np.int8) for _ in self.embedders]
-        self._norms = [np.empty(0) for _ in self.embedders]
+        self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
+        self._norms = np.empty(0)
         self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
-        self._by_thread: Places | None = None
 
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def embedded(self, texts: Sequence[str], purpose: Purpose = "entry") -> list[Rows | None]:
-        """Vectors of masked texts by each embedder; None by one that is not local and failed.
-
-        Raises:
-            EmbeddingError: a local embedder failed.
-        """
-        found: list[Rows | None] = []
-        for embedder in self.embedders:
-            try:
-                found.append(quantized(embedder.embed(texts, purpose=purpose)))
-            except EmbeddingError:
-                if embedder.local:
-                    raise
-                found.append(None)
-        return found
-
     def extend(
-        self,
-        said: Sequence[bytes],
-        vectors: Sequence[Rows | None],
-        times: Sequence[float | None],
-        threads: Sequence[int],
+        self, said: Sequence[bytes], vectors: Rows, times: Sequence[float | None], threads: Sequence[int]
     ) -> None:
         """Adds the next texts.
 
         Args:
             said: what `terms.hashed` gives of each masked text.
-            vectors: as `embedded` gives them.
+            vectors: a row for each text, of no dimensions where there is none.
             times: seconds since 1970 UTC.
             threads: a number for each thread, below 0 for none.
         """
-        count = len(said)
         new_terms, new_lengths = packed(said)
         self._terms = np.concatenate([self._terms, new_terms])
         self._lengths = np.concatenate([self._lengths, new_lengths])
         self._times = np.concatenate([self._times, np.array(times, dtype=np.float64)])  # None becomes NaN
         self._threads = np.concatenate([self._threads, np.array(threads, dtype=np.int64)])
-        for at, rows in enumerate(vectors):
-            table = self.vectors[at]
-            width = table.shape[1] if rows is None else rows.shape[1]
-            new_rows = np.zeros((count, width), dtype=np.int8) if rows is None else rows
-            if not table.shape[1]:
-                table = np.zeros((len(table), width), dtype=np.int8)
-            self.vectors[at] = np.concatenate([table, new_rows])
-            self._norms[at] = np.concatenate([self._norms[at], _norms(new_rows)])
-        self._by_thread = None
+        width = max(self.vectors.shape[1], vectors.shape[1])
+        tables = (self.vectors, vectors)
+        self.vectors = np.concatenate([rows if rows.size else np.zeros((len(rows), width), np.int8) for rows in tables])
+        self._norms = np.concatenate([self._norms, _norms(vectors)])
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Forgets all other texts; those behind them move up.
@@ -167,15 +127,13 @@ class Pool:
         """
         self._terms = self._terms[np.repeat(kept, self._lengths)]
         self._lengths, self._times, self._threads = self._lengths[kept], self._times[kept], self._threads[kept]
-        self.vectors = [rows[kept] for rows in self.vectors]
-        self._norms = [norms[kept] for norms in self._norms]
-        self._by_thread = None
+        self.vectors, self._norms = self.vectors[kept], self._norms[kept]
 
-    def answers(self, query: str, asked: Sequence[Rows | None]) -> tuple[Floats, dict[str, Floats]]:
+    def answers(self, query: str, asked: Rows) -> tuple[Floats, dict[str, Floats]]:
         """How well each text answers a masked query without its neighbours and its time; and what that is made of.
 
         Args:
-            asked: the vectors of the query, as `embedded` gives them.
+            asked: the vector of the query, of no dimensions where meanings are not compared.
         """
         found, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
@@ -189,20 +147,16 @@ class Pool:
         semantic = np.maximum(0.0, cosine - usual * len(self) / (len(self) + _SMALL_POOL))
         # The more of the words are identifiers, the less meaning tells.
         named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
-        weight = _SEMANTIC_WEIGHT * (1.0 - named) if self.embedders else 0.0
+        weight = _SEMANTIC_WEIGHT * (1.0 - named) if asked.size else 0.0
         alone = (1 - weight) * lexical + weight * semantic
         return alone, {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
 
-    def _cosines(self, asked: Sequence[Rows | None]) -> Floats:
-        """The cosine of each text with a query, by the first embedder that has vectors of both; else 0."""
-        found = np.zeros(len(self))
-        missing = np.ones(len(self), dtype=np.bool_)
-        for rows, norms, wanted in zip(self.vectors, self._norms, asked, strict=True):
-            here = missing & (norms > 0)
-            if wanted is not None and wanted.any() and here.any():
-                found[here] = _products(rows, wanted[0])[here] / (norms[here] * _norms(wanted)[0])
-                missing &= ~here
-        return found
+    def _cosines(self, asked: Rows) -> Floats:
+        """The cosine of each text with a query; 0 where either has no vector."""
+        if not asked.any() or not self.vectors.size:
+            return np.zeros(len(self))
+        lengths = self._norms * _norms(asked)
+        return np.divide(_products(self.vectors, asked[0]), lengths, out=np.zeros(len(self)), where=lengths > 0)
 
     def ranked(
         self,
@@ -245,17 +199,16 @@ class Pool:
 
     def _beside_neighbours(self, alone: Floats) -> Floats:
         """Scores with what the texts before and behind lend, in their threads."""
-        if self._by_thread is None:
-            order = np.flatnonzero(self._threads >= 0)
-            self._by_thread = order[np.argsort(self._threads[order], kind="stable")]
-        threads, own = self._threads[self._by_thread], alone[self._by_thread]
+        order = np.flatnonzero(self._threads >= 0)
+        order = order[np.argsort(self._threads[order], kind="stable")]
+        threads, own = self._threads[order], alone[order]
         lent = own.copy()
         for distance, share in enumerate(_NEIGHBOURS, start=1):
             near = threads[distance:] == threads[:-distance]
             lent[distance:] += share * own[:-distance] * near
             lent[:-distance] += share * own[distance:] * near
         total = alone.copy()
-        total[self._by_thread] = lent
+        total[order] = lent
         return total
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, Reason
 from aether_context.policy import RetrievalSettings
-from aether_context.redaction import masker
 
 _WORD = re.compile(r"[^\W_]+")
 _FAIR_MATCH = 1 / 3
@@ -20,13 +19,6 @@ _LEAST_QUOTED = 12
 MMR_LAMBDA = 0.7
 """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
 _RANKS: dict[CandidateKind, int] = {"standing": 0, "own": 1, "": 2}
-_STOP_WORDS = frozenset(
-    _WORD.findall(
-        """a about all an and any are as at be but by can do does for from had has have he her his how i if in into is
-        it its me my no not of on or our she so than that the their them then there these they this to was we were what
-        when where which who will with would you your"""
-    )
-)
 
 
 class Left(NamedTuple):
@@ -46,7 +38,6 @@ class Found(NamedTuple):
 
 def retrieve(
     candidates: Sequence[Candidate],
-    query: str,
     *,
     k: int,
     settings: RetrievalSettings,
@@ -54,14 +45,12 @@ def retrieve(
     tail: str = "",
     sent: Collection[str] = (),
     now: float = 0.0,
-    redact: tuple[str, ...] = (),
 ) -> Found:
-    """Ranks one layer's candidates for a query.
+    """Orders one layer's candidates by their ``similarity``; ties break on id.
 
-    Candidates that carry a recorded ``similarity`` keep it; the others are scored by BM25. Ties break on id. What the
-    app put into the session's state comes first and passes no floor, and neither does evidence: both are there on
-    purpose. What has no place of its own has to answer the request: turns of the conversation, which left it for want
-    of room, and what a search found beyond ``k``.
+    What the app put into the session's state comes first and passes no floor, and neither does evidence: both are there
+    on purpose. What has no place of its own has to answer the request: turns of the conversation, which left it for
+    want of room, and what a search found beyond ``k``.
 
     Args:
         k: how many are chosen by relevance and diversity, of what the app put there and of what was found each; 0
@@ -70,7 +59,6 @@ def retrieve(
         tail: text that is sent anyway; what stands in it verbatim is left out.
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
-        redact: patterns of what is masked before anything is compared.
     """
     left: list[Left] = []
     fresh: list[Candidate] = []
@@ -95,22 +83,21 @@ def retrieve(
             fresh.append(candidate)
         else:
             left.append(Left(candidate=candidate, reason=reason))
-    scored = _scored(fresh, query, masker(redact))
-    own = [candidate for candidate in scored if candidate.kind == "own"]
-    own_chosen = diversify(own, weight=MMR_LAMBDA, k=k)
-    found = [candidate for candidate in scored if not candidate.kind]
+    own = [candidate for candidate in fresh if candidate.kind == "own"]
+    own_chosen = diversify(own, k=k)
+    found = [candidate for candidate in fresh if not candidate.kind]
     weak = {candidate.id for candidate in found if candidate.layer == "memory" and not answers(candidate, settings)}
     placed = [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)]
-    found_chosen = diversify(placed, weight=MMR_LAMBDA, k=k)
+    found_chosen = diversify(placed, k=k)
     strong = [candidate for candidate in found if candidate.id not in weak]
-    chosen = [candidate for candidate in scored if candidate.kind == "standing"] if k else []
+    chosen = [candidate for candidate in fresh if candidate.kind == "standing"] if k else []
     chosen += own_chosen + found_chosen
     further = _rest(own, own_chosen) if k else []
     further += _rest(strong, found_chosen)[:more]
     names = {candidate.id for candidate in (*chosen, *further)}
     left += [
         Left(candidate=candidate, reason="below_floor" if candidate.id in weak else "beyond_k")
-        for candidate in scored
+        for candidate in fresh
         if candidate.id not in names
     ]
     return Found(chosen=tuple(chosen), left=tuple(left), more=tuple(further))
@@ -140,62 +127,23 @@ def weakest(candidates: Sequence[Candidate], settings: RetrievalSettings) -> lis
     return [candidate for candidate in found if candidate.score < floor]
 
 
-def _scored(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str]) -> list[Candidate]:
-    """The candidates with ``bm25`` and ``similarity`` among their scores, in the order given.
-
-    Args:
-        mask: what texts and query are put through before they are compared.
-    """
-    missing = [candidate for candidate in candidates if "similarity" not in candidate.scores]
-    shares = iter(bm25(tuple(mask(candidate.said) for candidate in missing), mask(query)) if missing else ())
-    found: list[Candidate] = []
-    for candidate in candidates:
-        if "similarity" not in candidate.scores:
-            raw, share = next(shares)
-            scores = {**candidate.scores, "bm25": round(raw, 6), "similarity": round(share, 6)}
-            candidate = replace(candidate, scores=scores)
-        found.append(candidate)
-    return found
-
-
-@lru_cache(maxsize=32)
-def bm25(texts: tuple[str, ...], query: str) -> tuple[tuple[float, float], ...]:
-    """BM25 of each text, raw and as a share (at most 1) of what a text reaches that says the query's rarest words.
-
-    The latest pools are remembered: a pack that is built again, after a cut or with a summary, ranks the same.
-
-    Eight words are enough for a full share, so that a long query asks no more of a text than a short one.
-    """
-    words = set(tokenize(query))
-    words = words - _STOP_WORDS or words
-    documents = [tokenize(text) for text in texts]
-    if not words or not any(documents):
-        return ((0.0, 0.0),) * len(texts)
-    from aether_context.retrieval import pool, terms  # load numpy, which most commands do without
-
-    said = [b"".join(map(terms.hash_of, document or ("",))) for document in documents]
-    scores, most = pool.bm25(sorted(words), *pool.packed(said))
-    return tuple((score, min(1.0, score / most)) for score in scores.tolist())
-
-
 def similarity(score: float) -> float:
     """A score on a scale of 0 to 1, in the same order."""
     return round(score / (1 + score), 6)
 
 
-def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list[Candidate]:
+def diversify(candidates: Sequence[Candidate], *, k: int) -> list[Candidate]:
     """At most ``k`` candidates by maximal marginal relevance, best first.
 
-    ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
-    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A marginal
-    only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
+    ``MMR_LAMBDA * similarity - (1 - MMR_LAMBDA) * overlap`` with overlap the highest Jaccard index of words with one
+    already chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A
+    marginal only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
     """
     words = [_vocabulary(candidate.text) for candidate in candidates]
-    scores = [candidate.score for candidate in candidates]
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
     queue = [
-        (not candidate.covers, -weight * scores[place], candidate.id, place)
+        (not candidate.covers, -MMR_LAMBDA * candidate.score, candidate.id, place)
         for place, candidate in enumerate(candidates)
     ]
     heapq.heapify(queue)
@@ -203,13 +151,13 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     ranked: list[Candidate] = []
     while queue and len(chosen) < k:
         covers, marginal, name, place = queue[0]
-        if weight < 1 and compared[place] < len(chosen):
+        if compared[place] < len(chosen):
             for earlier in chosen[compared[place] :]:
                 if shared := len(words[place] & words[earlier]):
                     union = len(words[place]) + len(words[earlier]) - shared
                     overlap[place] = max(overlap[place], shared / union)
             compared[place] = len(chosen)
-            marginal = (1 - weight) * overlap[place] - weight * scores[place]
+            marginal = (1 - MMR_LAMBDA) * overlap[place] - MMR_LAMBDA * candidates[place].score
             heapq.heapreplace(queue, (covers, marginal, name, place))
             continue
         heapq.heappop(queue)
@@ -221,13 +169,8 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
 
 @lru_cache(maxsize=1_000)
 def _vocabulary(text: str) -> frozenset[str]:
-    return frozenset(tokenize(text))
-
-
-@lru_cache(maxsize=1_000)
-def tokenize(text: str) -> tuple[str, ...]:
-    """Lower-case words; the parts of identifiers are words of their own."""
-    return tuple(word.casefold() for word in _WORD.findall(text))
+    """The words of a text in lower case; the parts of identifiers are words of their own."""
+    return frozenset(word.casefold() for word in _WORD.findall(text))
 
 
 def query_for(source: PackInput) -> str:

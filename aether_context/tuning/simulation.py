@@ -15,9 +15,9 @@ from aether_context.errors import AetherContextError
 from aether_context.pack import Epoch, Pack, PackInput
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
-from aether_context.redaction import masker
 from aether_context.retrieval import Entry, query_for
-from aether_context.retrieval.call_indexes import MORE_HITS, SessionIndexes, recalled, turn_entries
+from aether_context.retrieval.call_indexes import recalled, turn_entries
+from aether_context.retrieval.embedders import embedder_for
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
@@ -87,7 +87,7 @@ class _Session:
 
     def __init__(self, recorded: RecordedSession) -> None:
         self._recorded = recorded
-        self._needs, self._cache, self._indexes = used(recorded), TokenCache(), SessionIndexes()
+        self._needs, self._cache = used(recorded), TokenCache()
 
     def play(self, played: Played, policy: PackPolicy, profile: str) -> Played:
         """Adds the session's calls of a profile to a result."""
@@ -142,13 +142,16 @@ class _Session:
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if not room or all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             return source
-        limit, redact = settings.most_memories(source.window), policy.redact
-        embedder = "none" if settings.embedder == "none" else "static"
-        asked, mask = source.identity.last_event_time, masker(redact)
-        hits = self._indexes.search(
-            (redact, embedder), entries, query, MORE_HITS * limit, asked=asked, embedder=embedder, redact=mask
+        candidates = recalled(
+            entries,
+            query,
+            lambda place: call.history[place],
+            most=settings.most_memories(source.window),
+            tokens=room,
+            asked=source.identity.last_event_time,
+            embedder=embedder_for("none" if settings.embedder == "none" else "static"),
+            redact=policy.redact,
         )
-        candidates = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
         return source._replace(candidates=(*source.candidates, *candidates), searched=len(entries))
 
 

@@ -97,8 +97,7 @@ def measure(sample: dict[str, Any], args: argparse.Namespace) -> list[tuple[list
     entries = turns(sample["conversation"])
     texts = [turn for held in sample["conversation"].values() if isinstance(held, list) for turn in held]
     sizes = {turn["dia_id"]: (len(turn["text"].encode()) + 3) // 4 for turn in texts}
-    index = HybridIndex(args.embedder)
-    index.add(entries)
+    index = HybridIndex(entries, args.embedder)
     rows = []
     for question, evidence in questions(sample):
         began = time.perf_counter()

@@ -19,8 +19,7 @@ from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, packer
 from aether_context.adk.bounds import RETRY_SECONDS, LeftOut, Waits
 from aether_context.conversation import Conversation, Removed, Trimmed, register_strategy, unregister_strategy
-from aether_context.retrieval.embedders import KINDS
-from aether_context.retrieval.embedders import register as register_embedder
+from aether_context.retrieval import embedders
 from aether_context.tokens import choice, counter_for, register_counter
 
 Figure = Callable[[str, float], None]
@@ -38,7 +37,7 @@ def _threads() -> Iterator[None]:
     yield
     _let_go.set()
     choice._REGISTERED.pop("faulty", None)
-    KINDS.pop("faulty", None)
+    embedders._REGISTERED.pop("faulty", None)
     unregister_strategy("faulty")
 
 
@@ -72,8 +71,6 @@ class FaultyMemory(BaseMemoryService):
 
 
 class FaultyEmbedder:
-    local, name = False, "faulty"
-
     def __init__(self, fault: str) -> None:
         self.fault = fault
 
@@ -166,7 +163,7 @@ def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
         case "memory":
             services["memory"] = FaultyMemory(fault)
         case "embedder":
-            register_embedder("faulty", lambda model: FaultyEmbedder(fault))
+            embedders.register_embedder("faulty", FaultyEmbedder(fault))
             settings["retrieval"]["embedder"] = "faulty"
         case "summarizer":
             own["summarizer"] = FaultyModel(fault=fault)

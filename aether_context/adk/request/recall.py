@@ -5,59 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextvars import ContextVar
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from cachetools import LRUCache
 from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.bounds import LeftOut, Waits, failure, in_background, in_thread
-from aether_context.adk.call import ReadCall, agent_key, masked_aside
+from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
+from aether_context.adk.call import ReadCall
 from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LOADER, read_spoken
-from aether_context.errors import EmbeddingError
-from aether_context.pack import Candidate, Content, Identity
-from aether_context.redaction import masker
+from aether_context.pack import Candidate, Content
 from aether_context.retrieval import query_for
 from aether_context.retrieval.ranking import LEAST_TOKENS
 from aether_context.state import unique
 
 if TYPE_CHECKING:
-    from aether_context.retrieval.call_indexes import SessionIndexes
-    from aether_context.retrieval.embedders import Embedder, Purpose, Vectors
-
-_MOST_VECTORS, _MOST_USERS = 10_000, 64
-
-
-class UserEmbedders:
-    """Embedders by user: what one user's texts led to is kept apart from every other user's. 64 users' are kept."""
-
-    def __init__(self) -> None:
-        self._by_user: LRUCache[tuple[str, ...], Embedder] = LRUCache(_MOST_USERS)
-        self._lock = threading.Lock()
-
-    def of(self, embedder: Embedder, identity: Identity) -> Embedder:
-        """An embedder as it is where it remembers nothing, else one that remembers for this user alone."""
-        from aether_context.retrieval.embedders import CachedEmbedder
-
-        if not isinstance(embedder, CachedEmbedder):
-            return embedder
-        with self._lock:
-            key = (identity.app, identity.user, embedder.name)
-            return self._by_user.setdefault(key, CachedEmbedder(embedder.embedder, max_texts=_MOST_VECTORS))
-
+    from aether_context.retrieval.embedders import Embedder
 
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
-
-_FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
 
 class Recall:
@@ -68,26 +36,12 @@ class Recall:
     """
 
     def __init__(self, waits: Waits) -> None:
-        self._embedders = UserEmbedders()
         self._waits = waits
-        self._lock = threading.Lock()
-        self._embedder = cache(_embedder)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._loading: dict[str, Future[Vectors]] = {}
-
-    @cached_property
-    def _indexes(self) -> SessionIndexes:
-        from aether_context.retrieval.call_indexes import SessionIndexes
-
-        return SessionIndexes()
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
         if name not in _INSTANT:
-            self._embedder(name)
+            _embedder(name)
 
     async def rank(self, read: ReadCall) -> ReadCall:
         """The input with scores for the candidates that have none."""
@@ -103,8 +57,8 @@ class Recall:
             asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
-        candidates, encoder, problems = await self._compared(read, rank)
-        return read.with_source(candidates=candidates, encoder=encoder, problems=source.problems + problems)
+        candidates, read = await self._compared(read, rank)
+        return read.with_source(candidates=candidates)
 
     async def turns(
         self,
@@ -135,7 +89,7 @@ class Recall:
             end, most_tokens = source.request.positions[human], source.window - source.kept_free
             spoken = await asyncio.to_thread(read_spoken, read.history, events, end, most=most_tokens, mask=mask)
             read = read._replace(spoken=spoken)
-        history, agent = read.history, agent_key(source.identity)
+        history = read.history
         room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
         entries = spoken.turns
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
@@ -146,132 +100,64 @@ class Recall:
         if not entries and not memories:
             return read
         asked, redact = source.identity.last_event_time, read.call.policy.redact
-        limit = settings.most_memories(source.window)
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
-            from aether_context.retrieval.call_indexes import MORE_HITS, ranked, recalled
+            from aether_context.retrieval.call_indexes import ranked, recalled
 
-            hits = []
-            if entries:
-                # An index of this agent's session, which nobody else's turns are in.
-                session = (*agent, redact, "" if embedder is None else embedder.name)
-                hits = self._indexes.search(
-                    session,
-                    entries,
-                    query,
-                    MORE_HITS * limit,
-                    asked=asked,
-                    embedder=embedder or "none",
-                    redact=masker(redact),
-                )
-            turns = recalled(hits, lambda place: frozen(history[place], model), most=limit, tokens=room)
+            turns = recalled(
+                entries,
+                query,
+                lambda place: frozen(history[place], model),
+                most=settings.most_memories(source.window),
+                tokens=room,
+                asked=asked,
+                embedder=embedder,
+                redact=redact,
+            )
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
-        candidates, encoder, problems = await self._compared(read, found)
-        return read.with_source(
-            candidates=(*source.candidates, *candidates),
-            searched=len(entries),
-            encoder=source.encoder if encoder == "none" else encoder,
-            problems=source.problems + problems,
-        )
+        candidates, read = await self._compared(read, found)
+        return read.with_source(candidates=(*source.candidates, *candidates), searched=len(entries))
 
     async def _compared(
         self, read: ReadCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
-    ) -> tuple[tuple[Candidate, ...], str, tuple[str, ...]]:
+    ) -> tuple[tuple[Candidate, ...], ReadCall]:
         """What an act gives with the policy's embedder, or with the packaged one where that fails or takes too long.
 
-        What takes too long goes on behind the call: a model is loaded and a history embedded for the calls to come.
+        What takes too long goes on behind the calls: a model is loaded and a history embedded for those to come, which
+        do not ask again meanwhile.
 
         Returns:
-            It, what compared the meanings, and what failed.
+            It, and the input with what compared the meanings and what failed.
         """
-        policy = read.call.policy
-        name, seconds = policy.retrieval.embedder, self._waits.seconds
-        failures: list[str] = []
-        token = _FAILURES.set(failures)
-        with self._lock:
-            if self._process != os.getpid():  # a forked process has no threads of its parent
-                self._begin()
-        try:
-            embedder = self._embedder(name)
-            if embedder is None or name in _INSTANT:
-                return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
-            embedder = self._embedders.of(embedder, read.source.identity)
-            query = await masked_aside(policy.mask, query_for(read.source))
-            within = partial(self._waits.within, name, read.call.invocation.invocation_id)
-            if embedder.local and not await self._is_loaded(name, embedder, query, within):
-                problem = "is still loading"
-            else:
-                embedder = embedder if embedder.local else _Watched(embedder)
-                found = await within(in_thread(partial(act, embedder)))
-                return found, embedder.name, tuple(dict.fromkeys(failures))
-        except LeftOut:
-            problem = "is left out for a while"
-        except TimeoutError:
-            problem = f"takes longer than {seconds:g} s"
-        except BaseException as error:  # whatever an embedder raises
-            problem = f"failed ({type(failure(error)).__name__})"
-        finally:
-            _FAILURES.reset(token)
-        instead = None if name in _INSTANT else self._embedder("static")
-        ranked_by = "words alone" if instead is None else "the model in the package"
-        candidates = await asyncio.to_thread(act, instead)
-        failures.append(f"the embedder {name} {problem}: ranked by {ranked_by}")
-        return candidates, "none" if instead is None else instead.name, tuple(dict.fromkeys(failures))
+        name, invocation = read.call.policy.retrieval.embedder, read.call.invocation.invocation_id
+        embedder = named = _embedder(name)
 
-    async def _is_loaded(
-        self, name: str, embedder: Embedder, query: str, within: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
-    ) -> bool:
-        """Whether an embedder has answered yet. The call that asks it first waits for so long, later ones do not.
+        def act_in_time() -> tuple[Candidate, ...]:
+            found = act(named)  # which the thread may come to when another one has taken its place here
+            self._waits.answered(name)
+            return found
 
-        Raises:
-            EmbeddingError: it cannot be loaded; the next call tries again.
-        """
-        with self._lock:
-            loading = self._loading.get(name)
-            begun = loading is not None
-            if loading is None:
-                loading = self._loading[name] = in_background(partial(embedder.embed, [query], purpose="query"))
-        if not loading.done():
-            if begun:
-                return False
-            with contextlib.suppress(Exception):  # which `loading` holds, too
-                await within(in_thread(loading.result))
-            if not loading.done():
-                return False
-        if loading.exception() is not None:
-            with self._lock:
-                self._loading.pop(name, None)
-        loading.result()
-        return True
+        if embedder is not None and name not in _INSTANT:
+            try:
+                candidates = await self._waits.within(name, invocation, in_thread(act_in_time), most_late=1)
+                return candidates, read.with_source(encoder=embedder.name)
+            except LeftOut:
+                problem = "is left out for a while"
+            except TimeoutError:
+                problem = f"takes longer than {self._waits.seconds:g} s"
+            except BaseException as error:  # whatever an embedder raises
+                problem = f"failed ({type(failure(error)).__name__})"
+            note = f"the embedder {name} {problem}: ranked by the model in the package"
+            embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
+        candidates = await asyncio.to_thread(act, embedder)
+        return candidates, read if embedder is None else read.with_source(encoder=embedder.name)
 
 
 def _embedder(name: str) -> Embedder | None:
     from aether_context.retrieval.embedders import embedder_for
 
     return embedder_for(name)
-
-
-class _Watched:
-    """A remote embedder whose failures are noted: an index covers for them, and a manifest has to say so.
-
-    They are noted in the context of the call, since an index outlives the call that it is made for.
-    """
-
-    local = False
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self.name = embedder.name
-
-    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        try:
-            return self._embedder.embed(texts, purpose=purpose)
-        except EmbeddingError as error:
-            failures = _FAILURES.get()
-            if failures is not None:
-                failures.append(f"the embedder failed, the static one stands in: {error}")
-            raise
 
 
 def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
