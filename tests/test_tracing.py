@@ -151,13 +151,11 @@ def test_a_pack_is_a_span_below_the_agent_with_a_child_for_each_stage(traces: Tr
     assert event.custom_metadata["aether_context"]["pack_id"] == manifest.pack_id
 
 
-def test_a_request_that_grows_is_one_step_and_a_pack_off_the_event_loop_has_its_stages(traces: Traces) -> None:
+def test_every_pack_has_its_stages(traces: Traces) -> None:
     chat = Chat(tools=[look_up], script=[call("look_up", key="a"), "done", "far"])
     chat.say("go", "x" * 600_000)
     built, grown, large = traces.packs
     assert set(stages_of(traces, built)) == set(stages_of(traces, large)) == {*STAGES, "record"}
-    assert stages_of(traces, grown) == ["record"]
-    assert grown.attributes["aether_context.pack.appended"] == 2
     assert grown.attributes["aether_context.prefix.tokens"] == chat.manifests()[1].prefix.shared_tokens
     assert "aether_context.prefix.broken_by" not in grown.attributes
 

@@ -133,14 +133,11 @@ class PackSpan:
             _cuts.add(1, labels | {_REASON: pack.epoch_reason or ""})
         if not self.recording:
             return
-        if pack.appended is not None:  # it is made in one step
-            self._stages.clear()
         attributes = {
             "gen_ai.operation.name": "pack_context",
             "gen_ai.conversation.id": pack.identity.session,
             _PACK: name,
             "aether_context.pack.uri": uri,
-            "aether_context.pack.appended": pack.appended,
             "aether_context.window": pack.source.window,
             "aether_context.tokens.request": pack.request_tokens,
             "aether_context.tokens.over_window": pack.over_window,

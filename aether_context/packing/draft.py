@@ -230,7 +230,7 @@ class Draft:
 
     def content_id(self, index: int) -> str:
         """The name of a content: its place in the host's list and the beginning of its hash."""
-        return content_name(self.input.request.positions[index], self.input.request.contents[index])
+        return content_name(self.input.request.positions[index], self.input.request.contents[index].digest)
 
     def key(self, item: Outgoing) -> str:
         """What `extracts` knows a content by."""
