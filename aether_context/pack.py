@@ -202,9 +202,9 @@ class Content:
         return "\n".join(quote.text for quote in self.quotes if quote.kind == "said")
 
 
-def content_name(place: int, content: Content) -> str:
+def content_name(place: int, digest: str) -> str:
     """A content's id: its index in the host's list and the beginning of its hash."""
-    return f"c{place}_{short(content.digest)}"
+    return f"c{place}_{short(digest)}"
 
 
 RECALLED = "conversation"
@@ -213,7 +213,7 @@ RECALLED = "conversation"
 
 def recalled_id(place: int, content: Content) -> str:
     """A content's id as a candidate for memory. For a passage of it, ``#`` and a number follow."""
-    return f"turn_{content_name(place, content)}"
+    return f"turn_{content_name(place, content.digest)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -741,21 +741,18 @@ class Prefix:
     """Why the common prefix ends before the end of that request; null where it does not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningHashes:
-    """Hashes over the contents so far. They are continued content by content, so that an appended one takes one
-    step."""
+class ContentHashes(NamedTuple):
+    """Hashes over the contents as they were read, over their counts, and over those that are sent."""
 
-    read: str = ""
-    count: str = ""
-    sent: str = ""
+    read: str
+    counts: str
+    sent: str
 
 
 class Pack(NamedTuple):
     """A whole outgoing request, and how it came about.
 
-    ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``appended`` is the number
-    of contents by which this pack extends the one before it, None where it was built anew. ``chose`` is set where
+    ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``chose`` is set where
     candidates were ranked for this pack, not kept from an earlier call.
 
     ``allowed_tools`` are the names that calls are restricted to, None where they are not. ``tools_kept`` says why a
@@ -775,7 +772,6 @@ class Pack(NamedTuple):
     tools: tuple[Tool, ...]
     contents: tuple[Outgoing, ...]
     made: tuple[int, ...]
-    appended: int | None
     chose: bool
     allowed_tools: tuple[str, ...] | None
     tools_left_out: Mapping[str, Reason]
@@ -804,7 +800,7 @@ class Pack(NamedTuple):
     saved: Mapping[str, str]
     summary_requests: tuple[SummaryRequest, ...]
     counts: Mapping[str, int]
-    running_hashes: RunningHashes
+    content_hashes: ContentHashes
     stages: Mapping[str, JSON]
     checksum: str
     sent: Sent

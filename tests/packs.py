@@ -27,7 +27,7 @@ from aether_context.pack import (
     Step,
     Tool,
 )
-from aether_context.packing import build_pack, extend_pack
+from aether_context.packing import build_pack
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Tip, record
 from aether_context.store.pack_file import ENDING, member, read_member
@@ -210,10 +210,7 @@ class Session:
         )
         source = self._source()
         counter = counter_for(MODEL)
-        pack = None
-        if self.packs and self._identity.call > 1:
-            pack = extend_pack(self.packs[-1], source, self.policy, counter=counter, cache=self._cache)
-        pack = pack or build_pack(source, self.policy, counter=counter, cache=self._cache)
+        pack = build_pack(source, self.policy, counter=counter, cache=self._cache)
         before = self.manifests[-1].digest if self.manifests else ""
         number = len(self.manifests) + 1
         recording = record(pack, self.policy, counter.name, self._tip, number=number, before=before)

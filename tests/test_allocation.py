@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aether_context.errors import StepTooLarge
 from aether_context.pack import FLEXIBLE_LAYERS, LAYERS, Signals
-from aether_context.packing.allocation import allocate, project, reallocate, spend, strengths, weigh, whole
+from aether_context.packing.allocation import allocate, project, strengths, weigh, whole
 from aether_context.policy import PROFILES, BudgetSettings, PackPolicy, Range
 
 NEUTRAL = Signals()
@@ -46,32 +46,6 @@ def test_the_finals_never_exceed_the_window(window, fixed, wanted, profile, outp
     for name, layer in result.layers.items():
         assert 0 <= layer.used <= layer.final, name
         assert layer.nominal + layer.lent == layer.final, name
-
-
-@given(
-    fixed=st.tuples(*[st.integers(0, 5_000)] * 3),
-    wanted=st.tuples(*[st.integers(0, 9_000)] * 3),
-    conversation=st.integers(0, 20_000),
-    overcounted=st.tuples(*[st.integers(0, 4_000)] * 2),
-)
-def test_another_conversation_is_given_what_an_allocation_from_scratch_gives(fixed, wanted, conversation, overcounted):
-    def made(wanted, overcounted):
-        measured = dict(zip(("system", "task", "tools"), fixed, strict=True))
-        settings = budget()
-        asked = dict(zip(FLEXIBLE_LAYERS, wanted, strict=True))
-        made = allocate(
-            16_000, measured=measured, wanted=asked, signals=NEUTRAL, settings=settings, overcounted=overcounted
-        )
-        return made, {**measured, **asked}
-
-    try:
-        before, used = made(wanted, overcounted[0])
-    except StepTooLarge:
-        return
-    before = spend(before, used)
-    again = reallocate(before, conversation, overcounted=overcounted[1])
-    assert again == made((*wanted[:2], conversation), overcounted[1])[0]
-    assert list(again.layers) == list(before.layers)
 
 
 @given(

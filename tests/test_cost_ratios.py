@@ -23,14 +23,10 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import FunctionTool
 from google.genai import types
-from packs import IDENTITY, MODEL, answered, called, lines, pack_input, tool, turns
+from packs import MODEL
 from scripted import call, look_up, new_store, send_mail
 
-from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
-from aether_context.packing import extend_pack
-from aether_context.tokens import counter_for
-from aether_context.tokens.cache import TokenCache
 
 pytestmark = pytest.mark.slow
 
@@ -97,34 +93,3 @@ def test_plain_functions_cost_what_tool_objects_do() -> None:
     """1.05 times: ADK wraps a plain function anew at each call, and nothing of it is read anew for that."""
     objects = [FunctionTool(look_up), FunctionTool(send_mail)]
     assert ratio(session(1, 40), session(1, 40, tools=objects)) < 3.2
-
-
-def test_a_further_call_costs_a_share_of_a_pack_built_anew() -> None:
-    """0.04 with eight hundred contents: a further call reads, counts and places what came new."""
-    history = turns(200)
-    tools = [tool("search"), tool("look_up")]
-    policy, counter, cache = PackPolicy(), counter_for(MODEL), TokenCache()
-    first = build_pack(pack_input(history, window=1_000_000, tools=tools), policy, counter=counter, cache=cache)
-    later = [*history, called("look_up", "last", key="k"), answered("look_up", "last", lines("the last", 8))]
-    source = pack_input(
-        later,
-        window=1_000_000,
-        tools=tools,
-        identity=IDENTITY._replace(call=2),
-        epoch=first.epoch,
-        first_call=False,
-        previous=first.sent,
-    )
-    extended = extend_pack(first, source, policy, counter=counter, cache=cache)
-    assert extended is not None
-    assert extended.checksum == build_pack(source, policy, counter=counter, cache=cache).checksum
-
-    def extend() -> None:
-        for _ in range(10):
-            extend_pack(first, source, policy, counter=counter, cache=cache)
-
-    def build() -> None:
-        for _ in range(10):
-            build_pack(source, policy, counter=counter, cache=cache)
-
-    assert ratio(extend, build) < 0.12

@@ -300,8 +300,7 @@ def test_another_worker_goes_on_with_the_same_report() -> None:
     assert run(restart=True) == run(restart=False)
 
 
-def test_below_the_threshold_history_is_not_read_again() -> None:
-    """Only what was appended is counted and hashed: each pack extends the one before it."""
+def test_below_the_threshold_only_what_was_appended_is_recorded() -> None:
     chat = working([500 + 100 * at for at in range(11)])
     chat.say("read")
     parents = [one.extends for one in chat.manifests()]

@@ -98,31 +98,10 @@ class Known(NamedTuple):
     parts: Sequence[Mapping[str, object]]
 
 
-class Seen(NamedTuple):
-    """What of ADK's objects the next call is compared with.
-
-    ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
-    ``known`` are those that are sent, as they were read. ``marks`` stands for what the session's state says of anchors
-    and cuts by hand, ``marked`` are the numbers of the events that are marked themselves. ``tools`` mirrors the tools
-    that the request came with, ``essential`` names those that are never narrowed away. ``terms`` are the answer's limit
-    where answer and input share one window, whether calls can be restricted to some of the tools that are declared, and
-    whether the model is free to call a tool that is added.
-    """
-
-    events: int
-    contents: int
-    marks: object
-    marked: tuple[int, ...]
-    essential: frozenset[str]
-    terms: tuple[int | None, bool, bool]
-    known: tuple[Known, ...] = ()
-    tools: object = None
-
-
 class Last(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
-    ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
+    ``known`` are the contents that are sent, as they were read; ``counter`` is the identity of the token counter;
     ``number`` is the pack's number in its session, 0 where it is not recorded;
     ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
@@ -132,8 +111,7 @@ class Last(NamedTuple):
     pack: Pack
     policy: PackPolicy
     planned: Planned
-    stored: Mapping[str, Any] | None
-    seen: Seen
+    known: tuple[Known, ...]
     counter: str
     number: int = 0
     cutoff: str = ""
@@ -223,7 +201,7 @@ class ReadCall(NamedTuple):
     source: PackInput
     history: Sequence[types.Content]
     epoch: Epoch
-    seen: Seen
+    known: tuple[Known, ...]
     counter: str = ""
     spoken: Spoken | None = None
     summary_cost: Mapping[str, int] = NOTHING

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cache, partial
 from importlib import import_module
@@ -48,7 +48,7 @@ from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import METADATA, Calibration, Epoch, Identity, Pack, PackInput
-from aether_context.packing import build_pack, extend_pack
+from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.state import Planned
@@ -303,10 +303,8 @@ class RequestPacker:
                 pick = self._counters.ready(call.model)
                 if pick is None:
                     pick = await _waited(self.policy.tokens.counter, partial(self._counters.pick, call.model))
-                packed = await self._extend(call, pick)
-                if packed is None:
-                    enriched = enriched or await self._enrich(call)
-                    packed = await self._build(enriched, pick)
+                enriched = enriched or await self._enrich(call)
+                packed = await self._build(enriched, pick)
                 break
             except TokenCountingError as error:  # the estimate counts then
                 self._counters.fail(call.model, error)
@@ -346,22 +344,6 @@ class RequestPacker:
         if pressure is not None:
             problems = (*problems, note(pressure))
         return call._replace(planned=planned._replace(problems=planned.problems + problems)) if problems else call
-
-    async def _extend(self, call: Call, pick: Pick) -> tuple[ReadCall, Pack] | None:
-        """The last pack with what was appended since, where nothing else happened."""
-        last = call.last
-        if last is None or last.counter != pick.counter.name:
-            return None
-        grown = self._gatherer.grown(call, pick.counter.name, partial(self._calibration, call, pick))
-        if grown is None:
-            return None
-
-        def extend() -> Pack | None:
-            source = self._sent_input(grown.source, call.policy)
-            return extend_pack(last.pack, source, call.policy, counter=pick.counter, cache=self._cache)
-
-        pack = await _counted(pick, extend, is_instant=not call.policy.redact_prompt)
-        return None if pack is None else (grown, pack)
 
     async def _enrich(self, call: Call) -> ReadCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
@@ -426,21 +408,15 @@ class RequestPacker:
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
-        stored: Mapping[str, Any] | None = None
-        cutoff = call.last.cutoff if call.last is not None else ""
-        if pack.appended is None:
-            cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
+        cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
         if not source.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             if call.policy.redact_prompt:
                 known = (self._gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, known, source.request.contents))
             write(pack, call.request, contents, call.policy.redact)
-            if pack.appended is not None and call.last is not None:
-                stored = call.last.stored
-            else:
-                original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
-                stored = save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
+            original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
+            save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
             mark_prefix(call)
             self._windows.keep(call.invocation.agent, call.model, call.context.state)
             if source.first_call:
@@ -453,8 +429,7 @@ class RequestPacker:
             pack=pack,
             policy=call.policy,
             planned=call.planned,
-            stored=stored,
-            seen=read.seen,
+            known=read.known,
             counter=read.counter,
             number=number,
             cutoff=cutoff,

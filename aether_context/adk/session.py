@@ -107,11 +107,6 @@ def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage |
     return replace(message, text=_plain(text) + original, covers=tuple(map(_plain, message.covers)))
 
 
-def holds_epoch(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
-    """Whether a session's state still holds what `save_epoch` put there."""
-    return bool(state.get(_keys_of(identity).epoch) == stored)
-
-
 def has_cut(context: CallbackContext) -> bool:
     """Whether a session's state holds a cut of the agent's conversation."""
     keys = _keys(session_key(context), context.branch or "", context.agent_name)

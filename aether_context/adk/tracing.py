@@ -119,7 +119,6 @@ class PackSpan:
             "gen_ai.conversation.id": pack.identity.session,
             _PACK: name,
             "aether_context.pack.uri": uri,
-            "aether_context.pack.appended": pack.appended,
             "aether_context.window": pack.source.window,
             "aether_context.tokens.request": pack.request_tokens,
             "aether_context.tokens.over_window": pack.over_window,

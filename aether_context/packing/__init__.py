@@ -7,27 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from itertools import chain
 
-from aether_context.canonical import fold
 from aether_context.conversation import strategies_of
-from aether_context.conversation.turns import is_human
-from aether_context.errors import StepTooLarge
-from aether_context.pack import Block, Layer, Outgoing, Pack, PackInput, Prefix, RunningHashes, Sent
-from aether_context.packing.allocation import reallocate, spend
+from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.carryover import carry, measure
-from aether_context.packing.compaction import bring_within_window, compact, is_quiet, marks, settle
-from aether_context.packing.compression import allocate, allocation_of, compress, tighten
+from aether_context.packing.compaction import bring_within_window, compact, settle
+from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
-from aether_context.packing.payload import addresses_of, missing_evidence
-from aether_context.packing.rendering import checksum, content_outcome, method, recount, render, request_tokens
+from aether_context.packing.rendering import recount, render
 from aether_context.packing.selection import choose, fill
-from aether_context.packing.tools import asks, select_tools
+from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter, TokenCache
 
-__all__ = ["build_pack", "extend_pack", "recount"]
+__all__ = ["build_pack", "recount"]
 
 _MOST_ROUNDS = 3
 
@@ -154,137 +148,3 @@ def _lost(before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
     """Whether contents that stood in the conversation do not stand there any longer, or in another form."""
     sent = {item.origin: item.content.digest for item in after}
     return any(sent.get(item.origin) != item.content.digest for item in before)
-
-
-# The next pack where nothing but new contents was added: one step instead of a walk over the history.
-
-
-def extend_pack(
-    before: Pack,
-    source: PackInput,
-    policy: PackPolicy,
-    *,
-    counter: TokenCounter,
-    cache: TokenCache | None = None,
-    recorded: Mapping[str, int] | None = None,
-) -> Pack | None:
-    """The pack of a request that continues the one before it, None where it has to be built anew.
-
-    Args:
-        before: the pack before it, of the same invocation, agent, policy, step, system instruction and declarations.
-        source: what it is built from; its contents begin with those of ``before.source``.
-        recorded: counts by short digest that come before the counter's.
-    """
-    cached = PackCounter(counter, cache, recorded, framing=framing_of(source.request.model))
-    draft = Draft(input=source, policy=policy, counter=cached)
-    have = len(before.source.request.contents)
-    added = source.request.contents[have:]
-    # What was shortened or told is known by its digest, so that an added content can bear on it, or be it.
-    if (
-        any(event.stage == "cut" for event in before.events)
-        or any(is_human(content) or content.agent or content.digest in before.epoch.extracts for content in added)
-        or before.epoch.told
-        or source.passthrough_reason
-    ):
-        return None
-    if source.anchors != before.source.anchors:
-        return None
-    if before.scope_mode == "relevant" and asks(before.tools_kept, added):
-        return None
-    if before.appended is None and _request_was_shortened(before, source):
-        return None
-    tokens = cached.contents(added)
-    used = {layer: account.used for layer, account in before.allocation.layers.items()}
-    spoken = used["conversation"] + sum(tokens)
-    signals = before.signals
-    if before.appended is None:
-        signals = signals._replace(retrieval_hit_rate=None, similarity=None, freshness_days=None)
-    measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
-    if before.appended is not None:
-        allocation = reallocate(before.allocation, spoken, overcounted=draft.overcounted)
-    else:
-        wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
-        try:
-            allocation = allocation_of(source, policy, signals=signals, measured=measured, wanted=wanted)
-        except StepTooLarge:
-            return None
-    fixed = sum(used.values()) - used["conversation"]
-    counted = before.counted_tokens + sum(tokens)
-    if spoken > allocation.budget - fixed:
-        return None
-    net = draft.byte_net(chain((item.content for item in before.contents), added), spoken)
-    if not is_quiet(draft, marks(policy, allocation, fixed, net), spoken):
-        return None
-    allocation = spend(allocation, {**used, "conversation": spoken})
-    sent = Sent(
-        system=before.sent.system,
-        tools=before.sent.tools,
-        contents=before.sent.contents
-        + tuple(Block(content.digest, cost) for content, cost in zip(added, tokens, strict=True)),
-    )
-    running_hashes = RunningHashes(
-        read=fold((content.digest for content in added), before.running_hashes.read),
-        count=fold(map(str, tokens), before.running_hashes.count),
-        sent=fold((content.digest for content in added), before.running_hashes.sent),
-    )
-    outgoing = tuple(
-        Outgoing(content=content, raw=content, origin=have + at, outcome="verbatim", tokens=cost)
-        for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
-    )
-    rows = before.outcomes if before.appended is not None else before.outcomes[:have]
-    return before._replace(
-        source=source,
-        contents=before.contents + outgoing,
-        appended=len(added),
-        chose=False,
-        tool_scores={},
-        tool_encoder="",
-        signals=signals,
-        allocation=allocation,
-        outcomes=rows
-        + tuple(
-            content_outcome(draft.content_id(have + at), content, cost, cached.method)
-            for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
-        ),
-        events=(),
-        acts=(),
-        epoch_reason=None,
-        artifact_uris=before.artifact_uris.union(*map(addresses_of, added)),
-        evidence_needed=missing_evidence(source, (), outgoing, added, before.evidence_needed),
-        prefix=Prefix(shared_tokens=before.counted_tokens, broken_by=None),
-        degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
-        request_tokens=request_tokens(source, counted),
-        over_window=0,
-        counted_tokens=counted,
-        whole_history_tokens=before.whole_history_tokens
-        + sum(tokens)
-        + source.offloaded_tokens
-        - before.source.offloaded_tokens,
-        method=method(source, cached),
-        saved={},
-        summary_requests=(),
-        counts=cached.counts,
-        running_hashes=running_hashes,
-        stages={
-            "count": measured,
-            "retrieve": [[], []],
-            "allocate": [account.final for account in allocation.layers.values()],
-            "trim": before.stages["trim"],
-            "fit": [before.epoch.summary, [], []],
-            "render": before.stages["render"],
-        },
-        checksum=checksum(before.allowed_tools, sent, running_hashes),
-        sent=sent,
-    )
-
-
-def _request_was_shortened(before: Pack, source: PackInput) -> bool:
-    """Whether the user's request is sent in part: what it may hold is then measured anew as the conversation grows."""
-    human = source.request.human
-    made = (before.contents[at] for at in before.made)
-    payload = next((item for item in made if item.origin == human and item.outcome == "payload"), None)
-    return (
-        human is not None
-        and payload is not None
-        and not payload.content.text.endswith(source.request.contents[human].text)
-    )

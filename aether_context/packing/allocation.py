@@ -83,22 +83,6 @@ def allocate(
     return Allocation(window=window, slack=slack, overcounted=overcounted, layers=layers, weights=weights)
 
 
-def reallocate(before: Allocation, conversation: int, *, overcounted: int) -> Allocation:
-    """What `allocate` gives where nothing but the conversation wants other tokens than in the allocation before."""
-    layers: dict[Layer, LayerTokens] = {**before.layers}
-    slack = layers.pop("slack")
-    nominal = {layer: account.nominal for layer, account in layers.items()}
-    wanted = {layer: account.used for layer, account in layers.items()}
-    wanted["conversation"] = conversation
-    final = lend(nominal, wanted, before.weights, overcounted)
-    for layer, account in layers.items():
-        used = min(wanted[layer], final[layer])
-        if (final[layer], used) != (account.final, account.used):
-            lent = final[layer] - nominal[layer]
-            layers[layer] = replace(account, lent=lent, final=final[layer], used=used)
-    return before._replace(overcounted=overcounted, layers={**layers, "slack": slack})
-
-
 def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | None = None) -> int:
     """Tokens kept free for the answer: the floor, or the answer's limit where that is more, but under half of ``W``."""
     floor = math.ceil(window * settings.floors.slack)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aether_context.canonical import JSON
@@ -77,10 +77,6 @@ _ALL_TOOLS, _NO_STEP, _UNKNOWN = ToolSelection(), Step(), Signals()
 _NO_BUDGET = Budget.of(0)
 
 
-def unwatched(stage: str) -> None:
-    """Nobody is told of the stage."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Draft:
     """A pack in the making.
@@ -92,7 +88,6 @@ class Draft:
         reserve: tokens that stages could not foresee, and that have to stay free.
         payload_tokens: what early strategies take a payload to add to the human message.
         at_cut: whether the conversation is being cut, so that everything is chosen again.
-        on_stage: is told the name of each stage as it begins.
     """
 
     input: PackInput
@@ -101,7 +96,6 @@ class Draft:
     reserve: int = 0
     payload_tokens: int = 0
     at_cut: bool = False
-    on_stage: Callable[[str], None] = unwatched
 
     # Tools.
     scope: ToolSelection = _ALL_TOOLS
@@ -230,7 +224,7 @@ class Draft:
 
     def content_id(self, index: int) -> str:
         """The name of a content: its place in the host's list and the beginning of its hash."""
-        return content_name(self.input.request.positions[index], self.input.request.contents[index])
+        return content_name(self.input.request.positions[index], self.input.request.contents[index].digest)
 
     def key(self, item: Outgoing) -> str:
         """What `extracts` knows a content by."""

@@ -413,7 +413,6 @@ def missing_evidence(
     covers: Collection[str],
     contents: Iterable[Outgoing],
     called: Iterable[Content],
-    known: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """What evidence is missing: acceptance items that need it and whose proof is not sent, and tools without a record.
 
@@ -423,23 +422,17 @@ def missing_evidence(
         covers: items whose proof is known to be sent.
         contents: where else to look for proof, as they are sent.
         called: where to look for calls.
-        known: what was missing before these contents were appended; None to look at all.
     """
     evidence = [entry for entry in source.candidates if entry.layer == "evidence"]
     addresses: set[str] = set()
     for entry in contents:
         addresses |= addresses_of(entry.content) if entry.outcome == "payload" else proofs_of(entry.content)
     proven = {*covers, *(item for entry in evidence if entry.uri in addresses for item in entry.covers)}
-    items = tuple(
-        item.id
-        for item in source.step.acceptance
-        if item.needs_evidence and item.id not in proven and (known is None or item.id in known)
-    )
+    items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in proven)
     if source.validity == "unplanned" or evidence:
         return items
     essential = {tool.name for tool in source.request.tools if tool.essential}
     names = {part.name for content in called for part in content.calls}
-    names.update(name.removeprefix(TOOL) for name in known or () if name.startswith(TOOL))
     return items + tuple(f"{TOOL}{name}" for name in sorted(names - essential))
 
 

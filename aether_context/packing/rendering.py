@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
-from aether_context.canonical import fold, hash_json, hash_text, short
+from aether_context.canonical import hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
 from aether_context.conversation.rewrites import packed_message
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
@@ -21,6 +22,7 @@ from aether_context.pack import (
     Candidate,
     CandidateOutcome,
     Content,
+    ContentHashes,
     Epoch,
     EpochReason,
     Layer,
@@ -31,9 +33,9 @@ from aether_context.pack import (
     Prefix,
     PrefixBreak,
     Reason,
-    RunningHashes,
     Sent,
     State,
+    content_name,
 )
 from aether_context.packing import payload
 from aether_context.packing.allocation import spend
@@ -155,10 +157,10 @@ def render(draft: Draft) -> Pack:
     outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in present_origins}, epoch)
     cut_tokens = sum(outcome.tokens for outcome in outcomes[: len(draft.incoming)] if outcome.state == "dropped")
     epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + cut_tokens) if cut_tokens else epoch
-    running_hashes = RunningHashes(
-        read=fold(item.raw.digest for item in draft.incoming),
-        count=fold(str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]),
-        sent=fold(block.digest for block in sent.contents),
+    content_hashes = ContentHashes(
+        read=hash_text("\n".join([item.raw.digest for item in draft.incoming])),
+        counts=hash_text("\n".join([str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]])),
+        sent=hash_text("\n".join([block.digest for block in sent.contents])),
     )
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
@@ -176,7 +178,6 @@ def render(draft: Draft) -> Pack:
         tools=scope.tools,
         contents=contents,
         made=tuple(at for at, item in enumerate(contents) if item.outcome != "verbatim"),
-        appended=None,
         chose=not draft.keeps,
         allowed_tools=scope.allowed,
         tools_left_out=scope.left_out,
@@ -206,7 +207,7 @@ def render(draft: Draft) -> Pack:
         saved=draft.saved,
         summary_requests=draft.summaries.summary_requests,
         counts=counter.counts,
-        running_hashes=running_hashes,
+        content_hashes=content_hashes,
         stages={
             "count": dict(draft.measured),
             "retrieve": [
@@ -221,7 +222,7 @@ def render(draft: Draft) -> Pack:
             ],
             "render": [packed.before, packed.after] if packed is not None else None,
         },
-        checksum=checksum(scope.allowed, sent, running_hashes),
+        checksum=checksum(scope.allowed, sent, content_hashes.sent),
         sent=sent,
     )
 
@@ -264,10 +265,10 @@ def _reason(draft: Draft) -> EpochReason | None:
     return "replaced" if any(act.replaced for act in draft.acts) else None
 
 
-def checksum(allowed: tuple[str, ...] | None, sent: Sent, running_hashes: RunningHashes) -> str:
+def checksum(allowed: tuple[str, ...] | None, sent: Sent, contents: str) -> str:
     """The hash over a request: system, declarations, contents, and the names that calls are restricted to."""
     fixed = [sent.system.digest, *(block.digest for block in sent.tools)]
-    return hash_json({"allowed": allowed, "contents": running_hashes.sent, "fixed": fixed})
+    return hash_json({"allowed": allowed, "contents": contents, "fixed": fixed})
 
 
 def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
@@ -410,37 +411,31 @@ def _content_outcome(draft: Draft, incoming: Outgoing, sent: Outgoing | None, li
         state = "placeholder"
     elif sent.outcome in ("extract", "told"):
         state, reason = "extract", "window"
-    return content_outcome(
-        draft.content_id(incoming.origin),
-        raw,
-        tokens,
-        counter.method,
-        layer="task" if incoming.origin == draft.human else "conversation",
-        state=state,
-        reason=reason,
-        sent_tokens=sent.tokens if sent is not None and sent.tokens != tokens else None,
-    )
+    layer: Layer = "task" if incoming.origin == draft.input.request.human else "conversation"
+    sent_tokens = sent.tokens if sent is not None and sent.tokens != tokens else None
+    place = draft.input.request.positions[incoming.origin]
+    return _row(place, raw.digest, speaker(raw), tokens, counter.method, layer, state, reason, sent_tokens)
 
 
-def content_outcome(
-    name: str,
-    content: Content,
+@lru_cache(maxsize=20_000)  # the rows of a session are made again at each of its calls
+def _row(
+    place: int,
+    digest: str,
+    source: str,
     tokens: int,
     method: Accuracy,
-    *,
-    layer: Layer = "conversation",
-    state: State = "kept",
-    reason: Reason | None = None,
-    sent_tokens: int | None = None,
+    layer: Layer,
+    state: State,
+    reason: Reason | None,
+    sent_tokens: int | None,
 ) -> CandidateOutcome:
-    """The row of a content; of one that is sent as it came, where nothing else is said."""
     return CandidateOutcome(
-        id=name,
+        id=content_name(place, digest),
         layer=layer,
-        source=speaker(content),
+        source=source,
         tokens=tokens,
         method=method,
-        hash=content.digest,
+        hash=digest,
         state=state,
         reason=reason,
         sent_tokens=sent_tokens,

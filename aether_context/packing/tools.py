@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -40,8 +40,6 @@ def _finder() -> Tool:
 
 FIND_TOOLS = _finder()
 """The tool by which a model asks for tools that are not declared; sent wherever there are any."""
-
-_SETTLED: frozenset[Keep | None] = frozenset({"essential", "pinned", "used"})
 
 
 def _relevant(draft: Draft) -> ToolSelection | None:
@@ -86,19 +84,6 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         scores=scores,
         encoder=encoder,
         key=key,
-    )
-
-
-def asks(before: Mapping[str, Keep], contents: Iterable[Content]) -> bool:
-    """Whether contents ask for tools: they hold what `FIND_TOOLS` found, or first calls of tools.
-
-    Args:
-        before: the tools that were declared, with why.
-    """
-    return any(
-        any(part.name == FIND_TOOLS.name for part in content.responses)
-        or any(part.name != FIND_TOOLS.name and before.get(part.name) not in _SETTLED for part in content.calls)
-        for content in contents
     )
 
 

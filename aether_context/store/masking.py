@@ -17,7 +17,7 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed
 from aether_context.pack import Candidate, Content, Epoch, Pack, PackInput, Step, Tool
-from aether_context.packing import build_pack, extend_pack, payload
+from aether_context.packing import build_pack, payload
 from aether_context.packing.selection import render_line
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
@@ -75,10 +75,6 @@ class MaskedPacks:
             counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
         changed = changed._replace(tool_scores=pack.tool_scores, tool_encoder=pack.tool_encoder, previous=None)
         counter = counter_for(source.request.model)
-        if pack.appended is not None and last is not None:
-            form = extend_pack(last[1], changed, policy, counter=counter, recorded=counts)
-            if form is not None:
-                return form
 
         def build(source: PackInput) -> Pack:
             return build_pack(source, policy, counter=counter, recorded=counts)

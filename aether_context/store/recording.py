@@ -63,7 +63,7 @@ class Tip(NamedTuple):
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
-    among these; ``sent`` are the places of those that are still sent. ``rows`` and ``counts`` are the keys of the rows
+    among these. ``rows`` and ``counts`` are the keys of the rows
     and token counts that the chain holds, ``held`` the hashes of its epochs' texts, settings and policies; ``setting``
     is that of the last one. ``host`` is a hash of the host's system instruction and declarations,
     ``whole_history_tokens`` what the host would have sent by itself.
@@ -73,7 +73,6 @@ class Tip(NamedTuple):
     counted: tuple[str, str]
     log: Mapping[str, tuple[int, ...]]
     logged: int
-    sent: tuple[int, ...]
     rows: frozenset[str]
     counts: frozenset[str]
     held: frozenset[str]
@@ -148,9 +147,8 @@ def record(
     counted = (counter, request.model)
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     extended = None if starts_chain else tip
-    grown = pack.appended if extended is not None and extended.pack_id == source.previous_pack else None
 
-    outcomes = pack.outcomes if grown is None else pack.outcomes[len(pack.outcomes) - grown :]
+    outcomes = pack.outcomes
     keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
     known_rows = extended.rows if extended is not None else frozenset()
     rows = tuple(
@@ -164,9 +162,9 @@ def record(
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
     log = extended.log if extended is not None else NOTHING
     first_free = extended.logged if extended is not None else 0
-    places = list(extended.sent) if extended is not None and grown is not None else []
+    places: list[int] = []
     new: list[Content] = []
-    for content in request.contents[len(places) :]:
+    for content in request.contents:
         known, after = log.get(content.digest, ()), places[-1] + 1 if places else 0
         at = bisect_left(known, after)
         if at == len(known):
@@ -278,15 +276,12 @@ def record(
         stages=stage_hashes(pack),
     ).sealed()
 
-    content_outcomes = pack.outcomes[: len(places)] if grown is None else ()
-    dropped = {at for at, outcome in enumerate(content_outcomes) if outcome.state == "dropped"}
     new_tip = Tip(
         pack_id=manifest.pack_id,
         counted=counted,
         log=log,
         logged=first_free + len(new),
-        sent=tuple(place for at, place in enumerate(places) if at not in dropped),
-        rows=frozenset(keys) if grown is None else known_rows | frozenset(keys),
+        rows=frozenset(keys),
         counts=frozenset(pack.counts) | (extended.counts if extended is not None else frozenset()),
         held=held,
         setting=setting_digest,
@@ -310,8 +305,8 @@ def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
 def stage_hashes(pack: Pack) -> dict[str, str]:
     """Short hashes of each stage's result, in the order of the stages."""
     results = {
-        "read": pack.running_hashes.read,
-        "count": [pack.running_hashes.count, pack.stages["count"]],
+        "read": pack.content_hashes.read,
+        "count": [pack.content_hashes.counts, pack.stages["count"]],
         **{stage: pack.stages[stage] for stage in _STAGES},
         "write": pack.checksum,
     }

@@ -126,7 +126,7 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     """A pack that was just built, with its manifest."""
     request = pack.source.request
     names = zip(request.positions, request.contents, strict=True)
-    texts = {content_name(place, content): _joined_text(content) for place, content in names}
+    texts = {content_name(place, content.digest): _joined_text(content) for place, content in names}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
     rows = {row.id: row for row in pack.outcomes}
     return PackView(
@@ -191,7 +191,7 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
             tokens=item.tokens,
             outcome=item.outcome,
             rows=tuple(
-                content_name(request.positions[index], content)
+                content_name(request.positions[index], content.digest)
                 for index, content in zip(origins, originals, strict=True)
             ),
             sources=tuple(content.digest for content in originals),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -14,10 +14,9 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import Call, Known, ReadCall, Seen, caller_of, masked_aside, words_of
+from aether_context.adk.call import Call, Known, ReadCall, caller_of, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
-    Preloaded,
     Reader,
     attributed_to,
     declared_tools,
@@ -26,23 +25,19 @@ from aether_context.adk.request.reader import (
     human_index,
     is_free,
     memory_candidate,
-    mirror,
-    new,
     preloaded,
     structure,
     system_text,
-    unchanged,
 )
 from aether_context.adk.request.spoken import characters
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import Records, SessionRecords, holds_epoch, load_epoch
+from aether_context.adk.session import Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.turns import align, is_human, live_positions, reset, torn
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Anchor,
-    Calibration,
     Candidate,
     Content,
     Epoch,
@@ -105,86 +100,20 @@ class Gatherer:
             self._plans.put(key, found)
         return found
 
-    def grown(
-        self, call: Call, counter: str, calibrated: Callable[[PackInput, Identity, Epoch], Calibration | None]
-    ) -> ReadCall | None:
-        """The input where this request is the last one with contents appended, None where that is not certain.
-
-        It is certain where the session has only gained plain events of this invocation whose responses answer calls
-        among them, nothing else of the request has changed, and the contents that were sent are what they were.
-        Declarations are compared by what they say: ADK wraps a plain function in a new tool at each call.
-
-        Args:
-            counter: identity of the token counter.
-            calibrated: what counts are corrected by, by the input of the call before, whose call it is, and its epoch.
-        """
-        last, raw = call.last, call.request.contents
-        if last is None:
-            return None
-        before, source, policy = last.seen, last.pack.source, call.policy
-        previous = source.request
-        if (
-            last.policy is not policy
-            or last.planned != call.planned
-            or previous.model != call.model
-            or previous.system != (policy.mask if policy.redact_prompt else str)(system_text(call.request.config)[0])
-            or call.passthrough_reason
-            or source.window != call.window.tokens
-            or not holds_epoch(call.state, source.identity, last.stored)
-        ):
-            return None
-        seen, block = _seen(call)
-        if (
-            not _is_plain(call.context.session.events[before.events :], source.identity)
-            or call.invocation.invocation_id != source.identity.invocation
-            or seen.essential != before.essential
-            or before.tools != declared_tools(call.request)
-            or seen.terms != before.terms
-            or seen.marks != before.marks
-            or registered_anchors(call.policy.conversation)  # which have to see every content
-            or seen.contents <= before.contents
-            or (block is not None and block.position < before.contents)
-            or previous.positions[-1:] != (before.contents - 1,)
-            or not unchanged(before.known, [raw[at] for at in previous.positions])
-        ):
-            return None
-        positions = range(before.contents, seen.contents)
-        added = tuple(new(raw[at], previous.model) for at in positions)
-        records, identity = self._records.of(call.context), _identity(call, source.identity, before.events)
-        grown = source._replace(
-            identity=identity,
-            request=previous._replace(
-                contents=previous.contents + tuple(known.frozen for known in added),
-                positions=previous.positions + tuple(positions),
-            ),
-            epoch=last.pack.epoch,
-            first_call=False,
-            rewritten=False,
-            previous=last.pack.sent,
-            previous_pack=last.name,
-            problems=(*call.planned.problems, *_unloaded(call, raw)[1]),
-            summaries={},
-            evidence=records.readings(),
-            offloaded_tokens=call.offloaded_tokens,
-            calibration=calibrated(source, identity, last.pack.epoch),
-        )
-        seen = seen._replace(known=before.known + added, tools=before.tools)
-        return ReadCall(call=call, source=grown, history=raw, epoch=last.pack.epoch, seen=seen, counter=counter)
-
     async def gather(self, call: Call) -> ReadCall:
         """The input of any request."""
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
         identity = _identity(call)
-        seen, block = _seen(call)
-        output_tokens, can_mask, can_find = seen.terms
+        config, essential = request.config, essential_names(request)
+        block = preloaded(request.contents, asked)
         raw = list(request.contents)
         if block is not None:
             del raw[block.position]
 
         sent: Mapping[int, Known] = {}
         if last is not None and last.pack.source.request.model == model:
-            sent = dict(zip(last.pack.source.request.positions, last.seen.known, strict=True))
+            sent = dict(zip(last.pack.source.request.positions, last.known, strict=True))
 
         def read(positions: Sequence[int]) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
             """Contents as they were read, and as their authors'."""
@@ -217,8 +146,8 @@ class Gatherer:
             positions = tuple(at for at in sorted({*positions, *([] if human is None else [human])}) if at >= headless)
             known, live = read(positions)
         problems = [*planned.problems, *filter(None, (aligned.note,)), *unloaded]
-        anchors = self._anchors(call, seen.marked, live, positions, problems)
-        can_read = not {READ, SEARCH}.isdisjoint(seen.essential)
+        anchors = self._anchors(call, live, positions, problems)
+        can_read = not {READ, SEARCH}.isdisjoint(essential)
         records = self._records.of(call.context)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, encoder = planned.candidates, ""
@@ -236,7 +165,7 @@ class Gatherer:
             encoder = found_by if block is None else encoder
         candidates = _with_evidence(candidates, records, can_read)
         system, is_text = system_text(request.config)
-        tools, other_tools = self.reader.tools(declared_tools(request), seen.essential)
+        tools, other_tools = self.reader.tools(declared_tools(request), essential)
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
         cached = 1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4)
@@ -258,7 +187,7 @@ class Gatherer:
             ),
             window=window.tokens,
             window_mark=window.mark,
-            output_tokens=output_tokens,
+            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
@@ -270,8 +199,8 @@ class Gatherer:
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
             cached_price=cached,
-            can_mask=can_mask,
-            can_find=can_find,
+            can_mask="gemini" in model and (config is None or config.tool_config is None),
+            can_find=config is not None and is_free(config),
             can_read=can_read,
             passthrough_reason=untouched,
             problems=tuple(problems),
@@ -281,8 +210,7 @@ class Gatherer:
             offloaded_tokens=call.offloaded_tokens,
             growth=_growth(events, identity.invocation),
         )
-        seen = seen._replace(known=known, tools=mirror(declared_tools(request)))
-        return ReadCall(call=call, source=source, history=raw, epoch=stored, seen=seen)
+        return ReadCall(call=call, source=source, history=raw, epoch=stored, known=known)
 
     def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
@@ -296,7 +224,6 @@ class Gatherer:
     def _anchors(
         self,
         call: Call,
-        marked: Collection[int],
         contents: Sequence[Content],
         positions: Sequence[int],
         problems: list[str],
@@ -319,9 +246,10 @@ class Gatherer:
                     places.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
             by_event = {mark.event: mark for mark in marks if mark.event}
             events = call.context.session.events
-            numbers = {number for number, event in enumerate(events) if event.id in by_event} if by_event else set()
-            for event in (events[number] for number in sorted(numbers.union(marked))):
+            for event in events:
                 value = (event.custom_metadata or {}).get(ANCHORS)
+                if not value and event.id not in by_event:
+                    continue
                 mark_of = by_event.get(event.id) or valid(_MARK, value) or _Mark()
                 if event.content is not None and event.content.parts:
                     sent = self.reader.content(_without_client_ids(event.content), call.model)
@@ -346,46 +274,20 @@ class Gatherer:
         return ranked(found)
 
 
-def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
-    request, config = call.request, call.request.config
-    block = preloaded(request.contents, call.context.user_content)
-    limit = config.max_output_tokens if config is not None else None
-    marks = call.state.get(ANCHORS), call.state.get(CUT)
-    # Events are read once, while the last one that the call before this one saw is where it was.
-    events, last = call.context.session.events, call.last
-    read, marked = (last.seen.events, last.seen.marked) if last is not None else (0, ())
-    if last is None or [event.id for event in events[read - 1 : read]] != [last.pack.identity.last_event_id]:
-        read, marked = 0, ()
-    new = [read + at for at, event in enumerate(events[read:]) if (event.custom_metadata or {}).get(ANCHORS)]
-    seen = Seen(
-        events=len(events),
-        contents=len(request.contents) - (block is not None),
-        marks=None if marks == (None, None) else structure(marks),
-        marked=(*marked, *new),
-        essential=essential_names(request),
-        terms=(
-            limit if limit and shares_window(request.model) else None,
-            "gemini" in call.model and (config is None or config.tool_config is None),
-            config is not None and is_free(config),
-        ),
-    )
-    return seen, block
-
-
-def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Identity:
-    """Whose model call this is; the call's number is read off the session's events.
-
-    Args:
-        before: the identity of an earlier call of the same invocation, when the session had ``known`` events.
-    """
-    invocation, events = call.invocation.invocation_id, call.context.session.events
+def _identity(call: Call) -> Identity:
+    """Whose model call this is; the call's number is read off the session's events."""
+    invocation, events, last = call.invocation.invocation_id, call.context.session.events, call.last
     app, user, session, branch, agent = call.key
-    number = 1 if before is None else before.call
-    for event in reversed(events[known:]):
+    before = last.pack.identity if last is not None and last.pack.identity.invocation == invocation else None
+    number = 1
+    for event in reversed(events):
+        if before is not None and event.id == before.last_event_id:
+            number += before.call - 1  # those up to here were counted for the call before
+            break
         if event.invocation_id != invocation:
             break
         number += _is_answer(event, agent, branch)
-    last = events[-1] if events else None
+    latest = events[-1] if events else None
     caller = caller_of((app, user, session))
     return Identity(
         app=app,
@@ -395,30 +297,10 @@ def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Ide
         agent=agent,
         branch=branch,
         call=number,
-        last_event_id=last.id if last is not None else "",
-        last_event_time=last.timestamp if last is not None else 0.0,
+        last_event_id=latest.id if latest is not None else "",
+        last_event_time=latest.timestamp if latest is not None else 0.0,
         caller=caller.session if caller is not None else None,
     )
-
-
-def _is_plain(events: Sequence[Event], identity: Identity) -> bool:
-    """Whether there are events, and nothing but a call's own: its agent's calls and answers, none of them marked."""
-    asked: set[str | None] = set()
-    for event in events:
-        if (
-            event.invocation_id != identity.invocation
-            or event.author != identity.agent
-            or event.partial
-            or (event.branch or "") != identity.branch
-            or event.actions.compaction
-            or event.actions.rewind_before_invocation_id
-            or (event.custom_metadata or {}).get(ANCHORS)
-        ):
-            return False
-        asked |= {requested.id for requested in event.get_function_calls()}
-        if not asked.issuperset(response.id for response in event.get_function_responses()):
-            return False
-    return bool(events)
 
 
 def _is_answer(event: Event, agent: str, branch: str) -> bool:

@@ -394,17 +394,6 @@ def structure(value: object, depth: int = 0) -> object:
     return (kind.__name__, canonical_json(_json(value)))
 
 
-def unchanged(known: Iterable[Known], contents: Iterable[types.Content]) -> bool:
-    """Whether contents still are what was read, in all their parts.
-
-    A long history is compared at each call, so this looks at fields where they are and enters no function.
-    """
-    return all(
-        before.role == content.role and before.parts == [part.__dict__ for part in content.parts or ()]
-        for before, content in zip(known, contents, strict=True)
-    )
-
-
 def fields(model: BaseModel, depth: int = 0) -> dict[str, object]:
     """What equals a model's fields for as long as they are what they were; see `mirror`."""
     return {**model.__dict__, **{name: mirror(field, depth) for name, field in _set_fields(model)}}
