@@ -140,7 +140,10 @@ def with_parts(content: types.Content, change: Callable[[types.Part], types.Part
 def _without(value: object, found: list[types.Part], depth: int) -> Any:
     """A value without media; `_GONE` where nothing else was in it."""
     if isinstance(value, types.Part):
-        if not _is_media(value):
+        # ADK sends a part beside the response that has data or a file's address, and a media type.
+        blob, file = value.inline_data, value.file_data
+        has_data = blob is not None and blob.data is not None and blob.mime_type
+        if not (has_data or (file is not None and file.file_uri and file.mime_type)):
             return value
         found.append(value)
         return _GONE
@@ -155,13 +158,6 @@ def _without(value: object, found: list[types.Part], depth: int) -> Any:
     if len(found) == before:
         return value
     return rest or _GONE
-
-
-def _is_media(part: types.Part) -> bool:
-    """Whether ADK sends a part beside the response: with data or a file's address, and a media type."""
-    blob, file = part.inline_data, part.file_data
-    has_data = blob is not None and blob.data is not None and blob.mime_type
-    return bool(has_data or (file is not None and file.file_uri and file.mime_type))
 
 
 def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
