@@ -161,21 +161,11 @@ def _without(value: object, found: list[types.Part], depth: int) -> Any:
 
 
 def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply.
-
-    None with a set in it, too: each copy of one may have another order.
-    """
+    """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply."""
     if _is_json(response):
         return response
     found = stored(response)
-    return found if _is_json(found) and not _has_set(response) else None
-
-
-def _has_set(value: object, depth: int = 0) -> bool:
-    if isinstance(value, (set, frozenset)):
-        return True
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return depth <= _DEEPEST and any(_has_set(item, depth + 1) for item in items)
+    return found if _is_json(found) else None
 
 
 def _is_json(value: object, depth: int = 0) -> bool:
