@@ -277,9 +277,9 @@ def test_a_critic_has_a_deadline():
     pack = build_pack(pack_input([said("Go on.")], step=step), PackPolicy())
     answer = LlmResponse(content=types.Content(role="model", parts=[types.Part(text="It is done.")]))
     slow = Critic(model="critic", answer="{}", seconds=30.0, asked=[])
-    review = asyncio.run(
-        Reviewer(critic=slow, timeout_seconds=0.05).review(pack, answer, AcceptanceSettings(critic="critic"))
-    )
+    reviewer = Reviewer(critic=slow)
+    reviewer.seconds = 0.05
+    review = asyncio.run(reviewer.review(pack, answer, AcceptanceSettings(critic="critic")))
     assert review is not None
     verdict = review.to_json()
     assert verdict["problems"] == ["acceptance: not looked at in full within 0.05 s"]

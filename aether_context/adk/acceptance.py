@@ -56,19 +56,18 @@ class Review:
 
 
 class Reviewer:
-    """Looks at final answers. One instance serves many sessions.
+    """Looks at final answers. One instance serves many sessions. ``seconds`` is the deadline for checks and Critic
+    together.
 
     Args:
         checks: asked in their order for each item.
         critic: the Critic; None takes the one that the policy names from ADK's registry, if any.
-        timeout_seconds: the deadline for checks and Critic together.
     """
 
-    def __init__(
-        self, checks: Sequence[AcceptanceCheck] = (), critic: BaseLlm | None = None, *, timeout_seconds: float = 10.0
-    ) -> None:
+    seconds = 10.0
+
+    def __init__(self, checks: Sequence[AcceptanceCheck] = (), critic: BaseLlm | None = None) -> None:
         self._checks = tuple(checks)
-        self._timeout_seconds = timeout_seconds
         self._critic = AuxiliaryModel(critic, field="acceptance.critic", argument="critic")
 
     def check(self, settings: AcceptanceSettings) -> None:
@@ -97,9 +96,9 @@ class Reviewer:
         cost = Cost()
         judged: defaultdict[str, list[Judgement]] = defaultdict(list)
         try:
-            await within(self._timeout_seconds, self._judge(step, answer, settings.critic, judged, problems, cost))
+            await within(self.seconds, self._judge(step, answer, settings.critic, judged, problems, cost))
         except TimeoutError:
-            problems.append(f"acceptance: not looked at in full within {self._timeout_seconds:g} s")
+            problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
         problems, judgements = list(problems), {item: tuple(opinions) for item, opinions in judged.items()}
         covers = {

@@ -7,72 +7,62 @@ openai wrap them; none of these packages is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 _NUMBER = r"(\d[\d,_]{0,15})"
-_LIMITS = tuple(
-    re.compile(pattern.replace("NUMBER", _NUMBER))
-    for pattern in (
-        r"exceeds the maximum number of tokens allowed \(NUMBER\)",  # Gemini
-        r"input token count is [\d,]+ but model only supports up to NUMBER",  # Vertex AI
-        r"prompt is too long: [\d,]+ tokens > NUMBER maximum",  # Anthropic, there and on Bedrock and Vertex AI
-        r"exceed context limit: [\d,]+ \+ [\d,]+ > NUMBER",  # Anthropic
-        r"maximum input length of NUMBER tokens",  # vLLM, with its context length beside it
-        r"maximum (?:context|prompt) length (?:is|of):? NUMBER",  # OpenAI, Azure, DeepSeek, xAI, OpenRouter, vLLM
-        r"model maximum context length:? NUMBER",  # Fireworks
-        r"context length is only NUMBER tokens",  # vLLM
-        r"with NUMBER maximum context length",  # Mistral
-        r"context length \(?NUMBER(?: tokens)?\)",  # SGLang, vLLM
-        r"maximum model length of NUMBER",  # vLLM
-        r"loaded with context length of only NUMBER",  # LM Studio
-        r"exceeds the available context size \(NUMBER tokens\)",  # llama.cpp, Ollama
-        r"tokens exceed the configured limit of NUMBER tokens",  # OpenAI
-        r"prompt tokens \([\d,]+\) exceed model maximum \(NUMBER\)",  # Bedrock
-        r"max input tokens: NUMBER, request input token count",  # Bedrock
-        r"current length is [\d,]+ while limit is NUMBER",  # Cerebras
-        r"`inputs` must have less than NUMBER tokens",  # Text Generation Inference
-        r"`max_new_tokens` must be <= NUMBER",  # Text Generation Inference, Together
-        r"tokens in this prompt cannot exceed NUMBER",  # Cohere
-        r"exceeded model token limit: NUMBER",  # Moonshot
-        r"range of input length should be \[\d+, NUMBER\]",  # DashScope
-        r"request body too large for [^ ]+ model\. max size: NUMBER tokens",  # GitHub Models
-    )
+_LIMITS = (
+    r"exceeds the maximum number of tokens allowed \(NUMBER\)",  # Gemini
+    r"input token count is [\d,]+ but model only supports up to NUMBER",  # Vertex AI
+    r"prompt is too long: [\d,]+ tokens > NUMBER maximum",  # Anthropic, there and on Bedrock and Vertex AI
+    r"exceed context limit: [\d,]+ \+ [\d,]+ > NUMBER",  # Anthropic
+    r"maximum input length of NUMBER tokens",  # vLLM, with its context length beside it
+    r"maximum (?:context|prompt) length (?:is|of):? NUMBER",  # OpenAI, Azure, DeepSeek, xAI, OpenRouter, vLLM
+    r"model maximum context length:? NUMBER",  # Fireworks
+    r"context length is only NUMBER tokens",  # vLLM
+    r"with NUMBER maximum context length",  # Mistral
+    r"context length \(?NUMBER(?: tokens)?\)",  # SGLang, vLLM
+    r"maximum model length of NUMBER",  # vLLM
+    r"loaded with context length of only NUMBER",  # LM Studio
+    r"exceeds the available context size \(NUMBER tokens\)",  # llama.cpp, Ollama
+    r"tokens exceed the configured limit of NUMBER tokens",  # OpenAI
+    r"prompt tokens \([\d,]+\) exceed model maximum \(NUMBER\)",  # Bedrock
+    r"max input tokens: NUMBER, request input token count",  # Bedrock
+    r"current length is [\d,]+ while limit is NUMBER",  # Cerebras
+    r"`inputs` must have less than NUMBER tokens",  # Text Generation Inference
+    r"`max_new_tokens` must be <= NUMBER",  # Text Generation Inference, Together
+    r"tokens in this prompt cannot exceed NUMBER",  # Cohere
+    r"exceeded model token limit: NUMBER",  # Moonshot
+    r"range of input length should be \[\d+, NUMBER\]",  # DashScope
+    r"request body too large for [^ ]+ model\. max size: NUMBER tokens",  # GitHub Models
 )
 """The most tokens that a model takes, in a refusal's words, in lower case."""
 
-_SENT = tuple(
-    re.compile(pattern.replace("NUMBER", _NUMBER))
-    for pattern in (
-        r"input token count \(NUMBER\)",
-        r"input token count is NUMBER",
-        r"prompt is too long: NUMBER tokens",
-        r"exceed context limit: NUMBER \+",
-        r"messages resulted in NUMBER tokens",
-        r"NUMBER input tokens",
-        r"NUMBER tokens from the input",
-        r"the request contains NUMBER tokens",
-        r"prompt contains NUMBER tokens",
-        r"prompt tokens \(NUMBER\)",
-        r"request input token count: NUMBER",
-        r"request \(NUMBER tokens\)",
-        r"the input \(NUMBER tokens\)",
-        r"current length is NUMBER",
-    )
+_SENT = (
+    r"input token count \(NUMBER\)",
+    r"input token count is NUMBER",
+    r"prompt is too long: NUMBER tokens",
+    r"exceed context limit: NUMBER \+",
+    r"messages resulted in NUMBER tokens",
+    r"NUMBER input tokens",
+    r"NUMBER tokens from the input",
+    r"the request contains NUMBER tokens",
+    r"prompt contains NUMBER tokens",
+    r"prompt tokens \(NUMBER\)",
+    r"request input token count: NUMBER",
+    r"request \(NUMBER tokens\)",
+    r"the input \(NUMBER tokens\)",
+    r"current length is NUMBER",
 )
 """The tokens of the request without its answer, as the provider counted them."""
 
-_ANSWER = tuple(
-    re.compile(pattern.replace("NUMBER", _NUMBER))
-    for pattern in (
-        r"exceed context limit: [\d,]+ \+ NUMBER >",
-        r"NUMBER in the (?:completion|output)\b",
-        r"NUMBER tokens for the completion",
-        r"requested NUMBER output tokens",
-        r"plus NUMBER 'max_(?:completion_)?tokens'",
-        r"'max_(?:completion_)?tokens'[^.]{0,60} is too large: NUMBER",
-        r"NUMBER `max_new_tokens`",
-    )
+_ANSWER = (
+    r"exceed context limit: [\d,]+ \+ NUMBER >",
+    r"NUMBER in the (?:completion|output)\b",
+    r"NUMBER tokens for the completion",
+    r"requested NUMBER output tokens",
+    r"plus NUMBER 'max_(?:completion_)?tokens'",
+    r"'max_(?:completion_)?tokens'[^.]{0,60} is too large: NUMBER",
+    r"NUMBER `max_new_tokens`",
 )
 """The tokens that the request wanted to keep for its answer, which count against the same limit."""
 
@@ -94,6 +84,8 @@ _RATE = re.compile(
 _MOST_CHARACTERS = 4_000
 """So much of an error is read: what follows the provider's own words may repeat the request."""
 _MOST_CAUSES = 3
+_OVERFLOW = "ContextWindowExceededError"
+"""LiteLLM's class for it."""
 
 
 class Overflow(NamedTuple):
@@ -110,27 +102,35 @@ class Overflow(NamedTuple):
     answer: int = 0
 
 
-def overflow_of(error: BaseException | str | None) -> Overflow | None:
+def overflow_of(error: BaseException | str) -> Overflow | None:
     """What an error, or its message, says of a request that was too long; None where it is about anything else.
 
     An error that was raised from another one is read with it.
     """
-    errors = [] if isinstance(error, str) else list(_causes(error))
-    if any(status_of(cause) == 429 for cause in errors):
-        return None
-    texts = [error] if isinstance(error, str) else [text for cause in errors for text in _texts(cause)]
+    texts, is_overflow = [error] if isinstance(error, str) else [], False
+    cause = None if isinstance(error, str) else error
+    for _ in range(_MOST_CAUSES):
+        if cause is None:
+            break
+        if _status_of(cause) == 429:
+            return None
+        texts.append(str(cause)[:_MOST_CHARACTERS])
+        if isinstance(code := getattr(cause, "code", None), str):
+            texts.append(code[:100])
+        is_overflow |= any(kind.__name__ == _OVERFLOW for kind in type(cause).__mro__)
+        cause = cause.__cause__
     text = " ".join(" ".join(texts).lower()[:_MOST_CHARACTERS].split())
     if not text or _RATE.search(text):
         return None
     limit = _first(_LIMITS, text)
     if limit is None:
-        return Overflow() if _NUMBERLESS.search(text) or _is_overflow(error) else None
+        return Overflow() if is_overflow or _NUMBERLESS.search(text) else None
     answer = _first(_ANSWER, text) or 0
     answer = answer if answer < limit else 0  # an answer that takes all of it leaves nothing to learn but the limit
     return Overflow(limit - answer, _first(_SENT, text), answer)
 
 
-def status_of(error: BaseException) -> int | None:
+def _status_of(error: BaseException) -> int | None:
     """The HTTP status of an error; None where it has none."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status_code", "code"):
@@ -140,27 +140,10 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(_MOST_CAUSES):
-        if error is not None:
-            yield error
-            error = error.__cause__
-
-
-def _texts(error: BaseException) -> list[str]:
-    code = getattr(error, "code", None)
-    return [str(error)[:_MOST_CHARACTERS], *([code[:100]] if isinstance(code, str) else [])]
-
-
-def _is_overflow(error: object) -> bool:
-    """Whether an error's class is LiteLLM's for this."""
-    return any(kind.__name__ == "ContextWindowExceededError" for kind in type(error).__mro__)
-
-
-def _first(patterns: tuple[re.Pattern[str], ...], text: str) -> int | None:
+def _first(patterns: tuple[str, ...], text: str) -> int | None:
     """The number of the first pattern that is found."""
     for pattern in patterns:
-        found = pattern.search(text)
+        found = re.search(pattern.replace("NUMBER", _NUMBER), text)
         if found is not None:
             digits = re.sub(r"\D", "", found[1])
             return int(digits) if 0 < len(digits) < 12 else None

@@ -140,7 +140,10 @@ def with_parts(content: types.Content, change: Callable[[types.Part], types.Part
 def _without(value: object, found: list[types.Part], depth: int) -> Any:
     """A value without media; `_GONE` where nothing else was in it."""
     if isinstance(value, types.Part):
-        if not _is_media(value):
+        # ADK sends a part beside the response that has data or a file's address, and a media type.
+        blob, file = value.inline_data, value.file_data
+        has_data = blob is not None and blob.data is not None and blob.mime_type
+        if not (has_data or (file is not None and file.file_uri and file.mime_type)):
             return value
         found.append(value)
         return _GONE
@@ -157,29 +160,12 @@ def _without(value: object, found: list[types.Part], depth: int) -> Any:
     return rest or _GONE
 
 
-def _is_media(part: types.Part) -> bool:
-    """Whether ADK sends a part beside the response: with data or a file's address, and a media type."""
-    blob, file = part.inline_data, part.file_data
-    has_data = blob is not None and blob.data is not None and blob.mime_type
-    return bool(has_data or (file is not None and file.file_uri and file.mime_type))
-
-
 def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply.
-
-    None with a set in it, too: each copy of one may have another order.
-    """
+    """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply."""
     if _is_json(response):
         return response
     found = stored(response)
-    return found if _is_json(found) and not _has_set(response) else None
-
-
-def _has_set(value: object, depth: int = 0) -> bool:
-    if isinstance(value, (set, frozenset)):
-        return True
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return depth <= _DEEPEST and any(_has_set(item, depth + 1) for item in items)
+    return found if _is_json(found) else None
 
 
 def _is_json(value: object, depth: int = 0) -> bool:

@@ -229,8 +229,8 @@ _MOST_SESSIONS = 512
 class Records:
     """The records of one session, and which of them a later reading supersedes.
 
-    `read` works only where something changed since it was called last. An edit in place is no change: ADK keeps
-    what is put into a state.
+    `read` works only where something changed since it was called last. What is edited in place is not noticed: ADK
+    keeps what is put into a state.
     """
 
     def __init__(self) -> None:

@@ -85,23 +85,21 @@ class PackSpan:
     __slots__ = ("_attributes", "_began", "_labels", "_span", "_token", "error", "recording")
 
     def __init__(self, agent: str, model: str) -> None:
-        self.error = ""
+        self.error, self.recording = "", False
         self._began = time.perf_counter()
         self._labels = {_AGENT: agent, _MODEL: model}
         self._attributes: Attributes = self._labels
-        self._span: trace.Span = trace.INVALID_SPAN
-        self.recording = False
-        self._start(f"pack_context {agent}")
-
-    @_harmless
-    def _start(self, name: str) -> None:
-        self._span = _tracer.start_span(name)
-        self.recording = self._span.is_recording()
 
     def __enter__(self) -> PackSpan:
-        if self.recording:
-            self._token = otel_context.attach(trace.set_span_in_context(self._span))
+        self._start()
         return self
+
+    @_harmless
+    def _start(self) -> None:
+        self._span = _tracer.start_span(f"pack_context {self._labels[_AGENT]}")
+        if self._span.is_recording():
+            self._token = otel_context.attach(trace.set_span_in_context(self._span))
+            self.recording = True
 
     @_harmless
     def packed(self, pack: Pack, name: str, uri: str) -> None:
@@ -135,22 +133,18 @@ class PackSpan:
         """The request leaves, or does not."""
         if kind is not None:
             self.error = kind.__name__
-        failed = {"error.type": self.error} if self.error else {}
-        self._count(self._labels | failed)
         if self.recording:
             otel_context.detach(self._token)
-            self._end(failed)
-
-    @_harmless
-    def _count(self, labels: Attributes) -> None:
-        _duration.record(time.perf_counter() - self._began, labels)
+        self._end({"error.type": self.error} if self.error else {})
 
     @_harmless
     def _end(self, failed: Attributes) -> None:
-        self._span.set_attributes({**self._attributes, **failed})
-        if failed:
-            self._span.set_status(trace.StatusCode.ERROR)
-        self._span.end()
+        _duration.record(time.perf_counter() - self._began, {**self._labels, **failed})
+        if self.recording:
+            self._span.set_attributes({**self._attributes, **failed})
+            if failed:
+                self._span.set_status(trace.StatusCode.ERROR)
+            self._span.end()
 
 
 @_harmless
