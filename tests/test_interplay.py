@@ -370,17 +370,17 @@ def test_every_worker_sees_that_history_was_compacted() -> None:
 # rewind
 
 
-@pytest.mark.parametrize("summary", ["head", "off"])
+@pytest.mark.parametrize("summary_share", [0.2, 0])
 @pytest.mark.parametrize("window", [60_000, 2_500])
 @pytest.mark.parametrize("back_to", but_slow([1, 4, 8], 4))
-def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, summary: str) -> None:
+def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, summary_share: float) -> None:
     chat = Chat(
         script=[
             *answering(9),
             *(one for at in range(9, 15) for one in (call("read_page", name=f"page_{at}"), f"answer_{at}")),
         ],
         tools=[read_page],
-        policy=PackPolicy(max_input_tokens=window, conversation={"summary": summary}),
+        policy=PackPolicy(max_input_tokens=window, conversation={"summary_share": summary_share}),
         state=PLAN,
     )
     every = messages(15)
@@ -485,14 +485,14 @@ def test_a_late_result_in_the_place_of_an_earlier_one_is_history_rewritten(resta
 
 
 @pytest.mark.parametrize("window", [60_000, 2_500])
-@pytest.mark.parametrize("summary", ["head", "off"])
-def test_an_agent_without_history_is_sent_none(window: int, summary: str) -> None:
+@pytest.mark.parametrize("summary_share", [0.2, 0])
+def test_an_agent_without_history_is_sent_none(window: int, summary_share: float) -> None:
     """`include_contents="none"`: each message stands alone, also after a cut in the middle of the one before."""
     script = [one for at in range(4) for one in reading(7, f"answer_{at}", begin=10 * at)]
     chat = Chat(
         script=script,
         tools=[read_page],
-        policy=PackPolicy(max_input_tokens=window, conversation={"summary": summary}),
+        policy=PackPolicy(max_input_tokens=window, conversation={"summary_share": summary_share}),
         state=PLAN,
         settings={"include_contents": "none"},
     )
