@@ -156,11 +156,7 @@ class RequestPacker:
         self._sent_contents = MaskedContents(thoughts=False)
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
-
-        def write_summary(identity: Identity, key: str, text: str) -> None:
-            self._recorder.summary(identity, key, policy.mask(text))
-
-        self._summarizer = ModelSummarizer(self._recorder.store, write_summary, summarizer)
+        self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance)

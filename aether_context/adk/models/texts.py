@@ -251,7 +251,7 @@ class ModelSummarizer:
         for key, text in texts.items():
             self._known.put((identity.app, identity.user, key), text)
             if policy.record == "full":
-                self._write(identity, key, text)
+                self._write(identity, key, policy.mask(text))
 
 
 def _batches(requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
