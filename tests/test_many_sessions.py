@@ -19,8 +19,7 @@ from scripted import call, look_up
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.services.recorder import Recorder
-from aether_context.canonical import hash_bytes
-from aether_context.evidence import EvidenceRecord, evidence_uri
+from aether_context.pack import Identity
 from aether_context.store.spool import spool_of
 
 
@@ -82,13 +81,11 @@ def test_a_run_does_not_wait_for_what_is_queued_after_it_ended(tmp_path: Path):
 def test_a_burst_for_a_local_folder_goes_nowhere_else(tmp_path: Path):
     store = PackStore(tmp_path)
     recorder = Recorder(store)
+    ann = Identity(app="shop", user="ann", session="s1", invocation="i", agent="clerk")
     for number in range(200):
-        data = b"%d" % number
-        digest = hash_bytes(data)
-        record = EvidenceRecord(uri=evidence_uri(digest, "txt"), digest=digest, size_bytes=len(data), time=number)
-        recorder.evidence(("shop", "ann", "s1"), record, data)
+        recorder.summary(ann, f"{number:08x}", f"summary {number}")
     assert asyncio.run(recorder.flush(60))
-    assert len(store.evidence("shop", "ann", "s1")) == 200
+    assert [store.summary("shop", "ann", f"{number:08x}") for number in (0, 199)] == ["summary 0", "summary 199"]
     spool = spool_of(store.files)
     assert spool is not None
     assert not spool.path.exists()
