@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from unplugged import Reached, Witness
 
 from aether_context import PackPolicy
 from aether_context.cli import main
-from aether_context.views import Comparison
+from aether_context.views import Comparison, Reading
 
 QUESTIONS = [f"question {at}" for at in range(8)]
 
@@ -38,7 +39,13 @@ def both(*questions: str, policy: PackPolicy, **options: Any) -> tuple[Chat, lis
 
 
 def compared(chat: Chat) -> list[Comparison]:
-    return [Comparison([manifest]) for manifest in chat.manifests()]
+    """A comparison for each call."""
+    whole, made = Comparison(), list[Comparison]()
+    for manifest in chat.manifests():
+        made.append(copy(whole))
+        made[-1].packed, made[-1].unpacked = Reading(), Reading()
+        made[-1].add(manifest)
+    return made
 
 
 def reached(comparisons: Sequence[Comparison]) -> list[Reached]:

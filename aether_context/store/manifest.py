@@ -226,8 +226,8 @@ class Manifest(_Record):
     whole_history_tokens: int = 0
     """Tokens, by the counter, of what the host would have sent by itself: the whole history with whole results, and all
     declarations but those that read evidence."""
-    whole_history_shared: int | None = None
-    """Those of the beginning in common with the whole history of the call before; null where that is unknown."""
+    whole_history_breaks: bool = False
+    """Whether the host's own request does not begin as the one before: instruction, declarations or history changed."""
     over_window: int = 0
     """Tokens by which the request exceeds the window, where what is never cut does not fit; else 0."""
     calibration: Calibration | None = None

@@ -65,8 +65,7 @@ class Tip(NamedTuple):
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
     among these. ``rows`` and ``counts`` are the keys of the rows
     and token counts that the chain holds, ``held`` the hashes of its epochs' texts, settings and policies; ``setting``
-    is that of the last one. ``host`` is a hash of the host's system instruction and declarations,
-    ``whole_history_tokens`` what the host would have sent by itself.
+    is that of the last one. ``host`` is a hash of the host's system instruction and declarations.
     """
 
     pack_id: str
@@ -79,7 +78,6 @@ class Tip(NamedTuple):
     setting: str
     epoch: Epoch
     host: str
-    whole_history_tokens: int
 
 
 class Recording(NamedTuple):
@@ -213,7 +211,7 @@ def record(
     )
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
-    shared = None if tip is None else tip.whole_history_tokens if tip.host == host and not source.rewritten else 0
+    breaks = source.rewritten or (tip is not None and tip.host != host)
     signals = {name: getattr(pack.signals, name) for name in Signals._fields}
     uris = tuple(sorted(pack.artifact_uris))
     manifest, manifest_fields = Manifest(
@@ -225,7 +223,7 @@ def record(
         **{name: getattr(identity, name) for name in Identity._fields},
         **{name: getattr(source, name) for name in GIVEN},
         **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
-        whole_history_shared=shared,
+        whole_history_breaks=breaks,
         checksum=pack.checksum if sent is None else sent.checksum,
         masked_checksum="" if sent is None else hash_text(request_json(pack)),
         task_id=step.task_id,
@@ -287,7 +285,6 @@ def record(
         setting=setting_digest,
         epoch=epoch,
         host=host,
-        whole_history_tokens=pack.whole_history_tokens,
     )
     data = file_of(manifest_fields, texts)
     return Recording(manifest=manifest, texts=texts, data=data, tip=new_tip, saved=pack.saved)

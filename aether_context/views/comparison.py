@@ -60,6 +60,7 @@ class Comparison:
     def __init__(self, manifests: Iterable[Manifest] = (), *, priced_as: str | None = None) -> None:
         self._priced_as = priced_as
         self.packed, self.unpacked = Reading(), Reading()
+        self._whole: dict[tuple[str, ...], int] = {}
         for manifest in manifests:
             self.add(manifest)
 
@@ -67,5 +68,8 @@ class Comparison:
         """Adds one call."""
         model = self._priced_as or manifest.model
         self.packed.add(manifest, model, manifest.counted_tokens, manifest.prefix.shared_tokens or 0)
-        self.unpacked.add(manifest, model, manifest.whole_history_tokens, manifest.whole_history_shared or 0)
+        key, whole = (*manifest.session_key, manifest.agent, manifest.branch), manifest.whole_history_tokens
+        shared = 0 if manifest.whole_history_breaks else min(whole, self._whole.get(key, 0))
+        self.unpacked.add(manifest, model, whole, shared)
+        self._whole[key] = whole
         return self

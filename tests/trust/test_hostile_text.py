@@ -151,6 +151,7 @@ def held(families: Mapping[str, Callable[[int], str]], figure: Figure) -> None:
     assert slow == {}
 
 
+@pytest.mark.slow
 def test_no_text_stalls_the_event_loop(figure: Figure) -> None:
     held({name: HOSTILE[name] for name in QUICK}, figure)
 

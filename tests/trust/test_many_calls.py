@@ -22,7 +22,9 @@ def resident() -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process holds")
-@pytest.mark.parametrize("calls", [400, pytest.param(5_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "calls", [pytest.param(400, marks=pytest.mark.slow), pytest.param(5_000, marks=pytest.mark.soak)]
+)
 def test_many_sessions_leave_nothing_behind(calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("packer._MOST_CALLS", "services.recorder._MOST_CHAINS"):
         monkeypatch.setattr(f"aether_context.adk.{name}", 20)
