@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -20,9 +20,6 @@ from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInp
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
 from aether_context.state import Planned
-
-if TYPE_CHECKING:
-    from aether_context.retrieval import Entry
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
 """ADK's own tools, which are never narrowed away."""
@@ -176,25 +173,12 @@ def call_of(
     )
 
 
-class Spoken(NamedTuple):
-    """What was said before the human message.
-
-    ``room`` are the most tokens for what is recalled of it, ``turns`` all that can be, none where there is no room.
-    ``loading`` are places in the history with what ``load_memory`` found.
-    """
-
-    room: int
-    turns: Sequence[Entry]
-    loading: Sequence[int]
-
-
 class ReadCall(NamedTuple):
     """A call with what its pack is built from.
 
     ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
     ``source.request.positions`` are places in it. ``epoch`` is as the session's state holds it. ``counter`` is the
-    identity of the token counter; ``spoken`` is None where nothing has asked for it yet; ``summary_cost`` is what a
-    model's summaries cost: requests and tokens.
+    identity of the token counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
     """
 
     call: Call
@@ -203,7 +187,6 @@ class ReadCall(NamedTuple):
     epoch: Epoch
     known: tuple[Known, ...]
     counter: str = ""
-    spoken: Spoken | None = None
     summary_cost: Mapping[str, int] = NOTHING
 
     def with_source(self, **changes: Any) -> ReadCall:

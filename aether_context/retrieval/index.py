@@ -93,9 +93,6 @@ class HybridIndex:
         rows = zip(ids, texts, times, speakers, strict=True)
         return cls((Entry(id=id, text=text, time=time, speaker=speaker) for id, text, time, speaker in rows), embedder)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def _pool(self, texts: Sequence[str], times: Sequence[float | None], threads: Sequence[int]) -> Pool:
         pool = Pool()
         pool.extend(list(map(terms.hashed, texts)), vectors_of(self._embedder, texts), times, threads)

@@ -83,17 +83,12 @@ class Recall:
         human, query = source.request.human, query_for(source)
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return read
-        spoken = read.spoken
-        if spoken is None:  # else an earlier look of this call has read it
-            events, mask = tuple(read.call.context.session.events), read.call.policy.mask
-            end, most_tokens = source.request.positions[human], source.window - source.kept_free
-            spoken = await asyncio.to_thread(read_spoken, read.history, events, end, most=most_tokens, mask=mask)
-            read = read._replace(spoken=spoken)
-        history = read.history
+        history, events, mask = read.history, tuple(read.call.context.session.events), read.call.policy.mask
+        end, most_tokens = source.request.positions[human], source.window - source.kept_free
+        spoken = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
         room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
-        entries = spoken.turns
-        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
-            entries = []
+        is_whole = all(int(entry.id.partition("#")[0]) in sent for entry in spoken.turns)
+        entries = () if is_whole else spoken.turns
         gone = [frozen(history[at], model) for at in spoken.loading if at not in sent]
         known = {candidate.id for candidate in source.candidates}
         memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.adk.call import Spoken
 from aether_context.conversation.quotes import said
 from aether_context.retrieval.ranking import room_for_turns
 
+if TYPE_CHECKING:
+    from aether_context.retrieval import Entry
+
 LOADER = "load_memory"
+
+
+class Spoken(NamedTuple):
+    """What was said before the human message.
+
+    ``room`` are the most tokens for what is recalled of it, ``turns`` all that can be, none where there is no room.
+    ``loading`` are places in the history with what ``load_memory`` found.
+    """
+
+    room: int
+    turns: Sequence[Entry]
+    loading: Sequence[int]
 
 
 def read_spoken(
