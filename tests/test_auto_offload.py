@@ -263,8 +263,8 @@ def test_extracts_that_are_too_many_for_the_window_keep_their_addresses_and_line
     answers = [dict(part.function_response.response) for part in talk.sent[-1].contents[-1].parts]
     uris = {record.uri for record in talk.store.evidence("shop", "ann", "s1")}
     assert len(uris) == 12
-    assert {answer["artifact"] for answer in answers} == uris
-    assert all(ROWS[0] in answer["extract"] for answer in answers)
+    assert {answer["artifact"].split(" ")[0] for answer in answers} == uris
+    assert all(any(row in answer["result"] for row in ROWS) for answer in answers)
     talk.replays()
 
 

@@ -341,9 +341,8 @@ def test_an_extract_of_objects_by_name_keeps_each_whole() -> None:
     chat.say("How many pieces are there of SKU-0077?")
     (response,) = [part.function_response for part in chat.sent[-1].contents[-1].parts or ()]
     assert response is not None
-    (line,) = [one for one in str(response.response["extract"]).splitlines() if "SKU-0077" in one]
-    assert '"pieces": 232' in line
-    assert '"price": 852' in line
+    row = response.response["SKU-0077"]
+    assert (row["pieces"], row["price"]) == (232, 852)
 
 
 @pytest.mark.parametrize("run", ["\n", "\r", "\t"])

@@ -145,7 +145,7 @@ def test_responses_larger_than_the_window_become_extracts():
     pack = build_pack(source(contents, 4_000), PackPolicy())
     assert pack.request_tokens <= 3_600
     assert [event.stage for event in pack.events] == ["emergency"]
-    assert "left out" in sent_text(pack)
+    assert "[… lines " in sent_text(pack)
     assert "line 0 of the file" in sent_text(pack)
     accounted(pack)
 

@@ -13,11 +13,10 @@ from scripted import Chat, big_file, call, inside, look_up
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation, Trimmed
 from aether_context.conversation.strategies import Epochs
-from aether_context.conversation.summary import recap
+from aether_context.conversation.summary import Summaries, recap
 from aether_context.pack import Content
 from aether_context.packing import build_pack
 from aether_context.policy import ConversationSettings
-from aether_context.text.compression import Summaries
 from aether_context.text.entities import is_entry
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter

@@ -15,11 +15,13 @@ from aether_context import PackPolicy
 from aether_context.canonical import canonical_json
 from aether_context.errors import PolicyError
 from aether_context.evidence import EvidenceRecord, evidence_key, offload, register_extractor, superseded
-from aether_context.evidence.extracts import sampled, show
-from aether_context.evidence.lines import kind_of, outlined, rendered, view_of
+from aether_context.evidence.lines import kind_of
 from aether_context.evidence.passages import Searcher, read_lines
+from aether_context.evidence.show import show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import decoded, read_json
+from aether_context.text.json_lines import outlined, rendered
+from aether_context.text.shorten import sampled, view_of
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("")
@@ -32,7 +34,7 @@ JSON_VALUES = st.recursive(
 
 
 def extract_of(text, query="", tokens=300):
-    return show(text, extract_tokens=tokens, whole_tokens=tokens, data_tokens=tokens, counter=COUNTER, query=query)
+    return show(text, extract_tokens=tokens, whole_tokens=tokens, data_tokens=tokens, counter=COUNTER, query=query)[0]
 
 
 def log(count, width=60):
@@ -115,8 +117,8 @@ def test_a_list_of_paths_or_records_may_be_as_long_as_a_table():
         "src/part{0}/config.py:{0}: value = {0}",
     ):
         text = "Found 40 matches:\n" + "\n".join(row.format(at) for at in range(40))
-        shown = show(text, extract_tokens=300, whole_tokens=400, data_tokens=3_000, counter=COUNTER)
-        assert (shown.kind, shown.is_whole) == ("list", True)
+        shown, kind = show(text, extract_tokens=300, whole_tokens=400, data_tokens=3_000, counter=COUNTER)
+        assert (kind, shown.is_whole) == ("list", True)
     for row in (
         "01/02/2025 10:00 step {0} took 3 ms",
         "either this or that in line {0}, and/or more of it",
@@ -138,7 +140,7 @@ def test_data_is_described_not_quoted():
     data = base64.b64encode(random.Random(1).randbytes(30_000)).decode()
     for text in (data, f"data:image/png;base64,{data}", "\0\ufffd" * 5_000):
         shown = extract_of(text)
-        assert shown.kind == "data"
+        assert kind_of(text) == "data"
         assert len(shown.text) < 100
     assert "image/png" in extract_of(f"data:image/png;base64,{data}").text
     assert kind_of("the quick brown fox jumps over the lazy dog " * 40) != "data"
@@ -396,12 +398,12 @@ def test_a_search_finds_words_as_they_stand_then_by_relevance():
     searcher = Searcher(view_of("\n".join(rows)))
     literal = searcher.search("payment", max_tokens=600, counter=COUNTER)
     assert (literal.how, literal.matches) == ("literal", 2)
-    assert rows[700] in "\n".join(one.text for one in literal.excerpts)
+    assert rows[700] in "\n".join(one.text for one in literal.passages)
     words = searcher.search("expired card refused", max_tokens=600, counter=COUNTER)
     assert words.how == "words"
-    assert rows[700] in words.excerpts[0].text
+    assert rows[700] in words.passages[0].text
     meant = searcher.search("why did the purchase with a credit card fail?", max_tokens=900, counter=COUNTER)
-    assert rows[700] in "\n".join(one.text for one in meant.excerpts)
+    assert rows[700] in "\n".join(one.text for one in meant.passages)
 
 
 def test_a_search_that_looks_like_a_pattern_is_literal():

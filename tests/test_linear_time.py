@@ -26,12 +26,14 @@ from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
 from aether_context.adk.request import reader, spoken
 from aether_context.adk.session import storable
+from aether_context.conversation import summary
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced
-from aether_context.evidence import extracts, lines, media, record
+from aether_context.evidence import lines, media, record
 from aether_context.evidence.offload import offload
 from aether_context.evidence.passages import Searcher
+from aether_context.evidence.show import show
 from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
 from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
@@ -41,7 +43,7 @@ from aether_context.retrieval.passages import passages
 from aether_context.state import read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
-from aether_context.text import compression, decoding, entities
+from aether_context.text import decoding, entities, shorten
 from aether_context.tokens import counter_for
 from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
 
@@ -329,14 +331,12 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "_tool": read_tool,
     "trimmed": lambda text: tools.trimmed(read_tool(text)),
     # shorter text
-    "extract": lambda text: compression.extract(text, max_tokens=300, counter=COUNTER, query=text[:300]),
-    "shorten": lambda text: compression.shorten(text, max_tokens=100, counter=COUNTER, query=text[:300]),
-    "summarize": lambda text: compression.summarize(
+    "shorten": lambda text: shorten.shorten(text, 300, counter=COUNTER, query=text[:300], names=True),
+    "shorten_line": lambda text: shorten.shorten_line(text, 100, counter=COUNTER, query=text[:300]),
+    "summarize": lambda text: summary.summarize(
         [content(text), content(text, role="model")], max_tokens=300, counter=COUNTER, earlier=text
     ),
-    "split_bullets": compression.split_bullets,
-    "lines_of": compression.lines_of,
-    "relevance": lambda text: compression.relevance(text.split("\n"), text),
+    "split_bullets": summary.split_bullets,
     "entities_of": lambda text: list(entities.entities_of(text)),
     "entity_table": lambda text: entities.entity_table(
         [content(text), content(text, "call"), content(text, "response")],
@@ -359,16 +359,16 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "read_json": decoding.read_json,
     "kind_of": lines.kind_of,
     "is_data": lines.is_data,
-    "view_of": lambda text: lines.view_of(text),
-    "show": lambda text: extracts.show(
+    "view_of": shorten.view_of,
+    "show": lambda text: show(
         text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
     ),
-    "sampled": lambda text: extracts.sampled(lines.view_of(text).lines, extracts.query_words(text[:2_000])),
-    "query_words": extracts.query_words,
+    "sampled": lambda text: shorten.sampled(shorten.view_of(text).lines, shorten.query_words(text[:2_000])),
+    "query_words": shorten.query_words,
     "offload": lambda text: offload(
         {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query="x"
     ),
-    "search an artifact": lambda text: Searcher(lines.view_of(text), embedder="none").search(
+    "search an artifact": lambda text: Searcher(shorten.view_of(text), embedder="none").search(
         text[:200], max_tokens=300, counter=COUNTER
     ),
     "media_in": lambda text: list(media.media_in({"mimeType": "image/png", "data": text, "b": f"data:{text}"})),

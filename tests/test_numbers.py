@@ -13,7 +13,7 @@ from scripted import Chat, call
 
 from aether_context import PackPolicy
 from aether_context.text.entities import entity_table, is_entry, mentions, parse
-from aether_context.text.leaves import leaves
+from aether_context.text.json_lines import leaves
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")

@@ -14,9 +14,9 @@ from writers import Writer, writer
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.adk.models.texts import ModelSummarizer
+from aether_context.conversation.summary import Summaries
 from aether_context.errors import PolicyError
 from aether_context.store.replay import Replayer
-from aether_context.text.compression import Summaries
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")

@@ -36,7 +36,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import BEGIN, END, attributed
-from aether_context.text.compression import summarize
+from aether_context.conversation.summary import summarize
 
 STRATEGIES: dict[str, Any] = {
     "epochs": ["epochs"],
@@ -346,7 +346,7 @@ def test_arguments_that_were_cut_are_still_a_call_with_its_signature_and_respons
     called, answered = solo.model.sent[-1].contents[-2:]
     assert called.parts[0].function_call.name == "save"
     assert called.parts[0].function_call.args["text"].startswith("word 7 word 7")
-    assert "left out" in called.parts[0].function_call.args["text"]
+    assert "[… line" in called.parts[0].function_call.args["text"]
     assert called.parts[0].thought_signature == b"signed"
     assert answered.parts[0].function_response.response == {"saved": True}
 

@@ -21,7 +21,7 @@ from scripted import Chat, look_up, new_store
 import aether_context
 from aether_context.adk import ContextPackPlugin
 
-LINES = 31_954
+LINES = 31_744
 """The number only goes down: a change that needs more lines says what went for it."""
 FILES = 57
 FUNCTIONS = 426

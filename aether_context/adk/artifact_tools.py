@@ -26,18 +26,19 @@ from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, strings
 from aether_context.errors import AetherContextError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
-from aether_context.evidence.lines import is_text, view_of
+from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.offload import data_of
 from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.text.entities import SCHEME
+from aether_context.text.shorten import view_of
 from aether_context.tokens import counter_for, family_of
 from aether_context.tokens.counters import SharedLRU
 
 if TYPE_CHECKING:
-    from aether_context.evidence.passages import Excerpt, Searcher
+    from aether_context.evidence.passages import Passage, Searcher
 
 logger = logging.getLogger("aether_context")
 
@@ -243,9 +244,7 @@ class ReadArtifact(_Reader):
 
         found = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
         answer: dict[str, Any] = {"lines": f"{_range(found)} of {total}", "text": found.text}
-        if found.is_cut:
-            answer["note"] = "the line goes on: search_artifact finds what is further in it"
-        elif found.stop < min(total, start - 1 + count):
+        if found.stop < min(total, start - 1 + count):
             answer["note"] = f"there was no room for more: go on with start_line={found.stop + 1}"
         return answer
 
@@ -277,10 +276,10 @@ class SearchArtifact(_Reader):
         room = self._room(context)
         found = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
         total = len(searcher.view.lines)
-        if not found.excerpts:
+        if not found.passages:
             return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
         return {
-            "found": [{"lines": _range(excerpt), "text": excerpt.text} for excerpt in found.excerpts],
+            "found": [{"lines": _range(passage), "text": passage.text} for passage in found.passages],
             "note": _NOTES[found.how].format(matches=found.matches, total=total),
         }
 
@@ -309,7 +308,7 @@ def names_evidence(content: types.Content) -> bool:
     return any(_OURS.search(text) for text in texts if SCHEME in text)
 
 
-def _range(found: Excerpt) -> str:
+def _range(found: Passage) -> str:
     return str(found.start + 1) if found.stop - found.start == 1 else f"{found.start + 1}-{found.stop}"
 
 

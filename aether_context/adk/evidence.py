@@ -49,11 +49,11 @@ from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_uri, offload
-from aether_context.evidence.extracts import tokens_of
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import data_of, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash
+from aether_context.evidence.show import tokens_of
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.store import PackStore

@@ -32,10 +32,10 @@ from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, short
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
-from aether_context.evidence.extracts import show, tokens_of
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.record import size_words
+from aether_context.evidence.show import show, tokens_of
 from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_of, current_step, knowledge, read_plan
 from aether_context.state.board import TaskBoard, change_plan
 from aether_context.store import PackStore
@@ -144,14 +144,14 @@ def _described(
     else:
         counter = counter_for("")
         most = _SUMMARY_TOKENS
-        shown = show(text, extract_tokens=most, whole_tokens=most, data_tokens=most, counter=counter, query=query)
-        usual, ending = MEDIA_TYPES[shown.kind]
+        shown, kind = show(text, extract_tokens=most, whole_tokens=most, data_tokens=most, counter=counter, query=query)
+        usual, ending = MEDIA_TYPES[kind]
         summary = f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text
         fields = {
             "lines": shown.total,
             "tokens": tokens_of(text, counter),
-            "media_type": named if is_text(named) and shown.kind != "data" else usual,
-            "form": "whole" if shown.is_whole else "described" if shown.kind == "data" else "extract",
+            "media_type": named if is_text(named) and kind != "data" else usual,
+            "form": "whole" if shown.is_whole else "described" if kind == "data" else "extract",
         }
     uri, size = evidence_uri(digest, ending), len(data)
     source = source[:_SOURCE_CHARACTERS]

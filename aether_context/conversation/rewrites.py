@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from aether_context.canonical import JSON, Path, canonical_json, hash_text, replaced, strings
+from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, PackedMessage, Part
-from aether_context.text.compression import extract, level, lines_of
 from aether_context.text.entities import SCHEME
-from aether_context.text.leaves import laid_out, parsed
+from aether_context.text.json_lines import PIECE, pieces
+from aether_context.text.shorten import level, shorten, view_of
 from aether_context.tokens.cache import PackCounter
 
 LEAST_EXTRACT = 48
 """Tokens under which a response is not shortened."""
-_DOMINANT, _LARGEST = 0.8, 0.5
 _LEAST_TEXT = 8
 """Tokens under which a text inside arguments is not cut."""
 _LEAST_LEFT = 4
@@ -79,16 +79,22 @@ def told(contents: Sequence[Content], max_tokens: int, query: str, counter: Pack
         return quoted_alone(quoting, max_tokens, query, counter)
     returned: dict[str, deque[str]] = defaultdict(deque)
     for part in (part for content in contents for part in content.responses):
-        returned[part.call_id or part.name].append(laid_out(json.loads(part.text)))
-    pieces: list[str] = []
+        returned[part.call_id or part.name].append("\n".join(view_of(part.text).lines))
+    texts_told: list[str] = []
     for part in (part for content in contents for part in content.parts if part.kind != "response"):
         texts = returned.get(part.call_id or part.name) if part.kind == "call" else None
         call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
-        pieces.append(f"{call}: {texts.popleft()}" if texts else call)
-    pieces += [text for texts in returned.values() for text in texts]
-    text = "\n".join("- " + "\n  ".join(lines_of(piece)) for piece in pieces)
-    chosen = extract(text, max_tokens=max(1, max_tokens - counter.count(_TOLD)), counter=counter, query=query)
+        texts_told.append(f"{call}: {texts.popleft()}" if texts else call)
+    texts_told += [text for texts in returned.values() for text in texts]
+    text = "\n".join("- " + indented(told_text) for told_text in texts_told)
+    chosen = shorten(text, max_tokens - counter.count(_TOLD), counter=counter, query=query).text
     return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])
+
+
+def indented(text: str) -> str:
+    """A text whose lines behind the first are indented, and so short that `shorten` cuts none of them in two: none of
+    what it leaves can stand for a header."""
+    return "\n  ".join(piece for line in text.split("\n") for piece in pieces(line, PIECE))
 
 
 _TOLD = "[Calls and what they returned, in one text, since they find no room one by one]"
@@ -100,28 +106,30 @@ def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter
     quote = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
     head = [raw.parts[0], text_part(requoted(raw.parts[quote.at], ""))]
     room = max(8, max_tokens - counter.content(content_of_parts(raw.role, head)))
-    chosen = extract(quote.text, max_tokens=room, counter=counter, query=query)
+    chosen = shorten(quote.text, room, counter=counter, query=query).text
     return _like(raw, [raw.parts[0], text_part(requoted(raw.parts[quote.at], chosen))])
 
 
-def shortened(raw: Content, ceiling: int, query: str, counter: PackCounter) -> Content:
-    """A content each of whose parts holds at most ``ceiling`` tokens, about: what is longer is an extract.
+def shorten_content(raw: Content, max_tokens: int, *, counter: PackCounter, query: str = "") -> Content:
+    """A content each of whose parts holds at most ``max_tokens`` tokens, about: what is longer is an extract.
 
     Calls keep their names and the keys of their arguments; media and parts of unknown kinds that are larger leave a
     note. Of another agent's turn only what is quoted is shortened.
     """
-    key = f"{raw.digest}:{raw.agent}:{ceiling}:{hash_text(query)}"
+    key = f"{raw.digest}:{raw.agent}:{max_tokens}:{hash_text(query)}"
     for part in raw.parts:
         counter.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
     content = counter.remembered(key)
     if content is None:
         parts = [
-            part if raw.agent and part.kind in ("text", "thought") else _shortened(part, ceiling, query, counter)
+            part
+            if raw.agent and part.kind in ("text", "thought")
+            else shorten_part(part, max_tokens, counter=counter, query=query)
             for part in raw.parts
         ]
         for quote in raw.quotes:
-            if counter.count(quote.text) > ceiling:
-                text = _text_within(quote.text, ceiling, query, counter)
+            if counter.count(quote.text) > max_tokens:
+                text = shorten(quote.text, max_tokens, counter=counter, query=query).text
                 parts[quote.at] = _with_text(parts[quote.at], requoted(parts[quote.at], text))
         content = _like(raw, parts)
         counter.remember(key, content)
@@ -141,7 +149,7 @@ def response_tokens(content: Content, counter: PackCounter) -> list[int]:
 
 
 def part_tokens(content: Content, counter: PackCounter) -> list[int]:
-    """Tokens of each part of a content that `shortened` can shorten, about."""
+    """Tokens of each part of a content that `shorten_content` can shorten, about."""
     # Parts that a host does not quote, such as code, come unchanged beside the quotes.
     parts = [part for part in content.parts if not content.agent or part.kind not in ("text", "thought")]
     texts = counter.count_all([part.text for part in parts])
@@ -149,122 +157,89 @@ def part_tokens(content: Content, counter: PackCounter) -> list[int]:
     return [*quoted, *(max(size, counter.media(part)) for size, part in zip(texts, parts, strict=True))]
 
 
-def _shortened(part: Part, ceiling: int, query: str, counter: PackCounter) -> Part:
-    large, media = counter.count(part.text) > ceiling, counter.media(part)
-    if not large and media <= ceiling:
+def shorten_part(part: Part, max_tokens: int, *, counter: PackCounter, query: str = "") -> Part:
+    """A part of at most ``max_tokens`` tokens, about."""
+    large, media = counter.count(part.text) > max_tokens, counter.media(part)
+    if not large and media <= max_tokens:
         return part
     if part.kind in ("text", "thought"):
-        return _with_text(part, _text_within(part.text, ceiling, query, counter))
+        return _with_text(part, shorten(part.text, max_tokens, counter=counter, query=query).text)
     wire: dict[str, Any] = json.loads(part.wire)
     if part.kind == "response":
         answer = wire["function_response"]
         if large:
-            answer["response"] = _extracted(answer.get("response"), ceiling, query, counter)
+            answer["response"] = _shorten_object(answer.get("response"), max_tokens, query, counter)
             part = replace(part, text=canonical_json(answer["response"]))
-        if media > ceiling:
+        if media > max_tokens:
             answer.pop("parts", None)
             part = replace(part, media_tokens=0, size_bytes=0)
         return replace(part, wire=canonical_json(wire))
     if part.kind == "call":
-        wire["function_call"]["args"] = clipped(wire["function_call"].get("args") or {}, ceiling, counter)
+        wire["function_call"]["args"] = _shorten_object(
+            wire["function_call"].get("args") or {}, max_tokens, query, counter
+        )
         return part_of(wire)
     for name in _CODE:
-        if name in wire and media <= ceiling:
-            shorter_part = part_of({**wire, name: clipped(wire[name], ceiling, counter)})
-            if counter.count(shorter_part.text) <= 2 * ceiling:
-                return shorter_part
+        if name in wire and media <= max_tokens:
+            shorter = _levelled(wire[name], max_tokens, query, counter)
+            if shorter is not None:
+                return part_of({**wire, name: shorter})
     tokens = max(media, counter.count(part.text))
     return text_part(f"[{part.mime_type or 'a part'} of {tokens} tokens is left out]")
 
 
 _CODE = ("executable_code", "code_execution_result", "tool_call", "tool_response")
 """Kinds of parts whose texts can be cut, by their field."""
+_NAMES = frozenset({"id", "name", "language", "outcome", "tool_type"})
+"""Keys whose texts are names that a provider reads, never cut."""
 
 
 def _with_text(part: Part, text: str) -> Part:
     return part_of({**json.loads(part.wire), "text": text})
 
 
-def _text_within(text: str, ceiling: int, query: str, counter: PackCounter) -> str:
-    """An extract of a text; where it is the text of a value, with records on lines of their own."""
-    value = parsed(text)
-    laid = text if value is None else laid_out(value)
-    return extract(laid, max_tokens=max(1, ceiling), counter=counter, query=query)
+def _levelled(value: JSON, max_tokens: int, query: str, counter: PackCounter) -> JSON:
+    """A JSON value of at most ``max_tokens`` tokens: its longest texts are shortened to one length, its keys stay.
 
-
-def clipped(value: JSON, ceiling: int, counter: PackCounter) -> JSON:
-    """A JSON object of about ``ceiling`` tokens: its longest texts end early and say so, its keys stay.
-
-    Where the keys alone are too much, the object becomes an extract under one key.
+    None where keys, numbers, names and addresses alone are too much.
     """
-    leaves = [(path, text) for path, text in strings(value) if path and path[-1] not in _NAMES]
-    sizes = counter.count_all([text for _, text in leaves])
-    room = ceiling - (counter.count(canonical_json(value)) - sum(sizes))
-    while room > _LEAST_LEFT * len(leaves):
+    texts = [
+        (path, text) for path, text in strings(value) if path and path[-1] not in _NAMES and not text.startswith(SCHEME)
+    ]
+    sizes = counter.count_all([canonical_json(text) for _, text in texts])
+    room = max_tokens - (counter.count(canonical_json(value)) - sum(sizes))
+    while room > _LEAST_LEFT * len(texts):
         most = max(_LEAST_TEXT, level(sizes, room))
-        clipped_value = _replaced_all(
-            value, [(path, _ended(text, size, most)) for (path, text), size in zip(leaves, sizes, strict=True)]
-        )
-        used = counter.count(canonical_json(clipped_value))
-        if used <= ceiling:
-            return clipped_value
-        room -= max(used - ceiling, 1 + room // 8)
-    extract_text = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=counter)
-    return {"left_out": extract_text} if isinstance(value, dict) and not _NAMES.intersection(value) else value
+        changed = value
+        for (path, text), size in zip(texts, sizes, strict=True):
+            if size > most:
+                changed = replaced(changed, path, shorten(text, most, counter=counter, query=query).text)
+        used = counter.count(canonical_json(changed))
+        if used <= max_tokens:
+            return changed
+        room -= max(used - max_tokens, 1 + room // 8)
+    return None
 
 
-_NAMES = frozenset({"id", "name", "language", "outcome", "tool_type"})
-"""Keys whose texts are names that a provider reads, never cut."""
-
-
-def _ended(text: str, size: int, most: int) -> str:
-    """The beginning of a text of ``size`` tokens, about ``most`` of them, and how much is missing."""
-    if size <= most:
-        return text
-    kept_characters = max(1, len(text) * max(1, most - _LEAST_TEXT) // size)
-    return f"{text[:kept_characters]}[… {len(text) - kept_characters} characters left out]"
-
-
-def _replaced_all(value: JSON, texts: Iterable[tuple[tuple[str | int, ...], str]]) -> JSON:
-    copy = json.loads(canonical_json(value))
-    for path, text in texts:
-        parent: Any = copy
-        for step in path[:-1]:
-            parent = parent[step]
-        parent[path[-1]] = text
-    return copy
-
-
-def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -> JSON:
-    """The response with its one dominant text reduced to an extract, or an extract of its JSON, a record a line.
+def _shorten_object(value: JSON, max_tokens: int, query: str, counter: PackCounter) -> JSON:
+    """A JSON object with its texts levelled, or lines of its JSON.
 
     The address under which all of it is kept stays for as long as it leaves room for more.
     """
-    response_json = canonical_json(response)
-    no_text: tuple[Path, str] = (), ""
-    path, longest = max(strings(response), key=lambda pair: (len(pair[1]), pair[0]), default=no_text)
-    share = len(longest) / len(response_json)
-    value = parsed(longest)
-    longest = longest if value is None else laid_out(value)
-    fields = response.items() if isinstance(response, dict) else ()
+    levelled = _levelled(value, max_tokens, query, counter)
+    if levelled is not None:
+        return levelled
+    fields = value.items() if isinstance(value, dict) else ()
     address = {name: item.split(" ")[0] for name, item in fields if isinstance(item, str) and item.startswith(SCHEME)}
-    if address and counter.count(canonical_json(address)) > ceiling - _LEAST_TEXT:
+    if address and counter.count(canonical_json(address)) > max_tokens - _LEAST_TEXT:
         address = {}
-    # A result with an address is kept whole elsewhere, so its longest text is worth more than its other fields.
-    bare: JSON = {"extract": "", **address}
-    source_text = longest if address and share >= _LARGEST else laid_out(response)
-    if path and share >= _DOMINANT:
-        text = longest
-    else:
-        response, path, text = bare, ("extract",), source_text
-    budget = ceiling
+    budget = max_tokens
     while True:
-        chosen = extract(text, max_tokens=max(1, budget), counter=counter, query=query)
-        result = replaced(response, path, chosen)
+        chosen: JSON = shorten(canonical_json(value), budget, counter=counter, query=query).text
+        with suppress(ValueError):
+            chosen = json.loads(chosen)
+        result = {**(chosen if isinstance(chosen, dict) else {"extract": chosen}), **address}
         used = counter.count(canonical_json(result))
-        if used <= ceiling or (budget <= 1 and path == ("extract",)):
+        if used <= max_tokens or budget <= 1:
             return result
-        if budget <= 1:
-            response, path, text, budget = bare, ("extract",), source_text, ceiling
-            continue
-        budget = max(1, min(budget - 1, budget * ceiling // used))
+        budget = max(1, min(budget - 1, budget * max_tokens // used))

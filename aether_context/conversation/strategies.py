@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.rewrites import LEAST_EXTRACT, query_of, response_tokens, shortened
+from aether_context.conversation.rewrites import LEAST_EXTRACT, query_of, response_tokens, shorten_content
 from aether_context.conversation.strategy import (
     Conversation,
     Removed,
@@ -20,7 +20,7 @@ from aether_context.conversation.summary import MOST_TOKENS
 from aether_context.conversation.turns import Unit, cut, is_human, protected, units
 from aether_context.pack import Anchor, Reason
 from aether_context.policy import ConversationSettings
-from aether_context.text.compression import level
+from aether_context.text.shorten import level
 
 RECAP_SHARE = 0.5
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
@@ -101,7 +101,9 @@ def cut_to(
         for at in leaving.shortened:
             if not responses(at):
                 continue
-            extract = shortened(conversation.raws[at], ceiling, query_of(conversation.raws, at), counter)
+            extract = shorten_content(
+                conversation.raws[at], ceiling, counter=counter, query=query_of(conversation.raws, at)
+            )
             replaced_by_index[at] = Replaced(index=at, content=extract, reason=cut_reason, ceiling=ceiling)
         room_for_summary = budget.ceiling - kept_tokens - frame_tokens
         # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.

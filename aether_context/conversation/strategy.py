@@ -16,10 +16,9 @@ from typing import NamedTuple, Protocol
 
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.summary import recap, summary_message
+from aether_context.conversation.summary import Summaries, recap, summary_message
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
-from aether_context.text.compression import Summaries
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.framing import framing_of

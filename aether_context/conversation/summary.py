@@ -8,13 +8,16 @@ part of it, so that the next cuts can add again.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
-from aether_context.canonical import strings
-from aether_context.pack import Content, Part
-from aether_context.text.compression import Counts, Summaries, split_bullets, summarize
+from aether_context.canonical import hash_json, strings
+from aether_context.pack import Content, Part, SummaryRequest
+from aether_context.text import Counts
 from aether_context.text.entities import calls_line, entity_table, is_entry, table_of
+from aether_context.text.shorten import level, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
 
@@ -150,3 +153,161 @@ def _values(text: str) -> str:
     return ", ".join(
         "; ".join(" ".join(line.split()) for line in value.splitlines() if line.strip()) for value in texts
     )
+
+
+# Summaries of a conversation: extractive ones, and those that a model writes.
+
+_USER = "- user: "
+_MISSING = "- messages left out: "
+_COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
+_SHARES_OF_A_MESSAGE = 3
+_AGENT_CHARACTERS = 300
+_OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
+"""First words of lines that are no agents' names: the roles in this conversation, and the titles of entity tables."""
+
+
+def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
+    """An extractive summary of removed contents: a bullet for each message, in their order, with its speaker.
+
+    Human messages are chosen first: the first of all, which says what the work is about, then the latest before older
+    ones. They are quoted verbatim, long ones shortened to sentences of theirs. Messages of the model and of other
+    agents follow while there is room, each cut to 300 characters. Empty where no bullet fits.
+
+    Args:
+        earlier: the summary of an earlier cut, whose bullets compete with the new ones.
+    """
+    earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
+    messages = [(content, words) for content in contents if not content.responses and (words := content.words.strip())]
+    by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
+    by_people += [content.role == "user" and not content.agent for content, _ in messages]
+    people_indices = [index for index, person in enumerate(by_people) if person]
+    agent_indices = [index for index, person in enumerate(by_people) if not person]
+
+    def bullet(index: int) -> str:
+        if index < len(earlier_bullets):
+            return earlier_bullets[index]
+        content, words = messages[index - len(earlier_bullets)]
+        if not by_people[index]:
+            line = " ".join(words[: 4 * _AGENT_CHARACTERS].split())
+            if len(line) < _AGENT_CHARACTERS < len(words):  # the text began with many blanks
+                line = " ".join(words.split(None, _AGENT_CHARACTERS))
+            return f"- {_speaker(content)}: {line[:_AGENT_CHARACTERS]}"
+        words = shorten_line(words, max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
+        return _USER + "\n  ".join(words.splitlines())
+
+    remaining = max_tokens - 12
+    chosen: dict[int, str] = {}
+    for index in (*people_indices[:1], *reversed(people_indices[1:]), *reversed(agent_indices)):
+        if remaining <= 0:
+            break
+        text = bullet(index)
+        # A word is at least a token, so that splitting shows more cheaply than counting that a bullet is too long.
+        if len(text.split(None, remaining)) <= remaining and (cost := counter.count(text) + 1) <= remaining:
+            chosen[index] = text
+            remaining -= cost
+    if not chosen:
+        return ""
+    missing = sum(int(count) for count in _COUNT.findall(earlier)) + len(by_people) - len(chosen)
+    return "\n".join([*(chosen[index] for index in sorted(chosen)), *([f"{_MISSING}{missing}"] if missing else [])])
+
+
+def split_bullets(text: str) -> list[str]:
+    """The bullets of a text, each with the lines that follow it."""
+    bullets: list[list[str]] = []
+    for line in text.splitlines():
+        if bullets and not line.startswith("- "):
+            bullets[-1].append(line)
+        else:
+            bullets.append([line])
+    return ["\n".join(lines) for lines in bullets]
+
+
+def _speaker(content: Content) -> str:
+    """The speaker of a content: its role, or the other agent whose turn it is."""
+    return _named(content.agent) if content.agent else content.role
+
+
+def _named(agent: str) -> str:
+    return f"agent {agent}" if agent in _OTHER_MEANING else agent
+
+
+_PROMPT_VERSION = 1
+_LEAST_WRITTEN = 8
+_MOST_CHARACTERS = 120_000
+
+
+class Summaries:
+    """The model's summaries for one build: those written already, and requests for those that are missing.
+
+    Args:
+        model: the model's name; empty where there is none, and nothing is requested.
+        written: summaries by the keys of earlier requests.
+    """
+
+    def __init__(self, model: str, written: Mapping[str, str]) -> None:
+        self._model, self._written = model, written
+        self._requests: dict[str, SummaryRequest] = {}
+
+    @property
+    def summary_requests(self) -> tuple[SummaryRequest, ...]:
+        """Requests for the summaries that were missing, in the order in which they were needed."""
+        return tuple(self._requests.values())
+
+    def line(self, kind: Literal["memory", "evidence"], text: str, *, max_tokens: int, query: str) -> str | None:
+        """A model's summary of a text as one line, None where there is none."""
+        summary = self._find(kind, text, max_tokens=max_tokens, query=query)
+        return " ".join(summary.split()) or None if summary is not None else None
+
+    def conversation(
+        self, contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = ""
+    ) -> str | None:
+        """A model's summary of removed contents, in bullets; None where there is none, or it is too long.
+
+        Args:
+            max_tokens: the most tokens; it also must not be longer than what it replaces.
+            earlier: the summary of an earlier cut, which the new one continues.
+        """
+        if not self._model:
+            return None
+        text = _transcript(contents)
+        written = self._find("conversation", text, max_tokens=max_tokens, earlier=earlier)
+        if written is None:
+            return None
+        lines = [line.strip().lstrip("-*•").strip() for line in written.splitlines()]
+        summary = "\n".join(f"- {line}" for line in lines if line)
+        limit = min(max_tokens, counter.count(text) + counter.count(earlier))
+        return summary if summary and counter.count(summary) <= limit else None
+
+    def _find(
+        self,
+        kind: Literal["memory", "evidence", "conversation"],
+        text: str,
+        *,
+        max_tokens: int,
+        query: str = "",
+        earlier: str = "",
+    ) -> str | None:
+        if not self._model or max_tokens < _LEAST_WRITTEN or not (text or earlier):
+            return None
+        text = text[:_MOST_CHARACTERS]
+        key = hash_json([_PROMPT_VERSION, self._model, kind, text, max_tokens, query, earlier])
+        if key not in self._written:
+            self._requests[key] = SummaryRequest(
+                key=key, kind=kind, text=text, max_tokens=max_tokens, query=query, earlier=earlier
+            )
+        return self._written.get(key)
+
+
+def _transcript(contents: Sequence[Content]) -> str:
+    """Contents as text for a summarizer, a line for each part; long parts are cut so that all have room."""
+    lines: list[tuple[str, str]] = []
+    for content in contents:
+        if content.words:
+            lines.append((f"{_speaker(content)}: ", content.words))
+        for part in (*content.calls, *content.responses):
+            lines.append((f"{part.kind} {part.name}: ", part.text))
+        for quote in content.quotes:
+            if quote.kind != "said":
+                lines.append((f"{_named(quote.agent)}'s {quote.kind} {quote.name}: ", quote.text))
+    ceiling = level([len(head) + len(text) + 1 for head, text in lines], _MOST_CHARACTERS)
+    return "\n".join(head + text[:ceiling] for head, text in lines)

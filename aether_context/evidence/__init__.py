@@ -1,8 +1,8 @@
 """Evidence: what tools and files gave, kept whole in the store, shown as extracts, and read back by lines."""
 
-from aether_context.evidence.extracts import Extractor, check_rules, register_extractor
 from aether_context.evidence.offload import ARTIFACT_KEY, Offloaded, offload
 from aether_context.evidence.record import EvidenceRecord, evidence_key, evidence_uri, superseded
+from aether_context.evidence.show import Extractor, check_rules, register_extractor
 
 __all__ = [
     "ARTIFACT_KEY",

@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
-from aether_context.evidence.extracts import RULES, Shown, extractor, show, tokens_of
-from aether_context.evidence.lines import MEDIA_TYPES, data_type, view_of
+from aether_context.evidence.lines import MEDIA_TYPES, data_type, kind_of
 from aether_context.evidence.record import READ, SEARCH, Form, evidence_uri, size_words
+from aether_context.evidence.show import RULES, extractor, show, tokens_of
 from aether_context.policy import OffloadSettings
+from aether_context.text.shorten import Excerpt, view_of
 from aether_context.tokens import TokenCounter
 
 ARTIFACT_KEY = "artifact"
@@ -83,7 +84,7 @@ def offload(
     if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
         return kept
     if rule in RULES:
-        shown = show(
+        shown, kind = show(
             text,
             extract_tokens=settings.extract_tokens,
             whole_tokens=0 if rule == "always" else settings.threshold_tokens,
@@ -94,9 +95,10 @@ def offload(
     else:
         chosen = extractor(rule)(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
         view = view_of(text)
-        shown = Shown(text=chosen, kind=view.kind, kept=0, total=len(view.lines))
-    media_type, ending = MEDIA_TYPES[shown.kind]
-    if shown.kind == "data":
+        shown = Excerpt(text=chosen, kept=0, total=len(view.lines))
+        kind = "json" if view.outline else kind_of(view.whole or text)
+    media_type, ending = MEDIA_TYPES[kind]
+    if kind == "data":
         media_type = data_type(text[:200])
     kept = kept._replace(uri=evidence_uri(digest, ending), media_type=media_type, lines=shown.total)
     value: JSON = shown.text
@@ -111,13 +113,13 @@ def offload(
     if not shown.is_whole:
         size = size_words(len(data))
         lines = f" has all {shown.total} lines ({size}): use {READ} or {SEARCH}"
-        changed[free_key(changed, ARTIFACT_KEY)] = kept.uri + (f" ({size})" if shown.kind == "data" else lines)
+        changed[free_key(changed, ARTIFACT_KEY)] = kept.uri + (f" ({size})" if kind == "data" else lines)
         if shown.names:
             changed[free_key(changed, _NAMES_KEY)] = shown.names
     used = tokens_of(canonical_json(changed), counter)
     if used > (1 - _LEAST_SAVING) * tokens:
         return kept
-    form: Form = "whole" if shown.is_whole else "described" if shown.kind == "data" else "extract"
+    form: Form = "whole" if shown.is_whole else "described" if kind == "data" else "extract"
     return kept._replace(response=changed, shown_tokens=used, form=form)
 
 

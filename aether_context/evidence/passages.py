@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aether_context.evidence.lines import View
-from aether_context.text.compression import Counts
+from aether_context.text import Counts
+from aether_context.text.shorten import View, beginning
 
 if TYPE_CHECKING:
     from aether_context.retrieval import HybridIndex
@@ -19,31 +19,31 @@ _MOST_HITS = 200
 _PASSAGE_LINES, _PASSAGE_CHARACTERS = 12, 800
 _MOST_PASSAGES = 1_000
 _RANKED = 6
+_LEAST_PASSAGE = 64
+"""Tokens under which no further passage is begun; a line hardly ever has more."""
 _WORD = re.compile(r"[^\W_][\w./@:-]{2,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excerpt:
-    """Lines of an output from ``start`` to before ``stop``, counted from 0. ``is_cut`` says that the last one is not
-    whole."""
+class Passage:
+    """Lines of an output from ``start`` to before ``stop``, counted from 0."""
 
     start: int
     stop: int
     text: str
-    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a search found: excerpts in the order of their worth, how they were found, and lines that match in all."""
+    """What a search found: passages in the order of their worth, how they were found, and lines that match in all."""
 
-    excerpts: tuple[Excerpt, ...]
+    passages: tuple[Passage, ...]
     how: str
     matches: int
 
 
-def read_lines(view: View, start: int, count: int, *, max_tokens: int, counter: Counts) -> Excerpt:
-    """As many of ``count`` lines from ``start`` on as the budget takes; of the first one a part, where that is long."""
+def read_lines(view: View, start: int, count: int, *, max_tokens: int, counter: Counts) -> Passage:
+    """As many of ``count`` lines from ``start`` on as the budget takes; of the first one at least the beginning."""
     stop = min(len(view.lines), start + count)
     left = max_tokens
     at = start
@@ -54,12 +54,8 @@ def read_lines(view: View, start: int, count: int, *, max_tokens: int, counter: 
         left -= cost
         at += 1
     if at > start or start >= stop:
-        return Excerpt(start=start, stop=at, text="\n".join(map(view.line, range(start, at))))
-    line = view.line(start)
-    width = min(len(line), max_tokens * 4)
-    while width > 1 and counter.count(line[:width]) > max_tokens:
-        width = width * 3 // 4
-    return Excerpt(start=start, stop=start + 1, text=line[: max(1, width)], is_cut=True)
+        return Passage(start=start, stop=at, text="\n".join(map(view.line, range(start, at))))
+    return Passage(start=start, stop=start + 1, text=beginning(view.line(start), max_tokens, counter))
 
 
 class Searcher:
@@ -78,7 +74,7 @@ class Searcher:
         self._embedder = embedder
 
     def search(self, query: str, *, max_tokens: int, counter: Counts) -> Findings:
-        """Excerpts that answer a query, as many as the budget takes.
+        """Passages that answer a query, as many as the budget takes.
 
         Lines with the query itself come first, upper and lower case alike, else those with all its words, else with
         most of them; a few lines around each are shown. Where no line has the query itself, passages by relevance
@@ -91,20 +87,18 @@ class Searcher:
         index = self._index if how != "literal" else None
         if index is not None:
             places += [self._passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
-        excerpts: list[Excerpt] = []
+        passages: list[Passage] = []
         shown: set[int] = set()
         left = max_tokens
         for begin, end in places:
             wanted = [at for at in range(begin, end) if at not in shown]
-            if not wanted or left < 8:
+            if not wanted or left < _LEAST_PASSAGE:
                 continue
             found = read_lines(self.view, wanted[0], wanted[-1] + 1 - wanted[0], max_tokens=left, counter=counter)
-            if found.is_cut and excerpts:
-                continue
             left -= counter.count(found.text) + 8
             shown.update(range(found.start, found.stop))
-            excerpts.append(found)
-        return Findings(excerpts=tuple(excerpts), how=how if matching else "ranked", matches=len(matching))
+            passages.append(found)
+        return Findings(passages=tuple(passages), how=how if matching else "ranked", matches=len(matching))
 
     def _matching(self, query: str) -> tuple[list[int], str]:
         """Lines with the query, or with the most of its words, and which of the two."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.rewrites import packed_message, query_of, shortened, told, words_before
+from aether_context.conversation.rewrites import packed_message, query_of, shorten_content, told, words_before
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, EpochReason, Outcome, Outgoing, PackedMessage, PackInput
@@ -118,7 +118,8 @@ def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[
             content, members = packed_message(raw, index, packed, counter)
             forms.append((content, "payload", members))
         elif (ceiling := epoch.extracts.get(draft.keys[index])) is not None:
-            forms.append((shortened(raw, ceiling, query_of(request.contents, index), counter), "extract", ()))
+            content = shorten_content(raw, ceiling, counter=counter, query=query_of(request.contents, index))
+            forms.append((content, "extract", ()))
         else:
             forms.append((raw, "verbatim", ()))
     counts = counter.contents([content for content, _, _ in forms])

@@ -29,20 +29,18 @@ from aether_context.conversation.rewrites import (
     query_of,
     quoted_alone,
     response_tokens,
-    shortened,
+    shorten_content,
     sizes_beside_text,
 )
 from aether_context.conversation.strategies import SUMMARIZE_TRIGGER, Epochs
 from aether_context.conversation.turns import protected
-from aether_context.evidence.extracts import unshown_names
 from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.carryover import tell
 from aether_context.packing.draft import Draft
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
-from aether_context.text.compression import extract, level
-from aether_context.text.entities import entities_of
+from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
 NET = "emergency"
@@ -315,8 +313,6 @@ _LEAST_REQUEST = 96
 _MOST_REQUEST = 0.77
 """The share of a request that finds no room whole, of what system instruction and declarations leave, where there are
 tools: the calls and their results have to stand beside it."""
-_NAMES_SHARE = 0.1
-"""The share of a request in part for the identifiers of what is left out."""
 _LEAST_QUOTE = 8
 _ROUNDS = 12
 _NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
@@ -415,7 +411,9 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
         item = items[at]
         most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
         stands_in = item.outcome == "placeholder"
-        content = shortened(item.content if stands_in else item.raw, most, query_of(raws, at), draft.counter)
+        content = shorten_content(
+            item.content if stands_in else item.raw, most, counter=draft.counter, query=query_of(raws, at)
+        )
         if content.digest != item.content.digest:
             outcome: Outcome = "placeholder" if stands_in else "extract"
             items[at] = item._replace(content=content, outcome=outcome, tokens=draft.counter.content(content))
@@ -534,12 +532,10 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
         sizes = counter.count_all([quote.text for quote in raw.quotes])
         left = room - (counter.count(raw.text) - sum(sizes))
         if left >= _LEAST_QUOTE * len(sizes):
-            return f"{note}\n{shortened(raw, level(sizes, left), '', counter).text}"
+            return f"{note}\n{shorten_content(raw, level(sizes, left), counter=counter).text}"
         return f"{note}\n{quoted_alone(raw, room, '', counter).text}"
-    for_names = int(_NAMES_SHARE * room)
-    shown = extract(raw.text, max_tokens=max(8, room - for_names), counter=counter)
-    names = unshown_names(entities_of(raw.text), shown, max_tokens=for_names, count_all=counter.count_all)
-    return f"{note[:-1]}; it names {names}]\n{shown}" if names else f"{note}\n{shown}"
+    found = shorten(raw.text, max(8, room), counter=counter, names=True)
+    return f"{note[:-1]}; it names {found.names}]\n{found.text}" if found.names else f"{note}\n{found.text}"
 
 
 def _least_request(raw: Content, counter: PackCounter) -> int:

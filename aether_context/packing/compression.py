@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from aether_context.conversation.summary import Summaries
 from aether_context.errors import StepTooLarge
 from aether_context.pack import (
     RECALLED,
@@ -27,7 +28,7 @@ from aether_context.packing.selection import render_line, signals, wanted
 from aether_context.packing.tools import trimmed
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import rank
-from aether_context.text.compression import Summaries, level, shorten
+from aether_context.text.shorten import level, shorten_line
 from aether_context.tokens.cache import PackCounter
 
 # Rungs three and four: what is always sent becomes shorter where it leaves others too little.
@@ -134,7 +135,7 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
 
     most = min(ceiling(over, _LEAST_LINE), ceiling(lacking, _BRIEF_LINE))
     short = [
-        shorten(text, max_tokens=most, counter=counter) if size > most else text
+        shorten_line(text, most, counter=counter) if size > most else text
         for text, size in zip(texts, sizes, strict=True)
     ]
     changes: dict[str, Any] = dict(zip(names, short, strict=False))
@@ -336,7 +337,7 @@ def _extracted(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     """A candidate of at most ``ceiling`` tokens in sentences of its own; itself where not a word fits."""
     room = max(1, ceiling - _overhead(candidate, draft.counter))
     while room > 0:
-        text = shorten(candidate.text, max_tokens=room, counter=draft.counter, query=draft.query)
+        text = shorten_line(candidate.text, room, counter=draft.counter, query=draft.query)
         extracted = _reworded(candidate, text, draft.counter)
         if extracted.tokens <= ceiling:
             return extracted

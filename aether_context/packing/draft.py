@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from aether_context.canonical import JSON
 from aether_context.conversation import Budget
 from aether_context.conversation.strategy import summary_tokens
+from aether_context.conversation.summary import Summaries
 from aether_context.errors import StepTooLarge
 from aether_context.pack import (
     Act,
@@ -32,7 +33,6 @@ from aether_context.packing import payload
 from aether_context.packing.allocation import slack_tokens
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Found
-from aether_context.text.compression import Summaries
 from aether_context.tokens.cache import PackCounter
 
 _NET_BYTES_PER_TOKEN = 3.6

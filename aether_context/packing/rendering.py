@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from aether_context.canonical import hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
-from aether_context.conversation.rewrites import packed_message
+from aether_context.conversation.rewrites import indented, packed_message
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
@@ -42,7 +42,7 @@ from aether_context.packing.allocation import spend
 from aether_context.packing.carryover import plan_digest
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
-from aether_context.text.compression import extract, lines_of
+from aether_context.text.shorten import shorten
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
 
@@ -281,8 +281,8 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
 
     def cut(text: str, tokens: int) -> str:
         # Pieces of a long line are indented, too: none of them can stand for a header.
-        fenced = "\n".join("\n  ".join(lines_of(line)) for line in text.rstrip().split("\n"))
-        return f"{extract(fenced, max_tokens=tokens, counter=counter)}\n"
+        fenced = "\n".join(map(indented, text.rstrip().split("\n")))
+        return f"{shorten(fenced, tokens, counter=counter).text}\n"
 
     checklist = rendered.after.removesuffix(request)
     room = ceiling - counter.count(checklist)

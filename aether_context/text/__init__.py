@@ -1,1 +1,14 @@
-"""Text made shorter, taken apart and read leniently: extracts, entities, spellings."""
+"""Text made shorter, taken apart and read leniently: excerpts, entities, JSON in lines, spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Counts(Protocol):
+    """Counts the tokens of texts."""
+
+    def count(self, text: str) -> int: ...
+
+    def count_all(self, texts: Sequence[str]) -> list[int]: ...

@@ -6,7 +6,7 @@ results; within each rank the latest mention comes first. In another agent's tur
 agent's calls, words and results. The address of a result that was kept whole has the first rank and is listed with the
 tool's name, so that the result can still be read.
 
-A number is listed with its key and the record it belongs to, as `aether_context.text.leaves` finds them, in a text with
+A number is listed with its key and the record it belongs to, as `text.json_lines` finds them, in a text with
 the label before it, or with the words before it. Where no record is known for a key, its number is listed only while
 the key has a single one.
 """
@@ -23,14 +23,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.pack import Content
-from aether_context.text.compression import Counts
-from aether_context.text.leaves import (
+from aether_context.text import Counts
+from aether_context.text.json_lines import (
     NUMBER,
     is_id,
     is_label,
     is_number,
     leaves,
-    parsed,
     read,
 )
 
@@ -300,7 +299,7 @@ def _words_before(line: str, start: int) -> str:
 
 
 def _value(text: str) -> JSON:
-    value = parsed(text)
+    value = read(text)
     return text if value is None else value
 
 

@@ -1,4 +1,8 @@
-"""The scalar values (leaves) of JSON, each number with its key and the record that it belongs to.
+"""JSON in lines, and the scalar values (leaves) of JSON, each number with its key and the record that it belongs to.
+
+JSON has a line for each value that is short enough, and tables for uniform rows. A line belongs to the object or array
+that it stands in; what is chosen of the lines is written with every object and array around it, and with a note in the
+place of what is missing, so that the result is JSON, whatever was chosen.
 
 ``total: 19.5`` is a fact only with the order whose total it is. A record is an object that one of its fields names: an
 id, else a text that looks like one, else a name. The records of a list are named by a field that differs in all of
@@ -9,95 +13,159 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from aether_context.canonical import JSON, canonical_json
+from aether_context.canonical import JSON
 from aether_context.text.decoding import decoded, read_json, read_python
 
 _MOST_CHARACTERS = 400_000
-
-# JSON values as lines, so that code that chooses lines chooses whole records.
-
-_WIDEST, _NARROW = 1_500, 120
-"""Most characters of a record, and of another value, that is written on one line."""
-_LONG_TEXT = 200
 _DEEPEST = 40
-_LEAST_RECORDS = 3
 
-
-def laid_out(value: JSON) -> str:
-    """A JSON value in lines: one for each entry of a list, or of an object of objects, or field of a larger object.
-
-    In a record of more than 1,500 characters long texts are shortened; one that is still longer takes several lines.
-    """
-    return "\n".join(_lines(value, 0, False))
-
-
-def _lines(value: JSON, depth: int, is_entry: bool) -> list[str]:
-    indent = " " * depth
-    text = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, (dict, list)) or len(text) <= (_WIDEST if is_entry else _NARROW) or depth > _DEEPEST:
-        return [indent + text]
-    if is_entry and isinstance(value, dict):
-        brief = json.dumps(_brief(value), ensure_ascii=False)
-        if len(brief) <= _WIDEST:
-            return [indent + brief]
-    if isinstance(value, list):
-        return [f"{indent}[", *(line for item in value for line in _lines(item, depth + 1, True)), f"{indent}]"]
-    lines: list[str] = []
-    are_records = len(value) >= _LEAST_RECORDS and all(isinstance(item, dict) for item in value.values())
-    for key, item in value.items():
-        first_line, *other_lines = _lines(item, depth + 1, are_records)
-        lines += [f"{indent} {json.dumps(key, ensure_ascii=False)}: {first_line.lstrip()}", *other_lines]
-    return [f"{indent}{{", *lines, f"{indent}}}"]
-
-
-def _brief(value: JSON) -> JSON:
-    """A value with its long texts shortened, and a note in each of how much is left out."""
-    if isinstance(value, dict):
-        return {key: _brief(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_brief(item) for item in value]
-    if isinstance(value, str) and len(value) > _LONG_TEXT:
-        return f"{value[:_LONG_TEXT]}[… {len(value) - _LONG_TEXT} characters left out]"
-    return value
-
-
-def parsed(text: str) -> JSON:
-    """The object or list in a text, in JSON or in Python notation; None where it is neither.
-
-    Texts of more than 400,000 characters are not read.
-    """
-    text = text.strip()
-    if len(text) > _MOST_CHARACTERS or not text.startswith(("{", "[")) or not text.endswith(("}", "]")):
-        return None
-    try:
-        value: JSON = json.loads(text)
-    except (ValueError, RecursionError):
-        value = read_python(text)
-    try:
-        canonical_json(value)
-    except (ValueError, RecursionError):
-        return None
-    return value
+# Texts that are JSON.
 
 
 def read(text: str) -> JSON:
-    """The object or list in a text, with numbers as texts of their digits; None where it is neither.
+    """The object or list in a text, in JSON or in Python notation; None where it is neither.
 
-    A text that was cut off is read where most of it can be.
+    Numbers of JSON are texts of their digits. A text that was cut off is read where most of it can be. Texts of more
+    than 400,000 characters are not read.
     """
     text = text.strip()
     is_complete = text.endswith(("}", "]"))
     if len(text) > _MOST_CHARACTERS or not text.startswith(("{", "[")) or not (is_complete or _JSON_START.match(text)):
         return None
     # A number at the cut may have lost digits.
-    parsed_json = read_json(text if is_complete else text.rstrip("0123456789.+-eE"), as_written=True)
-    if parsed_json is None or (not parsed_json[1] and (is_complete or 3 * len(json.dumps(parsed_json[0])) < len(text))):
-        return parsed(text)
-    return parsed_json[0]
+    found = read_json(text if is_complete else text.rstrip("0123456789.+-eE"), as_written=True)
+    if found is None or (not found[1] and (is_complete or 3 * len(json.dumps(found[0])) < len(text))):
+        return read_python(text) if is_complete else None
+    return found[0]
+
+
+# JSON in lines.
+
+LONGEST, PIECE = 240, 200
+"""Characters of the longest line of an output, and of a piece of a longer one."""
+_LONG_TEXT = 400
+_MOST_COLUMNS = 40
+LEAST_ROWS = 3
+
+
+class Line(NamedTuple):
+    """A line of an outline. ``parent`` is the index of the line that opens what it stands in, -1 at the top.
+
+    ``end`` is, for a line that opens something, the index of the one that closes it.
+    """
+
+    text: str
+    role: Literal["value", "open", "close"]
+    parent: int
+    key: str | None = None
+    end: int = -1
+
+
+def outlined(value: JSON) -> list[Line]:
+    """The lines of a value.
+
+    An array of objects with the same keys becomes ``{"columns": […], "rows": [[…], …]}``; a text of more than 400
+    characters becomes an array of its lines, long ones in pieces.
+    """
+    lines: list[Line] = []
+    _add(lines, value, None, -1, 0)
+    return lines
+
+
+def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: int) -> None:
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        value = [piece for line in value.split("\n") for piece in pieces(line, LONGEST)]
+    whole = compact(value)
+    if not isinstance(value, (dict, list)) or depth > _DEEPEST or len(whole) <= LONGEST:
+        lines.append(Line(whole, "value", parent, key))
+        return
+    value = _as_table(value) or value
+    at = len(lines)
+    opening, ending = "{}" if isinstance(value, dict) else "[]"
+    lines.append(Line(opening, "open", parent, key))
+    for name, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
+        _add(lines, item, name, at, depth + 1)
+    lines.append(Line(ending, "close", at))
+    lines[at] = Line(opening, "open", parent, key, len(lines) - 1)
+
+
+def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
+    """The JSON of chosen lines, each on a line of its own, with notes of what is missing."""
+    kept: set[int] = set()  # the chosen lines, and those that open and close what they stand in
+    for at in chosen:
+        at = lines[at].parent if lines[at].role == "close" else at
+        while at >= 0 and at not in kept:
+            kept.update((at, lines[at].end) if lines[at].end >= 0 else (at,))
+            at = lines[at].parent
+    out: list[str] = []
+
+    def write(text: str, key: str | None, closes: bool) -> None:
+        if out and not closes and out[-1] not in ("{", "[") and not out[-1].endswith((":{", ":[")):
+            out[-1] += ","
+        out.append(text if key is None else f"{json.dumps(key, ensure_ascii=False)}:{text}")
+
+    following = 0
+    for at in (*sorted(kept), len(lines)):
+        if at > following:
+            parent = lines[following].parent
+            named = parent >= 0 and lines[parent].text == "{"
+            write(f'"… {span(following, at)} …"', f"…{following + 1}" if named else None, False)
+        if at < len(lines):
+            write(lines[at].text, lines[at].key, lines[at].role == "close")
+        following = at + 1
+    return "\n".join(out)
+
+
+def span(start: int, stop: int) -> str:
+    """Words for lines by their numbers from 1: ``line 3``, ``lines 3-7``."""
+    return f"line {start + 1}" if stop - start == 1 else f"lines {start + 1}-{stop}"
+
+
+def pieces(line: str, width: int) -> list[str]:
+    """A line in pieces of at most ``width`` characters, cut at spaces where there are any."""
+    found: list[str] = []
+    start = 0
+    while len(line) - start > width:
+        cut = line.rfind(" ", start + width // 2, start + width) + 1 or start + width
+        found.append(line[start:cut])
+        start = cut
+    return [*found, line[start:]]
+
+
+def tabled(value: JSON, depth: int = 0) -> JSON:
+    """A value with every array of uniform objects as columns and rows."""
+    if not isinstance(value, (dict, list)) or depth > _DEEPEST:
+        return value
+    if (table := _as_table(value)) is not None:
+        return table
+    if isinstance(value, dict):
+        return {name: tabled(item, depth + 1) for name, item in value.items()}
+    return [tabled(item, depth + 1) for item in value]
+
+
+def compact(value: JSON) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _as_table(value: JSON) -> dict[str, JSON] | None:
+    """An array of objects that have the same keys and flat values, as columns and rows."""
+    if not isinstance(value, list) or len(value) < LEAST_ROWS or not isinstance(value[0], dict):
+        return None
+    columns: list[JSON] = list(value[0])
+    rows: list[JSON] = []
+    if not 1 < len(columns) <= _MOST_COLUMNS:
+        return None
+    for row in value:
+        if not isinstance(row, dict) or row.keys() != value[0].keys():
+            return None
+        if any(isinstance(item, (dict, list)) for item in row.values()):
+            return None
+        rows.append([row[str(name)] for name in columns])
+    return {"columns": columns, "rows": rows}
 
 
 # Scalars with the records that they belong to.

@@ -1,0 +1,105 @@
+"""What is shown of a tool's output: all of it or an excerpt, by the package or by extractors from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from aether_context.errors import PolicyError, near_names
+from aether_context.evidence.lines import Kind, data_type, kind_of
+from aether_context.text import Counts
+from aether_context.text.shorten import Excerpt, shorten, tokens_per_character, view_of
+from aether_context.tokens import TokenCounter
+
+# Extractors from outside, by name.
+
+RULES = ("never", "threshold", "always")
+"""What a policy can say of a tool without an extractor."""
+
+
+class Extractor(Protocol):
+    """Chooses what is shown of a long output.
+
+    Equal arguments have to give equal texts. What it gives should be the output's own lines.
+    """
+
+    def __call__(self, text: str, *, max_tokens: int, counter: Counts, query: str) -> str: ...
+
+
+_EXTRACTORS: dict[str, Extractor] = {}
+
+
+def register_extractor(name: str, extractor: Extractor) -> None:
+    """Makes an extractor known to policies under a name.
+
+    Raises:
+        PolicyError: the name is one of a rule's.
+    """
+    if name in RULES:
+        raise PolicyError(f"{name!r} is a rule: give the extractor another name", field="offload.tools")
+    _EXTRACTORS[name] = extractor
+
+
+def extractor(name: str) -> Extractor:
+    """The extractor of a name.
+
+    Raises:
+        PolicyError: there is none.
+    """
+    if name not in _EXTRACTORS:
+        known = (*RULES, *sorted(_EXTRACTORS))
+        hint = near_names(name, known)
+        raise PolicyError(
+            f"offload.tools: {name!r} is neither a rule nor a registered extractor: {hint}", field="offload"
+        )
+    return _EXTRACTORS[name]
+
+
+def check_rules(names: Collection[str]) -> None:
+    """Checks that every rule is one.
+
+    Raises:
+        PolicyError: one is not.
+    """
+    for name in names:
+        if name not in RULES:
+            extractor(name)
+
+
+# What is shown of an output.
+
+_COUNTED = 20_000
+_PROSE = 100
+
+
+def show(
+    text: str, *, extract_tokens: int, whole_tokens: int, data_tokens: int, counter: TokenCounter, query: str = ""
+) -> tuple[Excerpt, Kind]:
+    """An output as a model is to read it, whole where it is short enough without its envelope, and its kind.
+
+    Args:
+        extract_tokens: ceiling of an extract, notes included.
+        whole_tokens: tokens up to which an output stays whole.
+        data_tokens: the same for tables and lists, and for JSON that is not mostly prose.
+        query: what the agent is after: the request and the arguments of the call.
+    """
+    view = view_of(text)
+    whole = view.whole or text
+    kind = "json" if view.outline else kind_of(whole)
+    if kind == "data":
+        described = f"[{data_type(text[:200])}, {len(text)} characters of encoded data]"
+        return Excerpt(text=described, kept=0, total=text.count("\n") + 1), kind
+    # Of rows and of the values of JSON any one may be needed, unlike of the prose in it.
+    prose = sum(len(line.text) for line in view.outline if line.text.startswith('"') and len(line.text) > _PROSE)
+    is_data = kind in ("table", "list", "json") and prose * 2 <= sum(len(line.text) for line in view.outline)
+    if tokens_of(whole, counter) <= (max(whole_tokens, data_tokens) if is_data else whole_tokens):
+        total = len(view.lines)
+        return Excerpt(text=whole, kept=total, total=total, ends_early=view.ends_early), kind
+    return shorten(view, extract_tokens, counter=counter, query=query, names=True), kind
+
+
+def tokens_of(text: str, counter: TokenCounter) -> int:
+    """The tokens of a text; those of a long one by samples of its beginning, its middle and its end."""
+    if len(text) <= _COUNTED:
+        return counter.count(text)
+    return round(tokens_per_character(text, counter) * len(text))

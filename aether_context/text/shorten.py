@@ -1,0 +1,415 @@
+"""Shortens texts without paraphrasing: to lines of their own, or to sentences on one line."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nsmallest
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+from aether_context.text import Counts
+from aether_context.text.decoding import decoded, printable, read_json
+from aether_context.text.entities import entities_of
+from aether_context.text.json_lines import (
+    LONGEST,
+    PIECE,
+    Line,
+    compact,
+    outlined,
+    pieces,
+    rendered,
+    span,
+    tabled,
+)
+
+# The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
+
+_MOST_DECODED, _MOST_JSON = 40_000, 1_000_000
+"""Characters of the longest text that is decoded, and of the longest JSON that is read; others are shown in their own
+lines."""
+
+
+class View(NamedTuple):
+    """A text in lines, numbered from 1. ``outline`` holds them where they are JSON, ``whole`` the shortest text that
+    says the same; it is empty where that is the text itself. ``ends_early`` says that the JSON was cut off before it
+    came here."""
+
+    lines: Sequence[str]
+    outline: Sequence[Line] = ()
+    whole: str = ""
+    ends_early: bool = False
+
+    def line(self, at: int) -> str:
+        """A line as it is shown; the first one is 0."""
+        return printable(self.lines[at])
+
+
+def view_of(text: str) -> View:
+    """A text in lines: those of the JSON or the text that it holds, long ones in pieces."""
+    is_long = len(text) > _MOST_DECODED
+    inside = text if is_long else decoded(text)
+    found = read_json(inside) if len(text) <= _MOST_JSON else None
+    if found is None:
+        lines = [
+            piece for line in inside.split("\n") for piece in (pieces(line, PIECE) if len(line) > LONGEST else [line])
+        ]
+        return View(lines=lines, whole=inside if inside != text else "")
+    value, is_complete = found
+    outline = outlined(value)
+    whole = "" if is_long else min(compact(value), compact(tabled(value)), key=len)
+    return View(
+        lines=rendered(outline, range(len(outline))).split("\n"),
+        outline=outline,
+        whole=whole if len(whole) < len(text) else "",
+        ends_early=not is_complete,
+    )
+
+
+# An excerpt: lines chosen for what an agent needs next, and notes of what is missing.
+
+_SAMPLED = 9_000
+_NOTE_TOKENS = 8.0
+_NAMES_SHARE = 0.35
+
+
+class Excerpt(NamedTuple):
+    """What is shown of a text. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing.
+
+    ``names`` are identifiers and numbers in lines that do not. ``ends_early`` says that the text is JSON that was cut
+    off before it came here.
+    """
+
+    text: str
+    kept: int
+    total: int
+    names: str = ""
+    ends_early: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kept == self.total
+
+
+def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = "", names: bool = False) -> Excerpt:
+    """A text in lines of its own, within a budget; unchanged where it fits.
+
+    Lines with errors, lines with the query's rare words, and lines that are dense with names and numbers take a share
+    of the budget each, the head and the tail the rest. JSON stays JSON. A long text is searched but not read line by
+    line. Where not one line fits, it is the beginning of the best.
+
+    Args:
+        text: a text, or its lines where these are known; then it is not asked whether all of it fits.
+        max_tokens: the most tokens of the result, notes and names included.
+        query: what the agent is after.
+        names: whether a third of the budget names what stands in other lines.
+    """
+    if isinstance(text, str):
+        if counter.count(text) <= max_tokens:
+            size = text.count("\n") + 1
+            return Excerpt(text=text, kept=size, total=size)
+        view = view_of(text)
+        lines, places, total = _renumbered(view.lines)
+        if view.whole and counter.count(view.whole) <= max_tokens:
+            return Excerpt(text=view.whole, kept=total, total=total, ends_early=view.ends_early)
+    else:
+        view = text
+        lines, places, total = view.lines, range(len(view.lines)), len(view.lines)
+    words = query_words(query)
+    numbers = sampled(lines, [*_ERROR_WORDS, *words])
+    texts = [printable(lines[number]) for number in numbers]
+    per_character = tokens_per_character("\n".join(texts), counter)
+    cost = [len(text) * per_character + 1 for text in texts]
+    mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
+    dense = _dense(mentioned, cost)
+    # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
+    rankings = [(0.15, _errors(texts)), (0.3, _most_relevant(texts, query)), (0.3, dense)]
+    if view.outline and len(numbers) < total:
+        # The first and the last one of many records say what they hold.
+        parents = [view.outline[number].parent for number in numbers]
+        ((parent, _),) = Counter(parents).most_common(1)
+        records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in ("]", "}")]
+        rankings[2:2] = [(0.0, [at]) for at in (records[0], records[-1])]
+
+    def written(chosen: set[int]) -> str:
+        if view.outline:
+            return rendered(view.outline, {numbers[at] for at in chosen})
+        return _with_gaps(texts, [places[number] for number in numbers], total, chosen)
+
+    found = _fitting(
+        lambda budget: _pick(cost, rankings, budget),
+        written,
+        max_tokens=int(max_tokens * (1 - _NAMES_SHARE)) if names else max_tokens,
+        counter=counter,
+    )
+    if found is not None:
+        shown, chosen = found
+    else:
+        best = next((ranked[0] for _, ranked in rankings if ranked), 0)
+        shown, chosen = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
+    unshown = ""
+    if names:
+        left_out = (name for at, entities in enumerate(mentioned) if at not in chosen for name in entities)
+        unshown = _unshown_names(left_out, shown, max_tokens - counter.count(shown), counter)
+    return Excerpt(text=shown, kept=len(chosen), total=total, names=unshown, ends_early=view.ends_early)
+
+
+def tokens_per_character(text: str, counter: Counts) -> float:
+    """Tokens for each character of a text; of a long one by samples of its beginning, its middle and its end."""
+    size = _SAMPLED // 3
+    middle = len(text) // 2
+    samples = (text[:size], text[middle : middle + size], text[-size:]) if len(text) > _SAMPLED else (text,)
+    return sum(counter.count_all(samples)) / max(1, sum(map(len, samples)))
+
+
+def beginning(text: str, max_tokens: int, counter: Counts) -> str:
+    """The beginning of a text that is too long, with an ellipsis behind it; at least a character of it."""
+    length = min(len(text), 8 * max(1, max_tokens))
+    while length > 1 and counter.count(f"{text[:length]}…") > max_tokens:
+        length = length * 9 // 10
+    return f"{text[:length]}…"
+
+
+def level(sizes: Sequence[int], limit: int) -> int:
+    """The largest ceiling at which sizes that are cut down to it sum to at most ``limit``."""
+    remaining = limit
+    for position, size in enumerate(sorted(sizes)):
+        share = remaining // (len(sizes) - position)
+        if size > share:
+            return max(0, share)
+        remaining -= size
+    return max(sizes, default=0)
+
+
+# Sentences on one line.
+
+_SENTENCE = re.compile(r"(?<=[.!?;。！？])\s*|\n+")
+
+
+def shorten_line(text: str, max_tokens: int, *, counter: Counts, query: str = "") -> str:
+    """A text's most relevant sentences, in their order, with an ellipsis for each gap; unchanged where it fits.
+
+    Where no sentence fits, it is the beginning of the best one.
+    """
+    tokens = counter.count(text)
+    if tokens <= max_tokens:
+        return text
+    sentences = [found for sentence in _SENTENCE.split(text) if (found := sentence.strip())] or [text]
+    scores = _relevance(sentences, query)
+    ranked = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
+    cost = [len(sentence) * tokens / len(text) for sentence in sentences]
+
+    def choose(budget: float) -> set[int]:
+        chosen: set[int] = set()
+        for at in ranked:
+            if budget < 1:
+                break
+            if cost[at] <= budget:
+                chosen.add(at)
+                budget -= cost[at]
+        return chosen
+
+    def written(chosen: set[int]) -> str:
+        joined, previous = "", -1
+        for at in sorted(chosen):
+            joined += ("" if not at else " " if at == previous + 1 else " … ") + sentences[at]
+            previous = at
+        return joined.lstrip() + (" …" if previous < len(sentences) - 1 else "")
+
+    found = _fitting(choose, written, max_tokens=max_tokens, counter=counter)
+    return found[0] if found is not None else beginning(sentences[ranked[0]], max_tokens, counter)
+
+
+# The lines of a long text that are worth a look, found without reading all of it line by line.
+
+_READ_WHOLE, _HEAD_CHARACTERS, _TAIL_CHARACTERS = 40_000, 12_000, 4_000
+_MOST_WORDS, _MOST_QUERY_WORDS = 12, 200
+_HITS_A_WORD, _LINES_A_HIT = 4, 5
+_QUERY_WORD = re.compile(r"[\w./@-]{4,60}")
+_ERROR_WORDS = ("ERROR", "Traceback", "FATAL", "FAILED", "Error:", "Exception")
+
+
+def sampled(lines: Sequence[str], words: Iterable[str]) -> list[int]:
+    """The places of the head, the tail, and of lines with the first and the last places of words; all of a short text.
+
+    Args:
+        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. The lines
+            after each place come with it.
+    """
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+    total = len(lines)
+    if starts[-1] <= _READ_WHOLE:
+        return list(range(total))
+    head = bisect_right(starts, _HEAD_CHARACTERS, hi=total) - 1
+    tail = max(head, bisect_right(starts, starts[-1] - _TAIL_CHARACTERS, hi=total))
+    numbers = {*range(head), *range(tail, total)}
+    for word in list(dict.fromkeys(words))[:_MOST_WORDS]:
+        lower = word.lower()
+        places = [at for at in range(head, tail) if word in lines[at] or lower in lines[at]]
+        for at in (*places[:_HITS_A_WORD], *places[-1:]):
+            numbers.update(range(at, min(at + _LINES_A_HIT, tail)))
+    return sorted(numbers)
+
+
+def query_words(query: str) -> list[str]:
+    """The words of a query, at most 200, the longest first: they tell the most."""
+    return nsmallest(_MOST_QUERY_WORDS, set(_QUERY_WORD.findall(query)), key=lambda word: (-len(word), word))
+
+
+# How much a line is worth.
+
+_WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
+_ERROR = re.compile(
+    r"\b(?:[Ee]rror|ERROR|[Ff]ailed|FAILED|FAILURE|[Ff]ailure|FATAL|[Ff]atal|CRITICAL|[Tt]raceback|panicked?|"
+    r"[A-Z]\w*(?:Error|Exception))\b"
+)
+_ERROR_HINTS = ("rror", "RROR", "ail", "AIL", "atal", "ATAL", "CRITICAL", "raceback", "panic", "xception")
+_CONTINUED = re.compile(r"\s+\S|Caused by|\.\.\. \d+ more")
+_LONGEST_ERROR = 12
+_LONGEST_NAME = 60
+
+
+def _relevance(lines: Sequence[str], query: str) -> list[float]:
+    """For each line the sum over the query's words in it, each weighted by how rare the word is in the text."""
+    query_words = set(_WORD.findall(query.casefold()))
+    shared_words = [sorted(query_words.intersection(_WORD.findall(line.casefold()))) for line in lines]
+    frequency = Counter(word for words in shared_words for word in words)
+    return [sum(1 / frequency[word] for word in words) for words in shared_words]
+
+
+def _most_relevant(lines: Sequence[str], query: str) -> list[int]:
+    """The indices of the lines that share words with the query, the most relevant first."""
+    scores = _relevance(lines, query)
+    return sorted((at for at in range(len(lines)) if scores[at] > 0), key=lambda at: (-scores[at], at))
+
+
+def _errors(texts: Sequence[str]) -> list[int]:
+    """Errors with the lines that belong to them; of those that differ only in numbers the last one."""
+    together = "\n".join(texts)
+    if not any(hint in together for hint in _ERROR_HINTS):
+        return []
+    found: dict[str, list[int]] = {}
+    at = 0
+    while at < len(texts):
+        if not _ERROR.search(texts[at]):
+            at += 1
+            continue
+        block = [at]
+        while len(block) < _LONGEST_ERROR and block[-1] + 1 < len(texts) and _CONTINUED.match(texts[block[-1] + 1]):
+            block.append(block[-1] + 1)
+        shape = re.sub(r"\d+", "0", texts[at])
+        found.pop(shape, None)
+        found[shape] = block
+        at = block[-1] + 1
+    return [line for block in found.values() for line in block]
+
+
+def _dense(mentioned: Sequence[Sequence[str]], cost: Sequence[float]) -> list[int]:
+    """Lines by the names and numbers in them that no line before had, for what each costs."""
+    seen: set[str] = set()
+    worth: list[float] = []
+    for entities, tokens in zip(mentioned, cost, strict=True):
+        names = {*entities} - seen
+        seen |= names
+        worth.append(sum(min(len(name), 24) for name in names) / (tokens + _NOTE_TOKENS))
+    return sorted((at for at in range(len(worth)) if worth[at] > 0), key=lambda at: (-worth[at], at))
+
+
+# What is taken, and how it is written.
+
+
+def _fitting(
+    choose: Callable[[float], set[int]], render: Callable[[set[int]], str], *, max_tokens: int, counter: Counts
+) -> tuple[str, set[int]] | None:
+    """Lowers the budget until the text rendered from the choice fits; returns both, None where none fits."""
+    budget = float(max_tokens)
+    while chosen := choose(budget):
+        text = render(chosen)
+        used = counter.count(text)
+        if used <= max_tokens:
+            return text, chosen
+        budget *= min(0.98, max_tokens / used)
+    return None
+
+
+def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]], budget: float) -> set[int]:
+    """Chooses lines: for each ranking within its share of the budget, then head and tail, two to one, with the rest,
+    and what these leave for the last ranking.
+
+    The first line of a ranking may take half of what is left, however small its share.
+
+    Args:
+        cost: tokens of each line.
+        rankings: shares of the budget, each with line indices from best to worst. A line that does not fit is skipped.
+    """
+    chosen: set[int] = set()
+    total = remaining = budget - _NOTE_TOKENS
+
+    def take(indices: Iterable[int], limit: float, *, skips: bool = True) -> None:
+        nonlocal remaining
+        left = min(limit, remaining)
+        for index in indices:
+            if index in chosen:
+                continue
+            has_note = skips and index - 1 not in chosen and index + 1 not in chosen
+            extra = cost[index] + (_NOTE_TOKENS if has_note else 0)
+            if extra <= left:
+                chosen.add(index)
+                left -= extra
+                remaining -= extra
+            elif not skips or left < _NOTE_TOKENS:
+                break
+
+    for share, ranked in rankings:
+        take(ranked[:1], remaining / 2)
+        take(ranked, total * share)
+    take(range(len(cost)), remaining * 2 / 3, skips=False)
+    take(range(len(cost) - 1, -1, -1), remaining, skips=False)
+    take(rankings[-1][1], remaining)
+    return chosen
+
+
+def _with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, chosen: set[int]) -> str:
+    """The chosen texts, with a note of the missing lines in each gap.
+
+    ``numbers`` are the texts' line numbers from 0, out of ``total``.
+    """
+    parts: list[str] = []
+    next_number = 0
+    for index in sorted(chosen):
+        if numbers[index] > next_number:
+            parts.append(f"[… {span(next_number, numbers[index])} …]")
+        parts.append(texts[index])
+        next_number = numbers[index] + 1
+    if next_number < total:
+        parts.append(f"[… {span(next_number, total)} …]")
+    return "\n".join(parts)
+
+
+_NOTE = re.compile(r"\[… lines? (\d{1,9})(?:-(\d{1,9}))? …\]")
+
+
+def _renumbered(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[int], int]:
+    """The lines of what may be an excerpt itself, their numbers in the text that it is of, and how many that has."""
+    found: list[str] = []
+    numbers: list[int] = []
+    total = 0
+    for line in lines:
+        if (note := _NOTE.fullmatch(line)) is not None:
+            total = max(total, int(note[2] or note[1]))
+        else:
+            found.append(line)
+            numbers.append(total)
+            total += 1
+    return found, numbers, total
+
+
+def _unshown_names(entities: Iterable[str], shown: str, max_tokens: int, counter: Counts) -> str:
+    """The entities that are missing in what is shown, in their order, as many as fit."""
+    left = max(0, max_tokens - 4)
+    missing = (name for name in dict.fromkeys(entities) if len(name) <= _LONGEST_NAME and name not in shown)
+    names = list(islice(missing, left))
+    costs = accumulate(counter.count_all([f", {name}" for name in names]))
+    return ", ".join(name for name, cost in zip(names, costs, strict=True) if cost <= left)

@@ -1,0 +1,96 @@
+"""Excerpts are verbatim and inside their budget, on lines of their own or on one."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aether_context.text.shorten import shorten, shorten_line, view_of
+from aether_context.tokens import counter_for
+
+COUNTER = counter_for("gemini-2.5-flash")
+COUNTER.count("warm")
+NOTE = re.compile(r"\[… lines? (\d+)(?:-(\d+))? …\]")
+
+
+def extract(text, *, max_tokens, query=""):
+    return shorten(text, max_tokens, counter=COUNTER, query=query).text
+
+
+@given(st.text(max_size=4_000), st.integers(1, 300), st.text(max_size=40))
+def test_an_excerpt_never_exceeds_its_budget_nor_its_text(text, budget, query):
+    for found in (
+        extract(text, max_tokens=budget, query=query),
+        shorten_line(text, budget, counter=COUNTER, query=query),
+    ):
+        assert COUNTER.count(found) <= budget or len(found) <= 2
+        if COUNTER.count(text) <= budget:
+            assert found == text
+
+
+def test_every_line_of_an_excerpt_is_the_texts_own_and_gaps_are_numbered():
+    lines = [f"line {at}: value {at * 7}" for at in range(1, 401)]
+    found = extract("\n".join(lines), max_tokens=300, query="value 1400")
+    missing = 0
+    kept = 0
+    for line in found.split("\n"):
+        gap = NOTE.fullmatch(line)
+        if gap:
+            missing += int(gap.group(2) or gap.group(1)) - int(gap.group(1)) + 1
+        else:
+            assert line in lines
+            kept += 1
+    assert kept + missing == 400
+    assert lines[0] in found
+    assert lines[-1] in found
+
+
+def test_an_excerpt_of_an_excerpt_counts_the_lines_of_the_text():
+    first = extract("\n".join(f"line {at}: value {at * 7}" for at in range(1, 401)), max_tokens=400)
+    second = extract(first, max_tokens=120)
+    ranges = [(int(gap[1]), int(gap[2] or gap[1])) for gap in NOTE.finditer(second)]
+    gone = {at for start, stop in ranges for at in range(start, stop + 1)}
+    kept = {int(found) for found in re.findall(r"line (\d+): ", second)}
+    assert kept | gone == set(range(1, 401))
+    assert not kept & gone
+
+
+def test_lines_with_the_querys_rare_words_are_kept():
+    lines = [f"nothing to see in row {at}" for at in range(500)]
+    lines[250] = "the password policy is rotated by kestrel"
+    found = extract("\n".join(lines), max_tokens=150, query="who rotates the kestrel policy")
+    assert lines[250] in found
+
+
+def test_one_endless_line_is_taken_in_pieces():
+    text = "x1y2" * 20_000
+    found = extract(text, max_tokens=400)
+    assert "x1y2" in found
+    assert COUNTER.count(found) <= 400
+
+
+def test_json_stays_json():
+    rows = [{"id": f"SKU-{at:04}", "tags": ["a", "b"], "total": at * 1.5} for at in range(300)]
+    found = json.loads(extract(json.dumps({"rows": rows, "next": "p2"}), max_tokens=300, query="SKU-0077"))
+    assert rows[77] in found["rows"]
+    assert found["next"] == "p2"
+
+
+def test_the_names_of_lines_that_are_left_out_find_room_beside_it():
+    text = "\n".join(f"part {at} of the report is about account ACC-{at * 37:05} and nothing else" for at in range(60))
+    found = shorten(text, 300, counter=COUNTER, names=True)
+    assert len(set(re.findall(r"ACC-\d+", found.text + found.names))) > found.kept
+    assert COUNTER.count(found.text) + COUNTER.count(found.names) <= 300
+
+
+def test_sentences_about_the_query_stand_on_one_line():
+    text = "The sky is grey. The kestrel policy is rotated monthly. Nobody was there.\nIt rained."
+    found = shorten_line(text, 12, counter=COUNTER, query="kestrel policy")
+    assert found.strip("… ") == "The kestrel policy is rotated monthly."
+
+
+def test_lines_are_no_longer_than_what_a_model_reads_at_a_time():
+    assert max(map(len, view_of("word " * 9_000).lines)) <= 240
