@@ -265,7 +265,7 @@ def test_more_calls_at_once_than_there_is_room_for_become_one_text_that_stays() 
     chat.say("What is the value of key-177?", "Is that all?")
     texts = [next(part.text for part in sent.contents[1].parts or ()) for sent in chat.sent[1:3]]
     assert texts[0] == texts[1]
-    assert 'look_many({"key":"key-177"}): {"key": "key-177", "value": "vvv' in str(texts[0])
+    assert 'look_many({"key":"key-177"}): {"key":"key-177","value":"vvv' in str(texts[0])
     assert not any(part.function_call for part in chat.sent[1].contents[1].parts or ())
     rows = [row for row in chat.manifests()[1].rows if row.layer == "conversation"]
     assert [(row.state, row.reason) for row in rows] == [("hidden", "window"), ("extract", "window")]
@@ -327,7 +327,7 @@ def test_a_plan_that_was_tightened_stays_so_when_a_later_call_shortens_the_reque
     for manifest in chat.manifests():
         assert manifest.over_window == 0
         assert manifest.request_tokens <= 8_000
-    assert all("a length is given" in sent.human() for sent in chat.sent)
+    assert all("a length is given" in sent.text for sent in chat.sent)
 
 
 def test_an_extract_of_objects_by_name_keeps_each_whole() -> None:

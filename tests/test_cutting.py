@@ -53,7 +53,7 @@ def test_the_edge_of_a_cut_is_shortened_not_dropped():
     conversation, made = left(work(6, 60), 2_000)
     (short,) = made.replaced
     assert short.ceiling is not None
-    assert "left out" in short.content.responses[0].text
+    assert "[… line" in short.content.responses[0].text
     assert 1_900 < held(conversation, made) <= 2_000
     assert max(removed.index for removed in made.removed) < short.index
 

@@ -83,10 +83,10 @@ def test_what_is_left_of_a_message_names_what_is_missing() -> None:
     lines[100] = "the middle one is about order ZFA04Y, src/theme/dark.json and nothing else"
     chat = Chat(policy=small(1_000))
     chat.say("\n".join(lines))
-    note = chat.sent[0].human().splitlines()[0]
-    assert note.startswith("[The middle of this message is left out")
-    assert "ZFA04Y" in note
-    assert "src/theme/dark.json" in note
+    request = chat.sent[0].human()
+    assert request.startswith("[The middle of this message is left out")
+    assert "ZFA04Y" in request
+    assert "src/theme/dark.json" in request
     assert chat.manifests()[0].request_tokens <= 1_000
     chat.replays()
 

@@ -72,6 +72,11 @@ def test_one_endless_line_is_taken_in_pieces():
     assert COUNTER.count(found) <= 400
 
 
+def test_a_large_budget_is_used():
+    text = "\n".join(f"line {at} of a long report" for at in range(40_000))
+    assert COUNTER.count(extract(text, max_tokens=50_000)) > 45_000
+
+
 def test_json_stays_json():
     rows = [{"id": f"SKU-{at:04}", "tags": ["a", "b"], "total": at * 1.5} for at in range(300)]
     found = json.loads(extract(json.dumps({"rows": rows, "next": "p2"}), max_tokens=300, query="SKU-0077"))

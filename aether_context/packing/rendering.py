@@ -279,16 +279,16 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     if ceiling is None:
         return rendered.before, rendered.after
 
-    def cut(text: str, tokens: int) -> str:
+    def cut(text: str, tokens: int, query: str = "") -> str:
         # Pieces of a long line are indented, too: none of them can stand for a header.
         fenced = "\n".join(map(indented, text.rstrip().split("\n")))
-        return f"{shorten(fenced, tokens, counter=counter).text}\n"
+        return f"{shorten(fenced, tokens, counter=counter, query=query).text}\n"
 
     checklist = rendered.after.removesuffix(request)
     room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
         return cut(rendered.before, room), rendered.after
-    return cut(rendered.before + checklist, ceiling), request
+    return cut(rendered.before + checklist, ceiling, query=checklist), request
 
 
 def _packed(draft: Draft) -> PackedMessage | None:

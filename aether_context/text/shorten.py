@@ -97,8 +97,8 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
     """A text in lines of its own, within a budget; unchanged where it fits.
 
     Lines with errors, lines with the query's rare words, and lines that are dense with names and numbers take a share
-    of the budget each, the head and the tail the rest. JSON stays JSON. A long text is searched but not read line by
-    line. Where not one line fits, it is the beginning of the best.
+    of the budget each, the head and the tail the rest. JSON stays JSON. A text of much more than the budget is
+    searched but not read line by line. Where not one line fits, it is the beginning of the best.
 
     Args:
         text: a text, or its lines where these are known; then it is not asked whether all of it fits.
@@ -118,7 +118,7 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         view = text
         lines, places, total = view.lines, range(len(view.lines)), len(view.lines)
     words = query_words(query)
-    numbers = sampled(lines, [*_ERROR_WORDS, *words])
+    numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
     texts = [printable(lines[number]) for number in numbers]
     per_character = tokens_per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
@@ -138,11 +138,12 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
             return rendered(view.outline, {numbers[at] for at in chosen})
         return _with_gaps(texts, [places[number] for number in numbers], total, chosen)
 
+    for_names = 0
+    if names:
+        all_names = ", ".join(dict.fromkeys(name for entities in mentioned for name in entities))
+        for_names = min(int(_NAMES_SHARE * max_tokens), counter.count(all_names) + 4)
     found = _fitting(
-        lambda budget: _pick(cost, rankings, budget),
-        written,
-        max_tokens=int(max_tokens * (1 - _NAMES_SHARE)) if names else max_tokens,
-        counter=counter,
+        lambda budget: _pick(cost, rankings, budget), written, max_tokens=max_tokens - for_names, counter=counter
     )
     if found is not None:
         shown, chosen = found
@@ -224,26 +225,29 @@ def shorten_line(text: str, max_tokens: int, *, counter: Counts, query: str = ""
 
 # The lines of a long text that are worth a look, found without reading all of it line by line.
 
-_READ_WHOLE, _HEAD_CHARACTERS, _TAIL_CHARACTERS = 40_000, 12_000, 4_000
+_READ_WHOLE, _CHARACTERS_A_TOKEN = 40_000, 10
+_HEAD, _TAIL = 0.3, 0.1
+"""Of the characters up to which a text is read whole, those of a longer one's head and tail that are read."""
 _MOST_WORDS, _MOST_QUERY_WORDS = 12, 200
 _HITS_A_WORD, _LINES_A_HIT = 4, 5
 _QUERY_WORD = re.compile(r"[\w./@-]{4,60}")
 _ERROR_WORDS = ("ERROR", "Traceback", "FATAL", "FAILED", "Error:", "Exception")
 
 
-def sampled(lines: Sequence[str], words: Iterable[str]) -> list[int]:
+def sampled(lines: Sequence[str], words: Iterable[str], whole: int = _READ_WHOLE) -> list[int]:
     """The places of the head, the tail, and of lines with the first and the last places of words; all of a short text.
 
     Args:
         words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. The lines
             after each place come with it.
+        whole: characters up to which a text is short.
     """
     starts = [0, *accumulate(len(line) + 1 for line in lines)]
     total = len(lines)
-    if starts[-1] <= _READ_WHOLE:
+    if starts[-1] <= whole:
         return list(range(total))
-    head = bisect_right(starts, _HEAD_CHARACTERS, hi=total) - 1
-    tail = max(head, bisect_right(starts, starts[-1] - _TAIL_CHARACTERS, hi=total))
+    head = bisect_right(starts, _HEAD * whole, hi=total) - 1
+    tail = max(head, bisect_right(starts, starts[-1] - _TAIL * whole, hi=total))
     numbers = {*range(head), *range(tail, total)}
     for word in list(dict.fromkeys(words))[:_MOST_WORDS]:
         lower = word.lower()
