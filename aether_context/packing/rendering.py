@@ -282,7 +282,8 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     def cut(text: str, tokens: int, query: str = "") -> str:
         # Pieces of a long line are indented, too: none of them can stand for a header.
         fenced = "\n".join(map(indented, text.rstrip().split("\n")))
-        return f"{shorten(fenced, tokens, counter=counter, query=query).text}\n"
+        # What is counted in pieces takes a token or two more as one text.
+        return f"{shorten(fenced, tokens - 2, counter=counter, query=query).text}\n"
 
     checklist = rendered.after.removesuffix(request)
     room = ceiling - counter.count(checklist)
