@@ -42,8 +42,8 @@ _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
-_GAP = "[… "
-"""What a note begins with that says how many lines an extract leaves out."""
+_GAP, _JSON_GAP = "[… ", "… line"
+"""What a note begins with that says which lines an excerpt leaves out, and one among the values of JSON."""
 SCHEME = "artifact://"
 _EVIDENCE_PREFIX = f"{SCHEME}evidence/"
 _ADDRESS_SHARE = 0.34
@@ -218,6 +218,8 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
     ranks: dict[str, Rank] = {}
     for kind, tool, value, usual_rank in _parts_with_rank(content):
         for leaf in leaves(value):
+            if leaf.text.startswith(_JSON_GAP):
+                continue
             if leaf.key:
                 entity = f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
                 if len(entity) <= _LONGEST:
