@@ -338,7 +338,10 @@ def test_all_profiles_that_were_recorded_are_tuned(tmp_path):
 
 def test_a_worse_policy_fails_the_check(shop, tmp_path):
     worse = tmp_path / "worse.toml"
-    worse.write_text("max_input_tokens = 2000\n[conversation]\ncompact_at = 0.3\ncompact_to = 0.15\n")
+    worse.write_text(
+        "max_input_tokens = 2000\n[conversation]\ncompact_at = 0.3\ncompact_to = 0.1\nsummary_share = 0\n"
+        "[retrieval]\nmemory_k = 0\nrecall = false\n"
+    )
     found = run_main(shop.url, "--check", str(worse))
     assert found.exit_code == 1
     assert "loses: it is worse by more than 1" in found.output
