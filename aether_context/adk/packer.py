@@ -404,7 +404,11 @@ class RequestPacker:
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
-        cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
+        before = call.last
+        if before is not None and not source.first_call and before.pack.epoch == pack.epoch:
+            cutoff = before.cutoff  # nothing came or went where the model begins to read
+        else:
+            cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
         if not source.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             if call.policy.redact_prompt:

@@ -220,6 +220,8 @@ def storable(text: str) -> str:
 # The records of evidence.
 
 _STATE = "aether:evidence"
+ANCHORS = "aether:anchors"
+"""A key of the session's state, and of an event's ``custom_metadata``: what is to be kept longer than others."""
 _MOST_EVIDENCE = 6_000
 """Characters of JSON of the records in a session's state, those of the latest call aside."""
 _RECORD = TypeAdapter(EvidenceRecord)
@@ -236,6 +238,8 @@ class Records:
     def __init__(self) -> None:
         self._read = 0
         self._last_event = ""
+        self.marked: set[str] = set()
+        """Ids of the events that are marked to be kept longer than others."""
         self.told: dict[str, object] = {}
         """What the session's events hold, by digits."""
         self._held: object = None
@@ -270,7 +274,7 @@ class Records:
             return False
         new = list(events[self._read :])
         if not read or any(event.actions.rewind_before_invocation_id for event in new):
-            self.told, new = {}, []
+            self.told, self.marked, new = {}, set(), []
             for event in events:
                 if rewound := event.actions.rewind_before_invocation_id:
                     new = new[: next((at for at, old in enumerate(new) if old.invocation_id == rewound), len(new))]
@@ -279,6 +283,8 @@ class Records:
         for event in new:
             held = event.actions.state_delta.get(_STATE)
             self.told.update(held if isinstance(held, Mapping) else {})
+            if (event.custom_metadata or {}).get(ANCHORS):
+                self.marked.add(event.id)
         return True
 
     def of(self, digits: str) -> EvidenceRecord | None:

@@ -31,7 +31,7 @@ from aether_context.adk.request.reader import (
 )
 from aether_context.adk.request.spoken import characters
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import Records, SessionRecords, load_epoch
+from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.turns import align, is_human, live_positions, reset, torn
 from aether_context.evidence import evidence_key
@@ -245,11 +245,11 @@ class Gatherer:
                 if mark.contains:
                     places.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
             by_event = {mark.event: mark for mark in marks if mark.event}
-            events = call.context.session.events
-            for event in events:
-                value = (event.custom_metadata or {}).get(ANCHORS)
-                if not value and event.id not in by_event:
+            marked = by_event.keys() | self._records.of(call.context).marked
+            for event in call.context.session.events if marked else ():
+                if event.id not in marked:
                     continue
+                value = (event.custom_metadata or {}).get(ANCHORS)
                 mark_of = by_event.get(event.id) or valid(_MARK, value) or _Mark()
                 if event.content is not None and event.content.parts:
                     sent = self.reader.content(_without_client_ids(event.content), call.model)
@@ -478,7 +478,6 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
 #
 # What does not fit these forms is ignored.
 
-ANCHORS = "aether:anchors"
 CUT = "aether:cut"
 _MOST_MARKS = 200
 _CLIENT_ID = "adk-"
