@@ -76,7 +76,7 @@ SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 BOUNDS = {
     "append": 13.0,
     "append, p95": 18.0,
-    "append, long": 3.2,
+    "append, long": 1.8,
     "message": 15.0,
     "message, long": 4.0,
     "cut": 160.0,
