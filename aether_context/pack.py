@@ -79,9 +79,9 @@ where the policy or a list has it."""
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
-State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "in_tail"]
+State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "already_sent"]
 """What became of a candidate: sent verbatim, as an extract of chosen lines, within a summary or as a placeholder;
-``hidden``: left out of this request; ``dropped``: left out for good; ``in_tail``: already in the conversation's
+``hidden``: left out of this request; ``dropped``: left out for good; ``already_sent``: already in the conversation's
 tail."""
 
 Reason: TypeAlias = Literal[
@@ -451,18 +451,18 @@ class LayerTokens:
 
 
 class Allocation(NamedTuple):
-    """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + overcounted``."""
+    """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + spare_tokens``."""
 
     window: int
     slack: int
     layers: Mapping[Layer, LayerTokens]
     weights: Mapping[Layer, float]
-    overcounted: int = 0
+    spare_tokens: int = 0
 
     @property
     def budget(self) -> int:
-        """The input budget in counted tokens: the window without the slack, and what may be overcounted."""
-        return self.window - self.slack + self.overcounted
+        """The input budget in counted tokens: the window without the slack, and what may be spare_tokens."""
+        return self.window - self.slack + self.spare_tokens
 
 
 class Signals(NamedTuple):
@@ -630,11 +630,11 @@ class Calibration:
     """Number of usage reports that the ratio was learned from."""
     anchored: bool = False
     """Whether the offset was learned in this session, with this model."""
-    beyond: int | None = None
+    report_minus_count: int | None = None
     """Tokens by which the usage last reported in this invocation exceeded the count; null where none was reported."""
-    unseen: int = 0
+    uncounted_tokens: int = 0
     """Tokens of the window that the provider uses beyond what is counted, by the usage before this invocation."""
-    overcounted: int = 0
+    spare_tokens: int = 0
     """Tokens that may be counted beyond the window, since the last usage was lower than its count by as many."""
 
 
@@ -654,11 +654,11 @@ class PackInput(NamedTuple):
     ``can_mask`` is set where the model takes a list of allowed function names, ``can_find`` where the host carries out
     ``find_tools`` and calls tools that are not declared, ``can_read`` where a tool is declared that reads
     ``artifact://`` addresses. ``tool_scores`` are the relevance scores of an earlier build of this pack,
-    ``tool_encoder`` is the embedder that made them. ``passthrough_reason`` says why a request must be sent unchanged;
+    ``tool_embedder`` is the embedder that made them. ``passthrough_reason`` says why a request must be sent unchanged;
     it is empty where it need not.
 
     ``searched`` is the number of turns that were searched for those that a cut had removed, None where none were.
-    ``encoder`` names the embedder that scored the candidates that came without a score, ``memory_encoder`` the memory
+    ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
     service's, empty where that scored none. ``problems`` say what was wrong with the host's data and was ignored.
     ``summaries`` are texts that a model wrote for this pack's summary requests, by their keys. ``calibration`` is None
     where no usage is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut
@@ -688,11 +688,11 @@ class PackInput(NamedTuple):
     can_find: bool = False
     can_read: bool = True
     tool_scores: Mapping[str, float] = NOTHING
-    tool_encoder: str = ""
+    tool_embedder: str = ""
     passthrough_reason: str = ""
     searched: int | None = None
-    encoder: str = "none"
-    memory_encoder: str = ""
+    embedder: str = "none"
+    memory_embedder: str = ""
     problems: tuple[str, ...] = ()
     summaries: Mapping[str, str] = NOTHING
     calibration: Calibration | None = None
@@ -704,7 +704,7 @@ class PackInput(NamedTuple):
     window_mark: WindowMark = ""
 
     @property
-    def kept_free(self) -> int:
+    def growth_reserve(self) -> int:
         """Tokens of the window that memories leave free for the session's growth."""
         return int(_USUAL_GROWTH * self.window) if self.growth is None else min(self.growth, self.window)
 
@@ -757,7 +757,7 @@ class Pack(NamedTuple):
 
     ``allowed_tools`` are the names that calls are restricted to, None where they are not. ``tools_kept`` says why a
     declaration is sent, where not all are. ``tool_scores`` are the relevance scores by which they were chosen, where
-    that happened for this pack, and ``tool_encoder`` is the embedder that made them.
+    that happened for this pack, and ``tool_embedder`` is the embedder that made them.
 
     ``acts`` say what strategies did to this request. ``saved`` are texts that were taken out of the request and have to
     be stored, by the URI that the request shows. ``summary_requests`` are summaries that a model could improve on.
@@ -777,7 +777,7 @@ class Pack(NamedTuple):
     tools_left_out: Mapping[str, Reason]
     tools_kept: Mapping[str, Keep]
     tool_scores: Mapping[str, float]
-    tool_encoder: str
+    tool_embedder: str
     scope_mode: str
     scope_problem: str
     signals: Signals

@@ -44,7 +44,7 @@ _OPERANDS: Mapping[str, str] = {
 API = (
     "aether_context",
     "aether_context.adk",
-    "aether_context.views",
+    "aether_context.reading",
     "aether_context.retrieval",
     "aether_context.tokens",
     "aether_context.store",

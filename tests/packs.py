@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from aether_context.canonical import canonical_json, hash_text
-from aether_context.conversation import Conversation, Trimmed, strategies_of
+from aether_context.conversation import Conversation, Decision, strategies_of
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.turns import is_human, live_positions
@@ -281,13 +281,13 @@ def remembering(store: PackStore, policy: PackPolicy | None = None, **given: Any
 # strategies without a pack
 
 
-def trim(conversation: Conversation, settings: ConversationSettings) -> Trimmed:
+def trim(conversation: Conversation, settings: ConversationSettings) -> Decision:
     """What the one strategy of a policy decides."""
     (strategy,) = strategies_of(settings)
     return strategy.trim(conversation)
 
 
-def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]:
+def rendered(conversation: Conversation, result: Decision) -> tuple[Content, ...]:
     """The contents that a result leaves, with the summary as a message in its place."""
     left = conversation.after(result)
     if not left.summary:

@@ -435,7 +435,7 @@ class Chat:
 
 def inside(manifest: Manifest, window: int) -> bool:
     """Whether a request fits, in counted tokens less those that usage shows to be counted too much."""
-    too_much = manifest.calibration.overcounted if manifest.calibration is not None else 0
+    too_much = manifest.calibration.spare_tokens if manifest.calibration is not None else 0
     return sum(layer.used for layer in manifest.allocation.values()) - too_much <= window
 
 

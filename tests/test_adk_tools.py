@@ -35,7 +35,7 @@ def test_a_planner_plans_an_operator_works_and_the_pack_follows() -> None:
     planner_script = [
         call("add_step", step_id="s1", text="Find the rules", acceptance=["The rules are listed"], needs_evidence=True),
         call("add_step", step_id="s2", text="Draft the guide", acceptance=["It is drafted"], depends_on=["s1"]),
-        "Planned.",
+        "Plan.",
     ]
     operator_script = [
         call("claim_step", step_id="s1"),
@@ -88,7 +88,7 @@ def test_a_planner_plans_an_operator_works_and_the_pack_follows() -> None:
         "The clerk of the shop is Bo",
     )
     rows = Replayer(chat.store).resolve(chat.manifests()[-1]).rows
-    assert rows[note.id].state == "in_tail"
+    assert rows[note.id].state == "already_sent"
     steps = [one.step_id for one in chat.manifests() if one.agent == "operator"]
     assert steps == ["s1"] * 5 + ["s2"] * 2
     changes = [one.epoch_reason for one in chat.manifests() if one.agent == "operator"]

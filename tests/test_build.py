@@ -41,7 +41,7 @@ def accounted(pack: Pack) -> None:
     offered = len(pack.source.request.contents) + len(pack.source.candidates)
     assert len(names) == offered
     for fate in pack.outcomes:
-        assert (fate.state in ("dropped", "in_tail")) <= (fate.reason is not None)
+        assert (fate.state in ("dropped", "already_sent")) <= (fate.reason is not None)
 
 
 def test_a_plain_chat_that_fits_is_left_alone():
@@ -72,7 +72,7 @@ def test_memories_enter_with_their_date_and_the_contract_with_them():
 def test_what_stands_in_the_tail_is_not_repeated():
     contents = [human("My dog is called Rex, remember that"), says("ok"), human("What is my dog called?")]
     pack = build_pack(source(contents, candidates=(memory("m1", "My dog is called Rex"),)), PackPolicy())
-    assert {fate.id: fate.state for fate in pack.outcomes}["m1"] == "in_tail"
+    assert {fate.id: fate.state for fate in pack.outcomes}["m1"] == "already_sent"
     assert "MEMORY:" not in sent_text(pack)
 
 

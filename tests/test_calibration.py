@@ -112,31 +112,31 @@ def anchored(reported: int, counted: int, **more: Any) -> UsageAnchor:
 
 def test_the_next_estimate_is_the_last_report_plus_what_was_added():
     anchor, ratio = report(None, TokenRatio(), model=MODEL, epoch=1, counted=1_000, reported=1_400)
-    known = calibration(anchor, ratio, model=MODEL, epoch=1, here=True, unseen=0)
+    known = calibration(anchor, ratio, model=MODEL, epoch=1, here=True, uncounted_tokens=0)
     assert known is not None
     assert known.anchored
-    assert known.beyond == 400
+    assert known.report_minus_count == 400
     assert estimated(known, 1_300) == 1_700
     assert estimated(known, 600) == 1_000
 
 
 def test_room_in_the_window_is_what_reports_fall_short_of_the_count():
     short = anchored(800, 1_000)
-    assert short.overcounted(epoch=1) == 200
-    assert short.overcounted(epoch=2) == 100
-    assert anchored(1_200, 1_000).overcounted(epoch=1) == 0
-    assert anchored(500, 1_000).overcounted(epoch=1) == 0, "a report of uncached tokens alone"
-    known = calibration(short, TokenRatio(), model=MODEL, epoch=1, here=False, unseen=0)
+    assert short.spare_tokens(epoch=1) == 200
+    assert short.spare_tokens(epoch=2) == 100
+    assert anchored(1_200, 1_000).spare_tokens(epoch=1) == 0
+    assert anchored(500, 1_000).spare_tokens(epoch=1) == 0, "a report of uncached tokens alone"
+    known = calibration(short, TokenRatio(), model=MODEL, epoch=1, here=False, uncounted_tokens=0)
     assert known is not None
-    assert known.overcounted == 200
-    other = calibration(short, TokenRatio(), model="gpt-4o", epoch=1, here=False, unseen=0)
+    assert known.spare_tokens == 200
+    other = calibration(short, TokenRatio(), model="gpt-4o", epoch=1, here=False, uncounted_tokens=0)
     assert other is not None
-    assert other.overcounted == 0
+    assert other.spare_tokens == 0
 
 
 def test_more_is_sent_where_less_is_reported_than_counted():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(41)]
-    known = Calibration(ratio=1.0, anchored=True, overcounted=1_000)
+    known = Calibration(ratio=1.0, anchored=True, spare_tokens=1_000)
     plain = build_pack(pack_input(contents, window=4_000), PackPolicy())
     more = build_pack(pack_input(contents, window=4_000, calibration=known), PackPolicy())
     assert more.allocation.budget == plain.allocation.budget + 1_000
@@ -151,10 +151,10 @@ def test_a_cut_moves_the_anchor_and_teaches_nothing():
 
 def test_another_model_takes_the_offset_over_and_is_not_anchored():
     anchor = anchored(1_500, 1_000)
-    known = calibration(anchor, TokenRatio(), model="gpt-4o", epoch=1, here=True, unseen=0)
+    known = calibration(anchor, TokenRatio(), model="gpt-4o", epoch=1, here=True, uncounted_tokens=0)
     assert known is not None
     assert not known.anchored
-    assert known.beyond is None
+    assert known.report_minus_count is None
     assert estimated(known, 900) == 1_400
 
 
@@ -183,7 +183,7 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(21)]
     counted = build_pack(pack_input(contents, window=64_000), PackPolicy()).counted_tokens
     window = int(counted / 0.9 / 0.9)
-    known = Calibration(ratio=1.0, anchored=True, beyond=int(0.5 * window) - counted)
+    known = Calibration(ratio=1.0, anchored=True, report_minus_count=int(0.5 * window) - counted)
 
     def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
         policy = policy.changed(conversation={"compact_at": 0.8})
@@ -194,13 +194,13 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     assert cut(PackPolicy(), None)
     assert not cut(PackPolicy(), known)
     assert cut(PackPolicy(usage={"gate": 0}), known)
-    assert cut(PackPolicy(), Calibration(ratio=1.0, anchored=True, beyond=int(0.7 * window) - counted))
-    assert cut(PackPolicy(), Calibration(ratio=1.0, beyond=None))
+    assert cut(PackPolicy(), Calibration(ratio=1.0, anchored=True, report_minus_count=int(0.7 * window) - counted))
+    assert cut(PackPolicy(), Calibration(ratio=1.0, report_minus_count=None))
 
 
 def test_the_gate_never_lets_the_count_pass_the_input_budget():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(41)]
-    known = Calibration(ratio=1.0, anchored=True, beyond=-1_000_000)
+    known = Calibration(ratio=1.0, anchored=True, report_minus_count=-1_000_000)
     pack = build_pack(pack_input(contents, window=4_000, calibration=known), PackPolicy())
     assert pack.counted_tokens <= pack.allocation.budget
 
@@ -212,7 +212,7 @@ def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported()
     netted = build_pack(source, PackPolicy(conversation={"compact_to": 0.1}))
     assert not free.events
     assert [event.stage for event in netted.events] == ["cut"]
-    reported = Calibration(ratio=1.0, anchored=True, beyond=0)
+    reported = Calibration(ratio=1.0, anchored=True, report_minus_count=0)
     assert not build_pack(pack_input(contents, window=4_000, calibration=reported), PackPolicy()).events
 
 
@@ -229,7 +229,7 @@ def test_a_cut_of_the_byte_net_brings_contents_under_it_under_every_strategy(str
 
 def test_unseen_tokens_take_room_from_the_window():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(21)]
-    known = Calibration(ratio=1.0, offset=2_000.0, anchored=True, unseen=2_000)
+    known = Calibration(ratio=1.0, offset=2_000.0, anchored=True, uncounted_tokens=2_000)
     pack = build_pack(pack_input(contents, window=5_000, calibration=known), PackPolicy())
     assert pack.allocation.layers["system"].used >= 2_000
     assert pack.counted_tokens + 2_000 <= pack.allocation.budget
@@ -238,7 +238,7 @@ def test_unseen_tokens_take_room_from_the_window():
 
 def test_replay_uses_the_recorded_calibration():
     store = new_store()
-    known = Calibration(ratio=0.9, offset=77.5, samples=9, anchored=True, beyond=70, unseen=3)
+    known = Calibration(ratio=0.9, offset=77.5, samples=9, anchored=True, report_minus_count=70, uncounted_tokens=3)
     session = Session(store, calibration=known)
     session.ask("Who approves refunds?")
     manifest = session.use("search", lines("result", 5))

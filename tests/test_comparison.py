@@ -16,7 +16,7 @@ from unplugged import Reached, Witness
 
 from aether_context import PackPolicy
 from aether_context.cli import main
-from aether_context.views import Comparison, Reading
+from aether_context.reading import Comparison, Reading
 
 QUESTIONS = [f"question {at}" for at in range(8)]
 

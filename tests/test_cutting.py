@@ -11,7 +11,7 @@ from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, inside, look_up
 
 from aether_context import PackPolicy
-from aether_context.conversation import Budget, Conversation, Trimmed
+from aether_context.conversation import Budget, Conversation, Decision
 from aether_context.conversation.strategies import Epochs
 from aether_context.conversation.summary import Summaries, recap
 from aether_context.pack import Content
@@ -37,14 +37,14 @@ def work(count: int, size: int = 20) -> list[Content]:
     return [*contents, said("Done with docs/reports/all.md.", "model"), said("And which is late?")]
 
 
-def left(contents: list[Content], low: int, room: int = 0) -> tuple[Conversation, Trimmed]:
+def left(contents: list[Content], low: int, room: int = 0) -> tuple[Conversation, Decision]:
     budget = Budget(window=10_000, slack=0, fixed=0, high=low, low=low, ceiling=10_000)
     conversation = replace(Conversation.of(contents, window=10_000, budget=budget), forced=True)
     settings = ConversationSettings(summary_share=room / 10_000)
     return conversation, Epochs(settings=settings).trim(conversation)
 
 
-def held(conversation: Conversation, made: Trimmed) -> int:
+def held(conversation: Conversation, made: Decision) -> int:
     """Tokens of what stays but for the last message, which a cut does not touch."""
     return sum(conversation.after(made).tokens)
 

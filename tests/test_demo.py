@@ -20,8 +20,8 @@ from aether_context.cli import demonstration, main
 from aether_context.demo import FOLLOW_UP, QUESTION, STEPS, Folder, research
 from aether_context.errors import ManifestError
 from aether_context.pack import CandidateOutcome, Reason
+from aether_context.reading import WHY
 from aether_context.store.replay import Replayer
-from aether_context.views import WHY
 
 WINDOW = 16_000
 

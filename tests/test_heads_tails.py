@@ -27,9 +27,9 @@ from aether_context.cli import main
 from aether_context.conversation import (
     AnchorDefinition,
     Conversation,
+    Decision,
     Removed,
     Selection,
-    Trimmed,
     decided,
     identify,
     register_anchor,
@@ -62,7 +62,7 @@ def conversation(contents: Sequence[Content], window: int = 3_000, **more: Any) 
     return Conversation.of(contents, window=window, **more)
 
 
-def cut(contents: Sequence[Content], window: int = 3_000, strategy: str = "heads_tails", **more: Any) -> Trimmed:
+def cut(contents: Sequence[Content], window: int = 3_000, strategy: str = "heads_tails", **more: Any) -> Decision:
     return trim(conversation(contents, window, **more), options(strategy))
 
 
@@ -384,7 +384,7 @@ class Latest:
     def __init__(self, share: float) -> None:
         self.share = share
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         parts = units(conversation.contents)
         gone = [index for unit in parts[1 : 1 + int(self.share * len(parts))] for index in unit.indices]
         removed = [Removed(index=at, reason="strategy") for at in sorted(gone)] if len(parts) > 6 else []
@@ -418,7 +418,7 @@ class Wrong:
     early: bool
     name: str = "wrong"
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         gone = [Removed(index=at, reason="strategy") for at in self.takes(conversation)]
         return decided(conversation, self.name, removed=gone, lasting=not self.early)
 

@@ -197,7 +197,7 @@ def test_the_pack_ranks_by_the_services_scores_and_replays():
     (manifest,) = store.manifests()
     (fate,) = [one for one in manifest.rows if one.id == "mem_key"]
     assert set(fate.scores) == {"similarity", "mmr"}
-    assert (manifest.encoder, manifest.memory_encoder) == ("none", StaticEmbedder().name)
+    assert (manifest.embedder, manifest.memory_embedder) == ("none", StaticEmbedder().name)
     assert Replayer(store).replay(manifest).matches
 
 
@@ -205,10 +205,10 @@ def test_the_manifest_keeps_what_compared_memories_at_later_calls_and_where_noth
     store = new_store()
     plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=4_000), store=store)
     asyncio.run(ask(remembering(), "The spare key?", tools=[load_memory], calls=["key"], plugins=[plugin]))
-    assert [one.memory_encoder for one in store.manifests()] == [StaticEmbedder().name] * 2
+    assert [one.memory_embedder for one in store.manifests()] == [StaticEmbedder().name] * 2
     asyncio.run(ask(remembering(embedder="none"), "The spare key?", plugins=[plugin]))
     *_, manifest = store.manifests()
-    assert manifest.memory_encoder == "none"
+    assert manifest.memory_embedder == "none"
 
 
 def test_further_memories_fill_what_is_left_and_no_more():

@@ -181,7 +181,7 @@ def test_uris_are_understood_and_wrong_ones_say_so_without_a_password(
     assert isinstance(service, HybridMemoryService)
     service.memories.add("shop", "ann", [Memory(name=f"m{at}", text=f"door {at}") for at in range(9)])
     found = asyncio.run(service.search_memory(app_name="shop", user_id="ann", query="door"))
-    assert (len(found.memories), service.memories.encoder) == (3, "none")
+    assert (len(found.memories), service.memories.embedder) == (3, "none")
     assert postgres.execute("SELECT count(*) FROM by_uri.memories") == [(9,)]
     service.memories.close()
 

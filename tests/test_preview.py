@@ -20,8 +20,8 @@ from aether_context.canonical import canonical_json
 from aether_context.cli import main
 from aether_context.conversation import (
     Conversation,
+    Decision,
     Removed,
-    Trimmed,
     decided,
     register_strategy,
     strategy_names,
@@ -151,7 +151,7 @@ def test_all_strategies_are_previewed_the_policys_first_and_registered_ones_too(
         name = "later"
         early = False
 
-        def trim(self, conversation: Conversation) -> Trimmed:
+        def trim(self, conversation: Conversation) -> Decision:
             parts = units(conversation.contents)
             gone = sorted(index for unit in parts if unit.turn == 0 for index in unit.indices)
             return decided(conversation, self.name, removed=[Removed(index=at, reason="strategy") for at in gone])

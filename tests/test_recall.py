@@ -99,16 +99,16 @@ def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -
     assert {"bm25", "cosine"} <= set(key.scores)
     assert key.time is not None
     assert manifest.searched == 2 * (len(FACTS) + 40)
-    assert manifest.encoder.startswith("static-")
+    assert manifest.embedder.startswith("static-")
     assert len(rows) <= manifest.searched
-    assert {row.state for row in rows} <= {"kept", "dropped", "in_tail"}
+    assert {row.state for row in rows} <= {"kept", "dropped", "already_sent"}
 
 
 def test_nothing_is_searched_before_anything_was_cut() -> None:
     chat = Chat(policy=small(20_000), script=["ok"] * 9)
     chat.say(*FACTS, ASKED[0])
     for manifest in chat.manifests():
-        assert (manifest.searched, manifest.encoder, turns_of(chat, manifest)) == (None, "none", [])
+        assert (manifest.searched, manifest.embedder, turns_of(chat, manifest)) == (None, "none", [])
     assert chat.sent[-1].human() == ASKED[0]
 
 
@@ -119,7 +119,7 @@ def test_what_still_stands_is_not_repeated() -> None:
     assert text.count("Biscuit eats sardines, you know.") == 1
     assert text.count(FACTS[4]) <= 1 + ("CONVERSATION SUMMARY" in text)
     states = {row.state for row in turns_of(chat, chat.manifests()[-1])}
-    assert "in_tail" in states
+    assert "already_sent" in states
 
 
 def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() -> None:
@@ -258,7 +258,7 @@ def test_hits_of_another_memory_service_are_ranked_by_words_and_meaning() -> Non
     assert best.state == "kept"
     assert best.scores["cosine"] > 0
     assert "automobile" in memory_of(chat.sent[-1].human())
-    assert manifest.encoder.startswith("static-")
+    assert manifest.embedder.startswith("static-")
     chat.replays()
 
 
@@ -331,7 +331,7 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
         assert loading.asked == 1, "no call asks again while it loads"
         assert FACTS[1] in memory_of(chat.sent[-1].human())
         manifest = chat.manifests()[-1]
-        assert manifest.encoder.startswith("static-")
+        assert manifest.embedder.startswith("static-")
         assert (
             "the embedder loading is left out for a while: ranked by the model in the package" in manifest.degradations
         )
@@ -341,10 +341,10 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
     for _ in range(100):
         chat.say(ASKED[2])
         manifest = chat.manifests()[-1]
-        if manifest.encoder == "loading":
+        if manifest.embedder == "loading":
             break
         time.sleep(0.05)
-    assert manifest.encoder == "loading"
+    assert manifest.embedder == "loading"
     assert not any("embedder" in problem for problem in manifest.degradations)
     chat.replays()
 
@@ -373,7 +373,7 @@ chat.say("Where is the car?")
 if (child := os.fork()) == 0:
     try:
         chat.say("And where is the garage?")
-        os._exit(0 if [manifest.encoder for manifest in chat.manifests()] == ["own", "own"] else 1)
+        os._exit(0 if [manifest.embedder for manifest in chat.manifests()] == ["own", "own"] else 1)
     except BaseException:
         os._exit(2)
 assert os.waitpid(child, 0)[1] == 0
@@ -401,7 +401,7 @@ def test_an_embedder_that_could_not_be_loaded_is_asked_again() -> None:
     chat = talk(retrieval={"embedder": "recovering"})
     notes = [problem for manifest in chat.manifests() for problem in manifest.degradations if "recovering" in problem]
     assert notes == ["the embedder recovering failed (EmbeddingError): ranked by the model in the package"]
-    assert chat.manifests()[-1].encoder == "recovering"
+    assert chat.manifests()[-1].embedder == "recovering"
 
 
 def test_an_embedder_that_fails_leaves_the_packaged_one_and_a_note() -> None:
@@ -410,7 +410,7 @@ def test_an_embedder_that_fails_leaves_the_packaged_one_and_a_note() -> None:
     chat.say(ASKED[1])
     assert FACTS[1] in memory_of(chat.sent[-1].human())
     assert any("embedder failing failed" in one for one in chat.manifests()[-1].degradations)
-    assert chat.manifests()[-1].encoder == StaticEmbedder().name
+    assert chat.manifests()[-1].embedder == StaticEmbedder().name
     chat.replays()
 
 
@@ -418,7 +418,7 @@ def test_words_alone_are_a_choice_and_an_unknown_embedder_an_error() -> None:
     chat = talk(retrieval={"embedder": "none"}, conversation={"summary_share": 0})
     chat.say(ASKED[1])
     assert FACTS[1] in memory_of(chat.sent[-1].human())
-    assert chat.manifests()[-1].encoder == "none"
+    assert chat.manifests()[-1].embedder == "none"
     assert not any("embedder" in one for one in chat.manifests()[-1].degradations)
     with pytest.raises(PolicyError, match="did you mean 'static'"):
         ContextPackPlugin(policy=PackPolicy(retrieval={"embedder": "statik"}), store=new_store())

@@ -19,7 +19,7 @@ from scripted import Chat, Scripted, call, inside, look_up, new_store
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
 from aether_context.adk.packer import RequestPacker
-from aether_context.conversation import Conversation, Trimmed, units
+from aether_context.conversation import Conversation, Decision, units
 from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
@@ -37,11 +37,11 @@ def conversation(contents: Sequence[Content], **more: Any) -> Conversation:
     return Conversation.of(contents, window=200_000, **more)
 
 
-def slid(contents: Sequence[Content], tokens: int, **more: Any) -> Trimmed:
+def slid(contents: Sequence[Content], tokens: int, **more: Any) -> Decision:
     return trim(conversation(contents, **more), sliding(tokens))
 
 
-def first_kept(result: Trimmed) -> int:
+def first_kept(result: Decision) -> int:
     return result.kept[0]
 
 

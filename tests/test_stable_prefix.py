@@ -15,7 +15,7 @@ from packs import answered, called, lines, rendered, said, tool
 from scripted import Chat, call
 
 from aether_context import PackPolicy
-from aether_context.conversation import Conversation, Trimmed, normalize
+from aether_context.conversation import Conversation, Decision, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.stable_prefix import (
     BOUNDARY,
@@ -54,11 +54,11 @@ def talk(exchanges: int, size: int = 12, opening: str = "Please look into all of
     return contents
 
 
-def trimmed(contents: Sequence[Content], window: int, state: Any = None, **settings: Any) -> Trimmed:
+def trimmed(contents: Sequence[Content], window: int, state: Any = None, **settings: Any) -> Decision:
     return strategy(**settings).trim(Conversation.of(contents, window=window, state=state))
 
 
-def boundary(result: Trimmed) -> int:
+def boundary(result: Decision) -> int:
     return (result.state or {}).get("stable_prefix", {}).get(BOUNDARY, 0)
 
 

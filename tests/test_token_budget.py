@@ -22,7 +22,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.adk.preview import preview_strategies
 from aether_context.conversation import (
     Conversation,
-    Trimmed,
+    Decision,
     register_strategy,
     strategy_names,
     unregister_strategy,
@@ -198,7 +198,7 @@ class Broken:
     def __init__(self, early: bool) -> None:
         self.early = early
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         raise KeyError("no such turn")
 
 

@@ -70,7 +70,7 @@ def test_the_relevant_tools_are_declared_in_the_hosts_order_and_the_rest_can_be_
     assert set(scope.left_out) == set(NAMES) - set(names)
     assert set(scope.left_out.values()) == {"over_allocation"}
     assert scope.scores["list_flight"] > scope.scores["rename_garden"] >= 0
-    assert scope.encoder == StaticEmbedder().name
+    assert scope.embedder == StaticEmbedder().name
     chat.replays()
 
 
@@ -83,7 +83,7 @@ def test_the_choice_stands_for_the_epoch_and_a_request_only_grows() -> None:
     assert [one.epoch_reason for one in manifests] == ["first_call", None, None]
     assert all(one.prefix.broken_by in (None, "new_invocation") for one in manifests)
     assert [bool(one.tools.scores) for one in manifests] == [True, False, False]
-    assert [bool(one.tools.encoder) for one in manifests] == [True, False, False]
+    assert [bool(one.tools.embedder) for one in manifests] == [True, False, False]
     assert [one.tools.kept["list_flight"] for one in manifests] == ["relevant", "used", "used"]
     chat.replays()
 

@@ -45,7 +45,7 @@ WINDOW = int(COUNTED / 0.9 / 0.9)
 def last_reported(tokens: int | None, counted: int = COUNTED) -> Calibration:
     """What is known where a request was estimated at ``tokens`` from the last report; None where there was none."""
     beyond = None if tokens is None else tokens - counted
-    return Calibration(ratio=1.0, anchored=True, beyond=beyond)
+    return Calibration(ratio=1.0, anchored=True, report_minus_count=beyond)
 
 
 def packed(known: Calibration | None, policy: PackPolicy = POLICY, **more: Any) -> Pack:
@@ -155,7 +155,7 @@ def test_later_calls_run_it_as_well_where_nothing_was_reported(known: Calibratio
 
 
 def test_it_does_not_run_once_usage_was_reported() -> None:
-    assert not netted(Calibration(ratio=1.0, anchored=True, beyond=0)).acts
+    assert not netted(Calibration(ratio=1.0, anchored=True, report_minus_count=0)).acts
 
 
 def test_it_brings_the_request_under_its_size() -> None:
@@ -265,11 +265,11 @@ def test_a_new_message_begins_without_a_report() -> None:
     chat = working([500 + 100 * at for at in range(11)])
     chat.say("read")
     assert cuts(chat.manifests()) == []
-    assert chat.manifests()[-1].calibration.beyond is not None
+    assert chat.manifests()[-1].calibration.report_minus_count is not None
     chat.llm.script = [reply("fine", 1_800)]
     chat.say("and now?")
     last = chat.manifests()[-1]
-    assert last.calibration.beyond is None
+    assert last.calibration.report_minus_count is None
     assert cuts([last]) == [0]
     chat.replays()
 
@@ -280,7 +280,7 @@ def test_a_failed_call_leaves_the_last_report_in_force() -> None:
     chat.llm.script.insert(9, failed)
     chat.say("read")
     chat.say("go on")
-    assert chat.manifests()[9].calibration.beyond is not None
+    assert chat.manifests()[9].calibration.report_minus_count is not None
     assert cuts(chat.manifests()[:10]) == []
 
 

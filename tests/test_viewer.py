@@ -28,11 +28,11 @@ from aether_context.canonical import canonical_json, hash_json
 from aether_context.cli import main
 from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
+from aether_context.reading import WHY
 from aether_context.store import Manifest
 from aether_context.store.packs import ENDING
 from aether_context.viewer import create_app, report
 from aether_context.viewer.pages import environment, visible
-from aether_context.views import WHY
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from scripted import Chat, call, look_up, new_store, send_mail
 
 from aether_context import PackPolicy
+from aether_context.reading import CandidateChange, PackView, difference, read_view, view_under
 from aether_context.store.replay import Replayer
-from aether_context.views import CandidateChange, PackView, difference, read_view, view_under
 
 NARROW = PackPolicy(max_input_tokens=2_000)
 

@@ -19,7 +19,7 @@ from aether_context.adk.windows import Window, Windows
 from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
-from aether_context.state import Planned
+from aether_context.state import Plan
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
 """ADK's own tools, which are never narrowed away."""
@@ -95,7 +95,7 @@ class Known(NamedTuple):
     parts: Sequence[Mapping[str, object]]
 
 
-class Last(NamedTuple):
+class PreviousCall(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
     ``known`` are the contents that are sent, as they were read; ``counter`` is the identity of the token counter;
@@ -107,7 +107,7 @@ class Last(NamedTuple):
     name: str
     pack: Pack
     policy: PackPolicy
-    planned: Planned
+    planned: Plan
     known: tuple[Known, ...]
     counter: str
     number: int = 0
@@ -115,7 +115,7 @@ class Last(NamedTuple):
     summarizer: Mapping[str, int] = NOTHING
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """One model call: ADK's request and contexts, and what packs it.
 
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
@@ -135,8 +135,8 @@ class Call(NamedTuple):
     is_live: bool
     passthrough_reason: str
     windows: Windows
-    planned: Planned = Planned()
-    last: Last | None = None
+    planned: Plan = Plan()
+    last: PreviousCall | None = None
     offloaded_tokens: int = 0
     near_limit: bool = False
 
@@ -148,7 +148,7 @@ class Call(NamedTuple):
 
 def call_of(
     context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan, windows: Windows
-) -> Call:
+) -> ModelCall:
     """A call as ADK hands it over, without plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation = context.get_invocation_context()
@@ -158,7 +158,7 @@ def call_of(
         reason = "live mode: the request was left alone"
     elif request.previous_interaction_id:
         reason = "interactions API: only the current turn is sent, the request was left alone"
-    return Call(
+    return ModelCall(
         context=context,
         request=request,
         span=span,
@@ -173,7 +173,7 @@ def call_of(
     )
 
 
-class ReadCall(NamedTuple):
+class PreparedCall(NamedTuple):
     """A call with what its pack is built from.
 
     ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
@@ -181,7 +181,7 @@ class ReadCall(NamedTuple):
     identity of the token counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
     """
 
-    call: Call
+    call: ModelCall
     source: PackInput
     history: Sequence[types.Content]
     epoch: Epoch
@@ -189,5 +189,5 @@ class ReadCall(NamedTuple):
     counter: str = ""
     summary_cost: Mapping[str, int] = NOTHING
 
-    def with_source(self, **changes: Any) -> ReadCall:
+    def with_source(self, **changes: Any) -> PreparedCall:
         return self._replace(source=self.source._replace(**changes))

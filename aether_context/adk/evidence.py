@@ -27,7 +27,7 @@ from aether_context.adk.call import (
     ESSENTIAL,
     ESSENTIAL_MARK,
     AgentKey,
-    Call,
+    ModelCall,
     SessionKey,
     masked_aside,
     session_key,
@@ -35,7 +35,7 @@ from aether_context.adk.call import (
 )
 from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
 from aether_context.adk.results import (
-    Given,
+    ToolResult,
     as_json,
     joined,
     medium_of,
@@ -48,7 +48,7 @@ from aether_context.adk.results import (
 from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_uri, offload
+from aether_context.evidence import EvidenceRecord, StoredResult, check_rules, evidence_uri, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import data_of, superseding
@@ -103,7 +103,7 @@ class Offloader:
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
         self._always = frozenset(name for name, rule in policy.offload.tools.items() if rule == "always")
-        self._shown: SharedLRU[object, Offloaded] = SharedLRU(512)
+        self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
         self._digests: SharedLRU[object, str] = SharedLRU(512)
         self._staying: SharedLRU[object, bool] = SharedLRU(512)
         """Agents' tools whose results stay; the agent that comes to a result does not always have the tool."""
@@ -116,13 +116,13 @@ class Offloader:
         if tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()) or _uses_computer(tool):
             self._staying.put((*session_key(context), context.agent_name, tool.name), True)
 
-    async def _look(self, call: Call) -> None:
+    async def _look(self, call: ModelCall) -> None:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session."""
         window = call.window.tokens
         settings = self._limits(window)
         tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
 
-        def is_wanted(given: Given) -> bool:
+        def is_wanted(given: ToolResult) -> bool:
             is_short = _characters(given.response) <= settings.threshold_tokens
             if given.tool in stays or (is_short and given.tool not in self._always):
                 return False
@@ -140,7 +140,7 @@ class Offloader:
         await self._keep(call.context, found)
 
     async def _describe(
-        self, context: CallbackContext, given: Given, settings: OffloadSettings, window: int
+        self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int
     ) -> _Evidence:
         """The evidence that a result is made of.
 
@@ -243,7 +243,7 @@ class Offloader:
             return False
         return True
 
-    async def enter(self, call: Call, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
+    async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong since it was
         asked last, and the tokens that extracts leave out of the history.
 
@@ -286,11 +286,11 @@ class Offloader:
         has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
         return bool((has_long_head and names - essential_names(request)) or names & self._always)
 
-    async def _show_aside(self, call: Call, records: Collection[EvidenceRecord]) -> bool:
+    async def _show_aside(self, call: ModelCall, records: Collection[EvidenceRecord]) -> bool:
         """What `_show` does; off the event loop where it has texts to mask."""
         return await asyncio.to_thread(self._show, call, records) if self._mask else self._show(call, records)
 
-    def _show(self, call: Call, records: Collection[EvidenceRecord]) -> bool:
+    def _show(self, call: ModelCall, records: Collection[EvidenceRecord]) -> bool:
         """Puts extracts into a request where the session's history holds the results themselves; whether one of them
         names an address.
 

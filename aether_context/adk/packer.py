@@ -29,7 +29,7 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
-from aether_context.adk.call import AgentKey, Call, Last, ReadCall, agent_key_of, call_of
+from aether_context.adk.call import AgentKey, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.prompt_cache import mark_prefix
@@ -42,7 +42,7 @@ from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
-from aether_context.adk.usage import Ledgers, Meters, note, reported
+from aether_context.adk.usage import Calibrations, Ledgers, note, reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
@@ -51,7 +51,7 @@ from aether_context.pack import METADATA, Calibration, Epoch, Identity, Pack, Pa
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
-from aether_context.state import Planned
+from aether_context.state import Plan
 from aether_context.store import PackStore, pack_id
 from aether_context.store.masking import MaskedContents, masked_input
 from aether_context.store.packs import DEFAULT_STORE
@@ -151,7 +151,7 @@ class RequestPacker:
         strategies_of(policy.conversation)
         self._mirror = Mirror(self._failures.warn_once) if mirror_artifacts else None
         self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
-        self._meters = Meters(self._recorder.store, self._recorder.calibration)
+        self._meters = Calibrations(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
         self._sent_contents = MaskedContents(thoughts=False)
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
@@ -175,7 +175,7 @@ class RequestPacker:
         self._counters = Counters(policy.tokens, clock=time.monotonic, tokenizers=tokenizers)
         self._cache = TokenCache()
         self._windows = Windows()
-        self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
+        self._last: LRUCache[AgentKey, PreviousCall] = LRUCache(_MOST_CALLS)
         self._refused: LRUCache[str, object] = LRUCache(_MOST_CALLS)
         self._lock = threading.Lock()
         _warm_up(policy.record != "off", policy.retrieval.recall)
@@ -184,7 +184,7 @@ class RequestPacker:
         """Itself: the copy of an agent that has its methods as callbacks shares its packer, as ADK's own copies do."""
         return self
 
-    def last(self, context: CallbackContext) -> Last | None:
+    def last(self, context: CallbackContext) -> PreviousCall | None:
         """The latest pack of an agent in its session, by the contexts of ADK's callbacks."""
         with self._lock:
             return self._last.get(agent_key_of(context))
@@ -293,7 +293,7 @@ class RequestPacker:
         call = await self._read(context, request, span)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
-        enriched: ReadCall | None = None
+        enriched: PreparedCall | None = None
         while True:
             try:
                 pick = self._counters.ready(call.model)
@@ -308,9 +308,9 @@ class RequestPacker:
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history)
-        return self._settle(*packed)
+        return self._send(*packed)
 
-    async def _read(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> Call:
+    async def _read(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
 
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
@@ -341,7 +341,7 @@ class RequestPacker:
             problems = (*problems, note(pressure))
         return call._replace(planned=planned._replace(problems=planned.problems + problems)) if problems else call
 
-    async def _enrich(self, call: Call) -> ReadCall:
+    async def _enrich(self, call: ModelCall) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
         read = await self._gatherer.gather(call)
         read = await self._recall.rank(read)
@@ -349,7 +349,7 @@ class RequestPacker:
             return read
         return await self._recall.turns(read, frozenset(read.source.request.positions), self._gatherer.reader.content)
 
-    async def _build(self, read: ReadCall, pick: Pick) -> tuple[ReadCall, Pack]:
+    async def _build(self, read: PreparedCall, pick: Pick) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last = read.call.policy, read.call.last
@@ -389,13 +389,13 @@ class RequestPacker:
         return read, pack
 
     def _calibration(
-        self, call: Call, pick: Pick, source: PackInput, identity: Identity, epoch: Epoch
+        self, call: ModelCall, pick: Pick, source: PackInput, identity: Identity, epoch: Epoch
     ) -> Calibration | None:
-        """What the counts of a call are corrected by; see `Meters.calibration`."""
+        """What the counts of a call are corrected by; see `Calibrations.calibration`."""
         known = self._meters.calibration(source, identity, epoch, pick.counter.name, call.context.session.events)
         return known if known is not None else source.calibration
 
-    def _settle(self, read: ReadCall, pack: Pack) -> LlmResponse | None:
+    def _send(self, read: PreparedCall, pack: Pack) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
 
         Returns an answer in the model's place where a limit stands against the call.
@@ -424,7 +424,7 @@ class RequestPacker:
         name = pack_id(source.identity, source.step)
         records = call.policy.record != "off"
         number = self._recorder.number(call.key[:3], call.context.session.events) if records else 0
-        last = Last(
+        last = PreviousCall(
             name=name,
             pack=pack,
             policy=call.policy,
@@ -446,7 +446,7 @@ class RequestPacker:
         """What a pack is built from: masked where the policy masks what the model is sent."""
         return masked_input(source, policy.mask, self._sent_contents) if policy.redact_prompt else source
 
-    def _cutoff(self, call: Call, pack: Pack) -> str:
+    def _cutoff(self, call: ModelCall, pack: Pack) -> str:
         """The id of the last event that the model does not read."""
         reader, model = self._gatherer.reader, pack.source.request.model
         unread = last_unread(pack, call.context.session.events, lambda content: reader.content(content, model))
@@ -481,12 +481,12 @@ class RequestPacker:
             policy = self.policy.changed(
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
-            planned = Planned(problems=(f"packed plainly after {span.error}",))
+            planned = Plan(problems=(f"packed plainly after {span.error}",))
             call = call_of(context, request, policy, span, self._windows)._replace(planned=planned)
             read = await Gatherer(SessionRecords(), self._waits).gather(call)
             counter = counter_for("")
             pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
-            return self._settle(read._replace(counter=counter.name), pack)
+            return self._send(read._replace(counter=counter.name), pack)
         except BudgetExceededError:
             raise
         except BaseException as raised:
@@ -551,7 +551,7 @@ class RequestPacker:
         }
         self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
 
-    def _learn(self, context: CallbackContext, last: Last, refused: Overflow, model: str | None) -> None:
+    def _learn(self, context: CallbackContext, last: PreviousCall, refused: Overflow, model: str | None) -> None:
         """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
         agent = context.get_invocation_context().agent
         if self._windows.learn(agent, last.pack, refused, model, last.policy, context.state):
@@ -629,7 +629,7 @@ def _load(records: bool, recalls: bool) -> None:
         import_module("aether_context.retrieval.call_indexes")
 
 
-def _invalid(call: Call) -> LlmResponse:
+def _invalid(call: ModelCall) -> LlmResponse:
     """The answer that names what a plan lacks, or the error where the policy's ``on_invalid`` is ``raise``."""
     planned = call.planned
     if call.policy.on_invalid == "raise":

@@ -35,7 +35,7 @@ from google.genai import types
 from pydantic import ValidationError
 from typing_extensions import override
 
-from aether_context.adk.call import Last
+from aether_context.adk.call import PreviousCall
 from aether_context.adk.packer import InvalidPlan, RequestPacker
 from aether_context.adk.request.inputs import CUT, last_unread
 from aether_context.adk.request.reader import Reader
@@ -244,7 +244,7 @@ class _Packing(BasePlugin):
         super().__init__(name="preview")
         store = _NoStore("memory://aether-context-preview")
         self.packer = RequestPacker(policy, store, "raise", recorder=_Unwritten(store), asks_models=False)
-        self.last: Last | None = None
+        self.last: PreviousCall | None = None
         self.error: Exception = InvalidPlan("no request would be sent: ADK calls no model", field="plan")
 
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse:

@@ -10,7 +10,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.adk.call import Call
+from aether_context.adk.call import ModelCall
 from aether_context.adk.request.reader import stored
 from aether_context.evidence.media import Medium, typed
 from aether_context.evidence.offload import free_key
@@ -25,7 +25,7 @@ _DEEPEST = 50
 _GONE = object()
 
 
-class Given(NamedTuple):
+class ToolResult(NamedTuple):
     """What a tool gave, with the call that asked for it, by whom, and when."""
 
     tool: str
@@ -37,7 +37,7 @@ class Given(NamedTuple):
     time: float | None
 
 
-def unread(call: Call) -> list[Given]:
+def unread(call: ModelCall) -> list[ToolResult]:
     """What tools gave since an agent's last answer, the oldest first, as the session has it now.
 
     The event of an answer names the pack that was made for it, beside what its call wrote into the session's state. So
@@ -68,7 +68,7 @@ def unread(call: Call) -> list[Given]:
             has_spoken = has_spoken or (by == own and event.invocation_id == asking)
         elif not event.actions.skip_summarization and (not branch or f"{branch}.".startswith(f"{by[1] or branch}.")):
             places.append(at)
-    found: list[Given] = []
+    found: list[ToolResult] = []
     for at in reversed(places):
         for answer in events[at].get_function_responses():
             event, asked = _asked(events, at, answer.id)
@@ -77,7 +77,7 @@ def unread(call: Call) -> list[Given]:
                 response, inside = split(answer.response or {})
                 parts = [*inside, *(answer.parts or ())]
                 who = (event.author, events[at].invocation_id, event.timestamp)
-                found.append(Given(name, asked.args or {}, response, parts, *who))
+                found.append(ToolResult(name, asked.args or {}, response, parts, *who))
     return found
 
 

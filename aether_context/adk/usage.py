@@ -20,7 +20,7 @@ from google.adk.sessions.state import State
 from google.genai import types
 
 from aether_context.adk.bounds import in_thread, within
-from aether_context.adk.call import AgentKey, Call, Caller, SessionKey, agent_key, caller_of, session_key
+from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import METADATA, Calibration, Content, Epoch, Identity, Pack, PackInput, valid
@@ -30,7 +30,7 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
-from aether_context.usage import CallUsage, LedgerReport, Pressure, TokenLedger
+from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
 from aether_context.usage.calibration import ANCHOR, RATIO, TokenRatio, UsageAnchor, calibration, report
 from aether_context.usage.prices import prices_of
 
@@ -153,7 +153,7 @@ class Ledgers:
         else:
             self._own[key] = limits
 
-    def enter(self, call: Call) -> Pressure | None:
+    def enter(self, call: ModelCall) -> NearLimit | None:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
         if call.is_live:
             return None
@@ -169,7 +169,7 @@ class Ledgers:
             ]
         return max(filter(None, found), key=lambda pressure: pressure.level, default=None)
 
-    def admit(self, call: Call, pack: Pack) -> LlmResponse | None:
+    def admit(self, call: ModelCall, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
 
         Raises:
@@ -287,7 +287,7 @@ class Ledgers:
             logger.warning("%s", text)
 
 
-def note(pressure: Pressure) -> str:
+def note(pressure: NearLimit) -> str:
     """What a manifest says of a pack that was made economically. It stays the same while the pressure does."""
     unit = {"cost": "US dollars", "total": "tokens"}.get(pressure.measure, f"{pressure.measure} tokens")
     state = "reached" if pressure.level == 2 else "near"
@@ -372,7 +372,7 @@ def _recorded(error: BudgetExceededError) -> dict[str, JSON]:
     return {name: float(value) if isinstance(value, Decimal) else value for name, value in values.items()}
 
 
-def _stopped(call: Call, error: BudgetExceededError) -> LlmResponse:
+def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
     """The answer in the model's place. A loop around the agent would ask again for ever, so it is left."""
     from google.adk.agents.loop_agent import LoopAgent
 
@@ -408,12 +408,12 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Meter:
-    """One conversation's anchor. ``unseen`` belongs to ``invocation``; ``reported_in`` is where usage came last."""
+    """One conversation's anchor. ``uncounted_tokens`` belongs to ``invocation``; usage came last in ``reported_in``."""
 
     anchor: UsageAnchor | None = None
     reported_in: str = ""
     invocation: str = ""
-    unseen: int = 0
+    uncounted_tokens: int = 0
 
     def record(self, invocation: str) -> list[JSON]:
         """The meter as the metadata of an event in an invocation holds it: a list without what is usual at its end."""
@@ -422,13 +422,13 @@ class _Meter:
             return []
         values: list[JSON] = [anchor.model, anchor.epoch, anchor.counted, anchor.reported, int(anchor.whole)]
         reported_in = "" if self.reported_in == invocation else self.reported_in
-        values += [self.unseen, list(anchor.doubted or ()), reported_in]
+        values += [self.uncounted_tokens, list(anchor.doubted or ()), reported_in]
         while not values[-1]:
             values.pop()
         return values
 
 
-class Meters:
+class Calibrations:
     """Learns from usage, and says what the next estimate stands on. Safe to share between sessions and event loops.
 
     Args:
@@ -476,11 +476,13 @@ class Meters:
             self._meters.put(agent_key(identity), meter)
         anchor, ratio = meter.anchor, self._ratios.get(owner) or TokenRatio()
         if meter.invocation != identity.invocation:
-            beyond = anchor.beyond if anchor is not None else 0
+            beyond = anchor.report_minus_count if anchor is not None else 0
             meter.invocation = identity.invocation
-            meter.unseen = max(0, min(beyond, source.window // 2))
+            meter.uncounted_tokens = max(0, min(beyond, source.window // 2))
         here = meter.reported_in == identity.invocation
-        return calibration(anchor, ratio, model=_mark(owner.by), epoch=epoch.number, here=here, unseen=meter.unseen)
+        return calibration(
+            anchor, ratio, model=_mark(owner.by), epoch=epoch.number, here=here, uncounted_tokens=meter.uncounted_tokens
+        )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
@@ -561,13 +563,13 @@ def _meter_of(events: list[Event], identity: Identity, known: _Meter | None) -> 
         return None
     if known is not None and known.invocation == event.invocation_id and known.record(known.invocation) == record:
         return known
-    names = ("model", "epoch", "counted", "reported", "whole", "unseen", "doubted", "reported_in")
+    names = ("model", "epoch", "counted", "reported", "whole", "uncounted_tokens", "doubted", "reported_in")
     anchor = dict(zip(names, record, strict=False))
-    unseen, reported_in = anchor.pop("unseen", 0), anchor.pop("reported_in", event.invocation_id)
+    uncounted_tokens, reported_in = anchor.pop("uncounted_tokens", 0), anchor.pop("reported_in", event.invocation_id)
     anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
     return _Meter(
         anchor=valid(ANCHOR, anchor),
         reported_in=reported_in if isinstance(reported_in, str) else "",
         invocation=event.invocation_id,
-        unseen=unseen if type(unseen) is int and unseen > 0 else 0,
+        uncounted_tokens=uncounted_tokens if type(uncounted_tokens) is int and uncounted_tokens > 0 else 0,
     )

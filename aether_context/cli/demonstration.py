@@ -13,9 +13,9 @@ from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import FAILED, WRONG_USAGE, head, print_table, say
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
+from aether_context.reading import WHY, Comparison
 from aether_context.store import Manifest, PackStore
 from aether_context.store.verification import Verifier
-from aether_context.views import WHY, Comparison
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -133,7 +133,7 @@ def _show_left_out(manifests: Sequence[Manifest]) -> None:
             acts.append(f"call {number}: {what}, {tokens}: {WHY[event.reason]}")
     # The latest row of each memory and piece of evidence that no pack held.
     rows = [row for manifest in manifests for row in manifest.rows if row.layer in ("memory", "evidence")]
-    sent = {row.id for row in rows if row.state not in ("dropped", "in_tail")}
+    sent = {row.id for row in rows if row.state not in ("dropped", "already_sent")}
     unsent = []
     for row in {row.id: row for row in rows if row.id not in sent}.values():
         similarity = f" (similarity {row.scores['similarity']:.3f})" if "similarity" in row.scores else ""

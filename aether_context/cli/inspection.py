@@ -9,11 +9,11 @@ from aether_context.cli.rendering import difference_json, print_difference, prin
 from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, say, tell
 from aether_context.errors import ChecksumMismatch, PackNotFound
 from aether_context.policy import PackPolicy
+from aether_context.reading import Difference, difference, read_view, view_of, view_under
 from aether_context.store import Manifest
 from aether_context.store.manifest import ContentList
 from aether_context.store.replay import Replayer
 from aether_context.store.verification import Verifier
-from aether_context.views import Difference, difference, read_view, view_of, view_under
 
 
 def show(url: str, pack: str | None, *, everything: bool, as_json: bool) -> int:

@@ -10,8 +10,8 @@ import click
 from aether_context.cli.rendering import print_pack, print_request
 from aether_context.cli.terminal import print_json
 from aether_context.policy import PackPolicy
+from aether_context.reading import view_of
 from aether_context.store.recording import request_json
-from aether_context.views import view_of
 
 
 def show(

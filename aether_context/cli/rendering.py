@@ -10,8 +10,8 @@ from itertools import groupby
 from aether_context.canonical import JSON, short
 from aether_context.cli.terminal import aligned, head, increase, moment, percent, plain, print_table, say
 from aether_context.pack import LAYERS, CandidateOutcome, LayerTokens
+from aether_context.reading import Comparison, Difference, Fate, PackView, Piece, TextChange
 from aether_context.store import Manifest
-from aether_context.views import Comparison, Difference, Fate, PackView, Piece, TextChange
 
 _FEW = 12
 """Rows and tools that are shown without --all."""
@@ -55,8 +55,8 @@ def _facts(manifest: Manifest) -> Lines:
     plan = manifest.validity + (f": {manifest.invalid_reason}" if manifest.invalid_reason else "")
     branch = f" · branch {manifest.branch}" if manifest.branch else ""
     over = f", {manifest.over_window:,} over it" if manifest.over_window else ""
-    other_encoders = (("memories", manifest.memory_encoder), ("tools", manifest.tools.encoder))
-    encoders = [("candidates", manifest.encoder), *(pair for pair in other_encoders if pair[1])]
+    other_encoders = (("memories", manifest.memory_embedder), ("tools", manifest.tools.embedder))
+    encoders = [("candidates", manifest.embedder), *(pair for pair in other_encoders if pair[1])]
     mark = f" ({manifest.window_mark})" if manifest.window_mark else ""
     facts = {
         "session": f"{manifest.app} · {manifest.user} · {manifest.session}",

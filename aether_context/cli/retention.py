@@ -9,7 +9,7 @@ from aether_context.cli import packs
 from aether_context.cli.terminal import NOT_THERE, print_json, print_table, progress, say, tell
 from aether_context.errors import PackNotFound, PolicyError
 from aether_context.store import PackStore
-from aether_context.store.retention import DAY_SECONDS, Plan, all_of, carry_out, older_than
+from aether_context.store.retention import DAY_SECONDS, Removal, all_of, carry_out, older_than
 
 
 def forget_files(
@@ -37,7 +37,7 @@ def forget_files(
     return NOT_THERE if any(plan.unreadable for plan in plans.values()) else 0
 
 
-def _show(store: PackStore, plans: dict[str, Plan], whose: str, delete: bool, as_json: bool) -> None:
+def _show(store: PackStore, plans: dict[str, Removal], whose: str, delete: bool, as_json: bool) -> None:
     rows: list[dict[str, JSON]] = [
         {
             "user": owner.removeprefix(f"{store.files.root}/"),

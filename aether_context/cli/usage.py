@@ -11,9 +11,9 @@ from aether_context.cli import packs
 from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, say, tell
 from aether_context.errors import AetherContextError
+from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals, accuracy
-from aether_context.views import Comparison
 
 
 @dataclass(slots=True)

@@ -32,10 +32,10 @@ from aether_context.conversation.registry import (
 from aether_context.conversation.strategy import (
     Budget,
     Conversation,
+    Decision,
     Removed,
     Replaced,
     Strategy,
-    Trimmed,
     decided,
 )
 from aether_context.conversation.turns import units
@@ -44,13 +44,13 @@ __all__ = [
     "AnchorDefinition",
     "Budget",
     "Conversation",
+    "Decision",
     "Normal",
     "Removed",
     "Replaced",
     "Selection",
     "Shape",
     "Strategy",
-    "Trimmed",
     "decided",
     "identify",
     "normalize",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from aether_context.conversation.strategy import Conversation, Trimmed
+from aether_context.conversation.strategy import Conversation, Decision
 from aether_context.conversation.turns import Unit
 from aether_context.errors import AnchorPreservationError, PolicyError
 from aether_context.pack import Anchor, AnchorKind, Content
@@ -162,7 +162,7 @@ def hold(
     return frozenset(held_units), tuple(notes)
 
 
-def validate(conversation: Conversation, result: Trimmed) -> None:
+def validate(conversation: Conversation, result: Decision) -> None:
     """Checks that every anchor of a conversation is among what a result keeps.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from aether_context.canonical import canonical_json
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategies import Epochs, HeadsTails, SlidingTurns, Summarize, Untouched
-from aether_context.conversation.strategy import Conversation, Strategy, Trimmed, decided
+from aether_context.conversation.strategy import Conversation, Decision, Strategy, decided
 from aether_context.conversation.turns import is_human, protected, units
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import Content
@@ -38,7 +38,7 @@ class _Guarded:
     def early(self) -> bool:
         return self.strategy.early
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         try:
             result = self.strategy.trim(conversation)
             fault = _fault(conversation, result)
@@ -54,7 +54,7 @@ class _Guarded:
         return decided(conversation, self.name, note=f"strategy {self.name!r} changed nothing: {fault}")
 
 
-def _fault(conversation: Conversation, result: Trimmed) -> str:
+def _fault(conversation: Conversation, result: Decision) -> str:
     """What is wrong with what a result changes; empty where nothing is."""
     gone = {removed.index for removed in result.removed}
     everything = range(len(conversation.contents))

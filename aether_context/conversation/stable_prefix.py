@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.strategy import Conversation, Replaced, Trimmed, decided
+from aether_context.conversation.strategy import Conversation, Decision, Replaced, decided
 from aether_context.conversation.turns import units
 from aether_context.pack import Content, Part, Reason, Tool
 from aether_context.policy import ConversationSettings
@@ -49,7 +49,7 @@ class StablePrefix:
     name: ClassVar[str] = "stable_prefix"
     early: ClassVar[bool] = True
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         settings, budget, contents = self.settings.stable_prefix, conversation.budget, conversation.contents
         counter, anchored = conversation.counter, conversation.anchored
         begin, note = _boundary(conversation)

@@ -10,9 +10,9 @@ from aether_context.conversation.anchors import hold
 from aether_context.conversation.rewrites import LEAST_EXTRACT, query_of, response_tokens, shorten_content
 from aether_context.conversation.strategy import (
     Conversation,
+    Decision,
     Removed,
     Replaced,
-    Trimmed,
     decided,
     summary_tokens,
 )
@@ -42,7 +42,7 @@ def cut_to(
     reason: Reason,
     anchors: Iterable[Anchor],
     stay: Collection[int] = (),
-) -> Trimmed:
+) -> Decision:
     """The cut of every strategy that cuts for good: whole units from the oldest, in one act, with a summary.
 
     What stays takes at most ``target`` tokens, summary included, where what may leave holds enough. The unit that would
@@ -114,7 +114,7 @@ def cut_to(
             shorter={at: replaced.content for at, replaced in replaced_by_index.items()},
             own=reserved is not None,
         )
-    if not (gone or replaced_by_index or conversation.surplus):
+    if not (gone or replaced_by_index or conversation.payload_tokens):
         return decided(conversation, strategy)
     result = decided(
         conversation,
@@ -160,7 +160,7 @@ class Epochs:
     name: str = "epochs"
     early: ClassVar[bool] = False
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         budget = conversation.budget
         demanded = conversation.forced or conversation.used > budget.mark(1)
         if not conversation.passes(budget.high) or not (demanded or conversation.pays(budget.low)):
@@ -194,7 +194,7 @@ class HeadsTails:
     name: ClassVar[str] = "heads_tails"
     early: ClassVar[bool] = False
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         budget = conversation.budget
         if not conversation.passes(budget.high):
             return decided(conversation, self.name)
@@ -230,7 +230,7 @@ class SlidingTurns:
     name: ClassVar[str] = "sliding_turns"
     early: ClassVar[bool] = True
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         tokens = self.settings.sliding_turns.tokens
         last = conversation.human if conversation.human is not None else len(conversation.contents) - 1
         if not tokens or last < 0:
@@ -288,7 +288,7 @@ class Summarize:
     name: ClassVar[str] = "summarize"
     early: ClassVar[bool] = False
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         budget = conversation.budget
         if not conversation.passes(budget.mark(SUMMARIZE_TRIGGER)):
             return decided(conversation, self.name)
@@ -318,5 +318,5 @@ class Untouched:
     name: ClassVar[str] = "none"
     early: ClassVar[bool] = True
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         return decided(conversation, self.name, normalize=True)

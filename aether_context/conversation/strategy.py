@@ -81,10 +81,10 @@ class Conversation:
     ``budget.fixed`` counts. ``human`` is the index of the final human message, None where there is none, and
     ``human_tokens`` are its tokens where ``fixed`` counts them. ``positions`` are the places of the contents in the
     host's list; anchors name those. ``state`` is what each strategy kept from call to call, by its name. ``summary`` is
-    that of what earlier calls cut, with its own tokens, and ``surplus`` are tokens of earlier payloads, which any cut
-    frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked for
-    by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is far
-    from full, which `passes` heeds. ``recalls`` is set where turns that were cut are sent beside the conversation.
+    that of what earlier calls cut, with its own tokens, and ``payload_tokens`` are those of earlier payloads, which any
+    cut frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked
+    for by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is
+    far from full, which `passes` heeds. ``recalls`` is set where turns that were cut are sent beside the conversation.
     ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached. ``summaries`` holds
     a model's; without one a summary quotes the conversation.
     """
@@ -103,7 +103,7 @@ class Conversation:
     state: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     summary: str = ""
     summary_tokens: int = 0
-    surplus: int = 0
+    payload_tokens: int = 0
     opens: bool = True
     forced: bool = False
     gated: bool = False
@@ -155,7 +155,7 @@ class Conversation:
     @property
     def used(self) -> int:
         """Tokens of the contents, of the summary, and of earlier payloads."""
-        return sum(self.tokens) + self.summary_tokens + self.surplus
+        return sum(self.tokens) + self.summary_tokens + self.payload_tokens
 
     def summarized(
         self, gone: Collection[int], max_tokens: int, *, shorter: Mapping[int, Content] | None = None, own: bool = False
@@ -208,7 +208,7 @@ class Conversation:
         places = {anchor.place for anchor in self.anchors}
         return frozenset(at for at, place in enumerate(self.positions) if place in places)
 
-    def after(self, result: Trimmed) -> Conversation:
+    def after(self, result: Decision) -> Conversation:
         """The conversation that a result leaves."""
         summary = self.summary if result.summary is None else result.summary
         if not result.changes and result.summary is None and len(result.kept) == len(self.contents):
@@ -227,7 +227,7 @@ class Conversation:
             state=result.state if result.state is not None else self.state,
             summary=summary,
             summary_tokens=self.summary_tokens if result.summary is None else summary_tokens(self.counter, summary),
-            surplus=0 if result.cuts else self.surplus,
+            payload_tokens=0 if result.cuts else self.payload_tokens,
         )
 
 
@@ -277,7 +277,7 @@ class Replaced:
     ceiling: int | None = None
 
 
-class Trimmed(NamedTuple):
+class Decision(NamedTuple):
     """What a strategy decided.
 
     ``summary`` is the new summary of what was cut, None where it stays as it was; contents before the index
@@ -328,7 +328,7 @@ class Strategy(Protocol):
         """Whether it looks at what the host sent alone, and not at the water marks, which are known only once the
         window is allocated. Early ones come before others."""
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         """What is kept, removed and replaced. The input stays as it is."""
 
 
@@ -344,14 +344,14 @@ def decided(
     lasting: bool = True,
     normalize: bool = False,
     note: str = "",
-) -> Trimmed:
+) -> Decision:
     """A strategy's decision with its account.
 
     Args:
         state: what the strategy keeps from now on; None where that stays as it was.
     """
     gone = {change.index for change in removed}
-    result = Trimmed(
+    result = Decision(
         kept=tuple(at for at in range(len(conversation.contents)) if at not in gone),
         removed=tuple(removed),
         replaced=tuple(replaced),

@@ -248,7 +248,7 @@ _MOST_SPARE = 4
 # The place of the last cut in a host's list, which may have changed since.
 
 
-class Aligned(NamedTuple):
+class EpochMatch(NamedTuple):
     """An epoch whose boundary fits the host's list.
 
     ``rewritten`` is set where the boundary was not found again and everything is live.
@@ -259,7 +259,7 @@ class Aligned(NamedTuple):
     note: str = ""
 
 
-def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
+def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMatch:
     """Finds the boundary in the host's list by the hash of the last content cut.
 
     Args:
@@ -267,7 +267,7 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
         digest_at: the digest of the content at a position.
     """
     if not epoch.cut_count:
-        return Aligned(epoch)
+        return EpochMatch(epoch)
     last = epoch.cut_count - 1
 
     def is_at(shift: int) -> bool:
@@ -277,7 +277,7 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
         )
 
     if last < total and is_at(0):
-        return Aligned(epoch)
+        return EpochMatch(epoch)
     shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash and is_at(at - last)]
     if len(shifts) != 1:
         return reset(epoch, "the boundary of the last cut is gone")
@@ -293,13 +293,13 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
             for message in epoch.payloads
         ),
     )
-    return Aligned(moved, note=f"the boundary of the last cut moved by {shift}")
+    return EpochMatch(moved, note=f"the boundary of the last cut moved by {shift}")
 
 
-def reset(epoch: Epoch, note: str) -> Aligned:
+def reset(epoch: Epoch, note: str) -> EpochMatch:
     """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
     fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools)
-    return Aligned(fresh, rewritten=True, note=note)
+    return EpochMatch(fresh, rewritten=True, note=note)
 
 
 def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:

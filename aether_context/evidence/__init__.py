@@ -1,6 +1,6 @@
 """Evidence: what tools and files gave, kept whole in the store, shown as extracts, and read back by lines."""
 
-from aether_context.evidence.offload import ARTIFACT_KEY, Offloaded, offload
+from aether_context.evidence.offload import ARTIFACT_KEY, StoredResult, offload
 from aether_context.evidence.record import EvidenceRecord, evidence_key, evidence_uri, superseded
 from aether_context.evidence.show import Extractor, check_rules, register_extractor
 
@@ -8,7 +8,7 @@ __all__ = [
     "ARTIFACT_KEY",
     "EvidenceRecord",
     "Extractor",
-    "Offloaded",
+    "StoredResult",
     "check_rules",
     "evidence_key",
     "evidence_uri",

@@ -30,7 +30,7 @@ _ERROR_STARTS = ("Traceback (most recent call last)", "Error:", "error:", "ERROR
 _ERROR_FACTOR = 8
 
 
-class Offloaded(NamedTuple):
+class StoredResult(NamedTuple):
     """What became of a result.
 
     ``data`` is what the store keeps: the one text that makes up most of the response, else the response as JSON.
@@ -50,8 +50,8 @@ class Offloaded(NamedTuple):
 
 def offload(
     response: Mapping[str, JSON], tool: str, settings: OffloadSettings, *, counter: TokenCounter, query: str = ""
-) -> Offloaded:
-    """Decides what a model reads of a response; `Offloaded.form` says what that is.
+) -> StoredResult:
+    """Decides what a model reads of a response; `StoredResult.form` says what that is.
 
     Equal arguments give equal results. An error stays as it is up to eight times the threshold.
 
@@ -68,7 +68,7 @@ def offload(
     tokens = tokens_of(text, counter)
     data = text.encode("utf-8", "surrogatepass")
     digest = hash_bytes(data)
-    kept = Offloaded(
+    kept = StoredResult(
         response=response,
         data=data,
         digest=digest,
@@ -124,7 +124,7 @@ def offload(
 
 
 def data_of(response: Mapping[str, JSON]) -> bytes:
-    """What the store keeps of a response, see `Offloaded.data`; JSON values only."""
+    """What the store keeps of a response, see `StoredResult.data`; JSON values only."""
     return _dominant(response)[1].encode("utf-8", "surrogatepass")
 
 

@@ -90,7 +90,7 @@ class Memories:
             self.database = MemoryFile(None if place is None else located(place), self._embedder, max_users)
 
     @property
-    def encoder(self) -> str:
+    def embedder(self) -> str:
         """Identity of the embedder whose vectors memories are found by, ``none`` without one."""
         return "none" if self._embedder is None else self._embedder.name
 

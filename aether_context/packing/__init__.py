@@ -10,7 +10,7 @@ from copy import copy
 
 from aether_context.conversation import strategies_of
 from aether_context.pack import Outgoing, Pack, PackInput
-from aether_context.packing.carryover import carry, measure
+from aether_context.packing.carryover import measure, restore_forms
 from aether_context.packing.compaction import bring_within_window, compact, settle
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
@@ -95,7 +95,7 @@ def _given(draft: Draft) -> Draft:
     """What the call and its epoch determine, before anything is chosen."""
     draft = copy(draft)
     select_tools(draft)
-    carry(draft)
+    restore_forms(draft)
     settle(draft)
     measure(draft)
     return draft

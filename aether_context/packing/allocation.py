@@ -37,7 +37,7 @@ def allocate(
     signals: Signals,
     settings: BudgetSettings,
     output_tokens: int | None = None,
-    overcounted: int = 0,
+    spare_tokens: int = 0,
 ) -> Allocation:
     """Whole tokens per layer.
 
@@ -46,10 +46,10 @@ def allocate(
         measured: tokens of the system, task and tools layers as they are.
         wanted: tokens that the evidence, memory and conversation layers would use if nothing limited them.
         output_tokens: the answer's limit where answer and input share the window; it raises the slack.
-        overcounted: tokens that may be counted beyond the window; they are lent.
+        spare_tokens: tokens that may be counted beyond the window; they are lent.
 
     Returns:
-        An allocation whose finals, slack included, sum to at most ``window + overcounted``.
+        An allocation whose finals, slack included, sum to at most ``window + spare_tokens``.
 
     Raises:
         StepTooLarge: the measured layers alone exceed the input budget.
@@ -69,7 +69,7 @@ def allocate(
         nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + left)
         left -= nominal[layer] - measured[layer]
     wanted_by_layer = {**wanted, **{layer: measured[layer] for layer in FIXED_LAYERS}}
-    final = lend(nominal, wanted_by_layer, weights, overcounted)
+    final = lend(nominal, wanted_by_layer, weights, spare_tokens)
     layers: dict[Layer, LayerTokens] = {}
     for layer in (*FIXED_LAYERS, *FLEXIBLE_LAYERS):
         layers[layer] = LayerTokens(
@@ -80,7 +80,7 @@ def allocate(
             used=min(wanted_by_layer[layer], final[layer]),
         )
     layers["slack"] = LayerTokens(floor=slack, nominal=slack, lent=0, final=slack, used=0)
-    return Allocation(window=window, slack=slack, overcounted=overcounted, layers=layers, weights=weights)
+    return Allocation(window=window, slack=slack, spare_tokens=spare_tokens, layers=layers, weights=weights)
 
 
 def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | None = None) -> int:

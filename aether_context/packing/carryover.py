@@ -23,7 +23,7 @@ _REASONS: Mapping[str, EpochReason] = {
 """Why a new epoch begins where one of these marks is another than the epoch's, in this order."""
 
 
-def carry(draft: Draft) -> None:
+def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
     source = draft.input
     epoch, request = source.epoch, source.request
@@ -80,7 +80,8 @@ def measure(draft: Draft) -> None:
     draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
     other_tools = source.request.other_tools
     draft.measured = {
-        "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools)) + draft.unseen,
+        "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools))
+        + draft.uncounted_tokens,
         "task": max(0, task + human_tokens - used),
         "tools": sum(counter.tools(draft.scope.tools)) + sum(counter.count_all(other_tools)),
     }
@@ -241,19 +242,19 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
         return candidates
     contents, human = draft.input.request.contents, draft.human
     raw = counter.contents(contents)
-    surplus = {index: counter.content(sent[index]) - raw[index] for index in places}
+    payload_tokens = {index: counter.content(sent[index]) - raw[index] for index in places}
     # No earlier request held what comes after the model's last answer.
     last = len(contents) if human is None else human
     unsent = next((at for at in range(last - 1, -1, -1) if contents[at].role == "model"), last)
     end = places[first_of_other_plan] if first_of_other_plan < len(places) else unsent
-    spoken = sum(raw) + sum(surplus.values())
+    spoken = sum(raw) + sum(payload_tokens.values())
     replies = max(1, sum(content.role == "model" for content in contents))
     room = max(0, draft.input_budget - spoken)
     calls = min(max(_LEAST_CALLS, replies), room * replies / max(1, spoken))
 
     def gained(start: int) -> float:
         return gain(
-            saved=sum(surplus[index] for index in candidates[start:]),
+            saved=sum(payload_tokens[index] for index in candidates[start:]),
             calls=calls,
             resent=sum(raw[candidates[start] : end]),
             cached_price=draft.input.cached_price,

@@ -15,9 +15,9 @@ from aether_context.canonical import short
 from aether_context.conversation import (
     Budget,
     Conversation,
+    Decision,
     Removed,
     Replaced,
-    Trimmed,
     ranked,
     standing_anchors,
     strategies_of,
@@ -93,7 +93,7 @@ def compact(draft: Draft) -> None:
     _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
 
 
-def _apply(draft: Draft, result: Trimmed) -> None:
+def _apply(draft: Draft, result: Decision) -> None:
     """Writes a strategy's decision into the draft."""
     items = draft.items
     draft.normalize = draft.normalize or result.normalize
@@ -185,7 +185,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         for item, count in zip(items, counts, strict=True)
     ]
     declares = bool(request.tools or request.other_tools)
-    fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.unseen
+    fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.uncounted_tokens
     fixed += sum(counter.count_all(request.other_tools))
     budget = Budget.of(
         source.window,
@@ -194,13 +194,13 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(ceiling=max(0, budget.ceiling + draft.overcounted))
+    budget = budget._replace(ceiling=max(0, budget.ceiling + draft.spare_tokens))
     return replace(
         _conversation(draft, items, tokens, budget),
         anchors=ranked(source.anchors),
         state=source.epoch.strategies,
         forced=draft.by_hand,
-        gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.overcounted),
+        gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.spare_tokens),
     )
 
 
@@ -222,7 +222,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         state=draft.states,
         summary=draft.summary,
         summary_tokens=draft.summary_tokens(draft.summary),
-        surplus=spoken - draft.spoken(items, draft.summary),
+        payload_tokens=spoken - draft.spoken(items, draft.summary),
         forced=forced,
         gated=draft.gated(spoken + budget.fixed, budget.input),
         recalls=any(candidate.source == RECALLED for candidate in draft.memory),
@@ -245,7 +245,7 @@ def _budget(draft: Draft) -> Budget:
     net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
     budget = marks(draft.policy, draft.shares, fixed, net)
     if leaves_latest(draft, draft.memory):
-        latest = min(budget.ceiling, latest_need(draft)) - draft.input.kept_free
+        latest = min(budget.ceiling, latest_need(draft)) - draft.input.growth_reserve
         most = latest if net is None else int(draft.policy.conversation.compact_to * net)
         budget = budget._replace(low=max(budget.low, min(latest, most)))
     return budget

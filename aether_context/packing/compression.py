@@ -206,7 +206,7 @@ def allocation_of(
         signals=signals,
         settings=policy.budget,
         output_tokens=source.output_tokens,
-        overcounted=source.calibration.overcounted if source.calibration is not None else 0,
+        spare_tokens=source.calibration.spare_tokens if source.calibration is not None else 0,
     )
 
 

@@ -32,13 +32,13 @@ from aether_context.pack import (
 from aether_context.packing import payload
 from aether_context.packing.allocation import slack_tokens
 from aether_context.policy import PackPolicy
-from aether_context.retrieval import Found
+from aether_context.retrieval import Ranking
 from aether_context.tokens.cache import PackCounter
 
 _NET_BYTES_PER_TOKEN = 3.6
 """The size of the byte net, by the tokens of the window."""
 _SEAMS = 8
-_NOTHING = Found(chosen=(), left=())
+_NOTHING = Ranking(chosen=(), left=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class ToolSelection:
 
     ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
     could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores`` holds every
-    tool's where the choice was made for this pack, and is empty where an earlier one stands; ``encoder`` names what
+    tool's where the choice was made for this pack, and is empty where an earlier one stands; ``embedder`` names what
     compared their meanings, and ``key`` stands for what the choice was made for.
     """
 
@@ -59,7 +59,7 @@ class ToolSelection:
     problem: str = ""
     kept: Mapping[str, Keep] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
-    encoder: str = ""
+    embedder: str = ""
     key: str = ""
 
     @property
@@ -134,8 +134,8 @@ class Draft:
 
     # Memory and evidence: what `query` found, then what is sent of it. `shortened` are ids.
     query: str = ""
-    found_memory: Found = _NOTHING
-    found_evidence: Found = _NOTHING
+    found_memory: Ranking = _NOTHING
+    found_evidence: Ranking = _NOTHING
     memory: tuple[Candidate, ...] = ()
     evidence: tuple[Candidate, ...] = ()
     shortened: frozenset[str] = frozenset()
@@ -209,13 +209,13 @@ class Draft:
         return self.input.window - self.slack
 
     @property
-    def unseen(self) -> int:
+    def uncounted_tokens(self) -> int:
         """Tokens of the system layer that the provider counts beyond the count here."""
-        return self.input.calibration.unseen if self.input.calibration is not None else 0
+        return self.input.calibration.uncounted_tokens if self.input.calibration is not None else 0
 
     @property
-    def overcounted(self) -> int:
-        return self.input.calibration.overcounted if self.input.calibration is not None else 0
+    def spare_tokens(self) -> int:
+        return self.input.calibration.spare_tokens if self.input.calibration is not None else 0
 
     @property
     def packed_tokens(self) -> Mapping[str, int]:
@@ -291,10 +291,10 @@ class Draft:
             budget: the input budget, which the count may not pass.
         """
         known = self.input.calibration
-        if known is None or known.beyond is None or counted > budget:
+        if known is None or known.report_minus_count is None or counted > budget:
             return False
         mark = min(self.policy.usage.gate * self.input.window, self.policy.conversation.compact_at * budget)
-        return counted - known.unseen + known.beyond < mark
+        return counted - known.uncounted_tokens + known.report_minus_count < mark
 
     def byte_net(self, contents: Iterable[Content], spoken: int) -> int | None:
         """How many of the ``spoken`` tokens of these contents the byte net takes; None where it takes all of them.
@@ -303,7 +303,7 @@ class Draft:
         where a provider reports nothing.
         """
         known = self.input.calibration
-        if not self.policy.usage.gate or (known is not None and known.beyond is not None):
+        if not self.policy.usage.gate or (known is not None and known.report_minus_count is not None):
             return None
         most, size = _NET_BYTES_PER_TOKEN * self.input.window, sent_bytes(contents)
         return int(most / size * spoken) if size > most else None

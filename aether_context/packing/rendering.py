@@ -143,7 +143,7 @@ def render(draft: Draft) -> Pack:
     plain = _contents(draft, packed)
     contents = normalized(plain, counter) if draft.normalize else plain
     sent = Sent(
-        system=Block(hash_text(draft.system), draft.measured["system"] - draft.unseen),
+        system=Block(hash_text(draft.system), draft.measured["system"] - draft.uncounted_tokens),
         tools=tuple(
             Block(tool.digest, tokens) for tool, tokens in zip(scope.tools, counter.tools(scope.tools), strict=True)
         )
@@ -167,7 +167,7 @@ def render(draft: Draft) -> Pack:
     # The acceptance items whose proof the sent payloads hold.
     written = {item.raw.digest for item in plain if item.outcome == "payload"}
     covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
-    excess_tokens = counted + draft.unseen - draft.shares.budget
+    excess_tokens = counted + draft.uncounted_tokens - draft.shares.budget
     excess = f"{excess_tokens} tokens over the input budget" if excess_tokens > 0 and not draft.degradations else ""
     too_large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
     payload_text = packed.text if packed is not None and packed.before else ""
@@ -183,7 +183,7 @@ def render(draft: Draft) -> Pack:
         tools_left_out=scope.left_out,
         tools_kept=scope.kept,
         tool_scores=scope.scores,
-        tool_encoder=scope.encoder,
+        tool_embedder=scope.embedder,
         scope_mode=scope.mode,
         scope_problem=scope.problem,
         signals=draft.signals,
@@ -200,7 +200,7 @@ def render(draft: Draft) -> Pack:
         evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
         degradations=tuple(filter(None, (*source.problems, scope.problem, too_large, *draft.degradations, excess))),
         request_tokens=request_tokens(source, counted),
-        over_window=max(0, counted + draft.unseen - draft.shares.overcounted - source.window),
+        over_window=max(0, counted + draft.uncounted_tokens - draft.shares.spare_tokens - source.window),
         counted_tokens=counted,
         whole_history_tokens=_whole_history_tokens(draft, outcomes),
         method=method(source, counter),
@@ -396,7 +396,7 @@ def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple
             reason: Reason | None = "over_allocation" if state != "kept" else None
             outcomes.append(_candidate_outcome(candidate, state, reason, counter, shortened_tokens.get(candidate.id)))
         for left in found.left:
-            state = "in_tail" if left.reason == "already_in_conversation" else "dropped"
+            state = "already_sent" if left.reason == "already_in_conversation" else "dropped"
             outcomes.append(_candidate_outcome(left.candidate, state, left.reason, counter))
     return tuple(outcomes)
 

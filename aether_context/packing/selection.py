@@ -16,7 +16,7 @@ from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput,
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
 from aether_context.policy import ConversationSettings
-from aether_context.retrieval import Found, Left, answers, weakest
+from aether_context.retrieval import Left, Ranking, answers, weakest
 from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
@@ -44,7 +44,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
     }
 
-    def found(layer: Layer, k: int, more: int = 0) -> Found:
+    def found(layer: Layer, k: int, more: int = 0) -> Ranking:
         result = retrieval.retrieve(
             [candidate for candidate in candidates if candidate.layer == layer],
             k=k,
@@ -77,10 +77,10 @@ def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
     ]
 
 
-def _nowhere(source: PackInput, layer: Layer) -> Found:
+def _nowhere(source: PackInput, layer: Layer) -> Ranking:
     """Nothing of a layer: there is no human message to write a payload into."""
     left = (candidate for candidate in source.candidates if candidate.layer == layer)
-    return Found(chosen=(), left=tuple(Left(candidate=candidate, reason="no_message") for candidate in left))
+    return Ranking(chosen=(), left=tuple(Left(candidate=candidate, reason="no_message") for candidate in left))
 
 
 def _readable(part: Part) -> str:
@@ -135,7 +135,7 @@ def latest_need(draft: Draft) -> int:
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != draft.human)
     share_left = 1.0 if _wants_all(settings) else settings.compact_to
-    return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.kept_free
+    return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
 
 
 def leaves_latest(draft: Draft, memory: Sequence[Candidate]) -> bool:
@@ -194,7 +194,7 @@ def fill(draft: Draft) -> None:
         draft.found_memory = found._replace(chosen=chosen)
         wanted_tokens = wanted(draft)
     other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
-    usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
+    usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve
     most_tokens = max(0, usable_tokens)
     if draft.at_cut:
         room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))

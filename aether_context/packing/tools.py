@@ -68,11 +68,11 @@ def _relevant(draft: Draft) -> ToolSelection | None:
     scores: Mapping[str, float] = {}
     encoder = ""
     if is_renewed:
-        scores, encoder = source.tool_scores, source.tool_encoder
+        scores, encoder = source.tool_scores, source.tool_embedder
         if not scores:
             query = retrieval.query_for(source)
             scores = retrieval.tool_scores(tools, query, draft.policy.redact)
-            encoder = retrieval.tool_encoder()
+            encoder = retrieval.tool_embedder()
         room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in keeps)
         names = [tool.name for tool in tools if tool.name not in keeps]
         keeps |= dict.fromkeys(_best(names, scores, costs, room, _LEAST_TOOLS - len(keeps)), "relevant")
@@ -82,7 +82,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         left_out={tool.name: "over_allocation" for tool in tools if tool.name not in keeps},
         kept=keeps,
         scores=scores,
-        encoder=encoder,
+        embedder=encoder,
         key=key,
     )
 

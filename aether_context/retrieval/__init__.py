@@ -5,27 +5,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aether_context.retrieval.ranking import Found, Left, answers, query_for, rank, retrieve, weakest
+from aether_context.retrieval.ranking import Left, Ranking, answers, query_for, rank, retrieve, weakest
 
 if TYPE_CHECKING:
-    from aether_context.retrieval.call_indexes import ranked, tool_encoder, tool_scores
+    from aether_context.retrieval.call_indexes import ranked, tool_embedder, tool_scores
     from aether_context.retrieval.embedders import register_embedder
     from aether_context.retrieval.index import HybridIndex
     from aether_context.retrieval.pool import Entry, Hit
 
 __all__ = [
     "Entry",
-    "Found",
     "Hit",
     "HybridIndex",
     "Left",
+    "Ranking",
     "answers",
     "query_for",
     "rank",
     "ranked",
     "register_embedder",
     "retrieve",
-    "tool_encoder",
+    "tool_embedder",
     "tool_scores",
     "weakest",
 ]
@@ -36,7 +36,7 @@ _NEED_NUMPY = {
     "HybridIndex": "index",
     "ranked": "call_indexes",
     "register_embedder": "embedders",
-    "tool_encoder": "call_indexes",
+    "tool_embedder": "call_indexes",
     "tool_scores": "call_indexes",
 }
 """Where names stand that are loaded when they are asked for."""

@@ -35,7 +35,7 @@ def tool_scores(tools: tuple[Tool, ...], query: str, redact: tuple[str, ...] = (
     return scores | {hit.id: round(hit.score, 6) for hit in hits}
 
 
-def tool_encoder() -> str:
+def tool_embedder() -> str:
     """Identity of the embedder that `tool_scores` compares meanings by."""
     return StaticEmbedder().name
 

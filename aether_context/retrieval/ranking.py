@@ -28,7 +28,7 @@ class Left(NamedTuple):
     reason: Reason
 
 
-class Found(NamedTuple):
+class Ranking(NamedTuple):
     """Candidates of one layer, best first, and those left out; ``more`` enter where they find room whole."""
 
     chosen: tuple[Candidate, ...]
@@ -45,7 +45,7 @@ def retrieve(
     tail: str = "",
     sent: Collection[str] = (),
     now: float = 0.0,
-) -> Found:
+) -> Ranking:
     """Orders one layer's candidates by their ``similarity``; ties break on id.
 
     What the app put into the session's state comes first and passes no floor, and neither does evidence: both are there
@@ -100,7 +100,7 @@ def retrieve(
         for candidate in fresh
         if candidate.id not in names
     ]
-    return Found(chosen=tuple(chosen), left=tuple(left), more=tuple(further))
+    return Ranking(chosen=tuple(chosen), left=tuple(left), more=tuple(further))
 
 
 def _rest(candidates: Iterable[Candidate], chosen: Iterable[Candidate]) -> list[Candidate]:

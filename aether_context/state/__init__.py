@@ -3,7 +3,7 @@
 from aether_context.state.schema import (
     EvidenceShape,
     NoteShape,
-    Planned,
+    Plan,
     Problems,
     StepShape,
     acceptance_of,
@@ -18,7 +18,7 @@ from aether_context.state.schema import (
 __all__ = [
     "EvidenceShape",
     "NoteShape",
-    "Planned",
+    "Plan",
     "Problems",
     "StepShape",
     "acceptance_of",

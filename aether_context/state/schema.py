@@ -273,7 +273,7 @@ class StateShape(_Shape):
     """Notes, memories and evidence."""
 
 
-class Planned(NamedTuple):
+class Plan(NamedTuple):
     """A session's state as the pipeline reads it. ``problems`` name the places of ignored values, not the values."""
 
     step: Step = Step()
@@ -284,7 +284,7 @@ class Planned(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
+def read_state(state: Mapping[str, Any], worker: str = "") -> Plan:
     """The step and the candidates in a session's state. Each field is read on its own, so a wrong one affects no other.
 
     Where the step, its acceptance list or its tools are given but cannot be read, the plan is invalid. Where the tools,
@@ -305,7 +305,7 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
     knowledge = knowledge or KnowledgeShape()
     plan, faults = reading.plan, list(reading.faults)
     if plan is None:
-        return Planned(
+        return Plan(
             step=Step(tools=() if reading.closed else tools),
             validity="invalid" if faults else "unplanned",
             invalid_reason="; ".join(faults),
@@ -332,7 +332,7 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
         faults.append("the plan has no " + " and no ".join(lacking))
     checkpoints = [current, *(step for step in plan.steps if step.id in current.depends_on)]
     notes = [NoteShape.model_construct(None, text=text) for step in checkpoints for text in step.notes]
-    return Planned(
+    return Plan(
         step=step,
         validity="invalid" if faults else "valid",
         invalid_reason="; ".join(dict.fromkeys(faults)),

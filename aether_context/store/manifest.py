@@ -65,7 +65,7 @@ class ToolScope(_Record):
     """Names declared, with the reason, in the mode ``relevant``."""
     scores: Mapping[str, float] = {}
     """Relevance of each tool to the request, by name, where the relevant ones were chosen for this pack."""
-    encoder: str = ""
+    embedder: str = ""
     """Identity of the embedder that compared tools with the request; empty where there are no scores."""
     allowed: tuple[str, ...] | None = None
     """Names that calls were restricted to; null where they were not."""
@@ -144,9 +144,9 @@ class Manifest(_Record):
     """All settings of the policy; null where a pack before it in the chain holds them."""
     counter: str
     """Identity of the token counter."""
-    encoder: str = "none"
+    embedder: str = "none"
     """Identity of the embedder that scored the candidates that came without a score."""
-    memory_encoder: str = ""
+    memory_embedder: str = ""
     """Identity of the embedder by which the memory service scored candidates; empty where it scored none."""
     searched: int | None = None
     """Number of turns that were searched for those that a cut had removed; the rows hold the best. Null where none

@@ -73,7 +73,7 @@ class MaskedPacks:
         for at in pack.made:
             made = pack.contents[at]
             counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
-        changed = changed._replace(tool_scores=pack.tool_scores, tool_encoder=pack.tool_encoder, previous=None)
+        changed = changed._replace(tool_scores=pack.tool_scores, tool_embedder=pack.tool_embedder, previous=None)
         counter = counter_for(source.request.model)
 
         def build(source: PackInput) -> Pack:

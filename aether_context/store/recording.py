@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _RARE = ("superseded_by", "content_hash", "kind")
 _CANDIDATE_FIELDS = tuple(item.name for item in fields(Candidate) if item.name not in _RARE)
 GIVEN = (
-    "window", "output_tokens", "encoder", "memory_encoder", "searched", "first_call", "rewritten", "cached_price",
+    "window", "output_tokens", "embedder", "memory_embedder", "searched", "first_call", "rewritten", "cached_price",
     "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration", "growth",
     "window_mark",
 )  # fmt: skip
@@ -207,7 +207,7 @@ def record(
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
     budget_base = max(
-        allocation.window + allocation.overcounted, sum(layer.final for layer in allocation.layers.values())
+        allocation.window + allocation.spare_tokens, sum(layer.final for layer in allocation.layers.values())
     )
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
@@ -251,7 +251,7 @@ def record(
             left_out=pack.tools_left_out,
             kept=pack.tools_kept,
             scores=pack.tool_scores,
-            encoder=pack.tool_encoder,
+            embedder=pack.tool_embedder,
             allowed=pack.allowed_tools,
         ),
         contents=contents,

@@ -145,7 +145,7 @@ class Replayer:
             candidates=_CANDIDATES.validate_python(texts.get("candidates", ())),
             epoch=epoch,
             tool_scores=manifest.tools.scores,
-            tool_encoder=manifest.tools.encoder,
+            tool_embedder=manifest.tools.embedder,
             problems=tuple(texts.get("problems", ())),
             summaries=texts.get("summaries", {}),
         )

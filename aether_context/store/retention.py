@@ -23,7 +23,7 @@ DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Removal:
     """What would be deleted of one user.
 
     Attributes:
@@ -45,7 +45,7 @@ class Plan:
         return sum(file.size for file in self.files)
 
 
-def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Plan:
+def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Removal:
     """What is older than ``seconds`` of one user, whose folder is ``owner``.
 
     A chain of packs goes as a whole, once its last pack is that old: the first pack of one that goes on stays. What
@@ -92,12 +92,12 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Plan
     gone += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
     proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in gone}
     gone += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
-    return Plan(
+    return Removal(
         files=_in_order(gone), foreign=foreign, forgotten=tuple(forgotten), unreadable=tuple(sorted(unreadable))
     )
 
 
-def all_of(store: PackStore, app: str, user: str, session: str | None = None) -> Plan:
+def all_of(store: PackStore, app: str, user: str, session: str | None = None) -> Removal:
     """Everything of a user, or of one session with those of the agents that ran as tools for it.
 
     What waits on this machine to be written is among it. A user's summaries and calibration go with any session, since
@@ -115,10 +115,10 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
         named -= {_digest_of(store, entry) for entry in others if entry.kind == "record"}
         shared = [entry for entry in others if entry.kind in ("summary", "calibration") or entry.stem in named]
         entries = own + [entry for entry in shared if entry.session == ""]
-    return Plan(files=_in_order(entries), foreign=foreign)
+    return Removal(files=_in_order(entries), foreign=foreign)
 
 
-def carry_out(store: PackStore, plan: Plan, deleted: Callable[[File], None] = lambda _: None) -> None:
+def carry_out(store: PackStore, plan: Removal, deleted: Callable[[File], None] = lambda _: None) -> None:
     """Deletes the files of a plan, and what waits on this machine to be written there; calls ``deleted`` with each."""
     if (spool := spool_of(store.files)) is not None:
         spool.drop(file.path for file in plan.files)

@@ -138,7 +138,7 @@ class _Session:
                 turn_characters += size
                 speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
                 entries += turn_entries(place, words, time=time, speaker=speaker)
-        room = room_for_turns(turn_characters, all_characters, source.window - source.kept_free)
+        room = room_for_turns(turn_characters, all_characters, source.window - source.growth_reserve)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if not room or all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             return source
@@ -182,8 +182,10 @@ def _source(
         calibration = replace(
             calibration,
             offset=round(calibration.offset * scale, 2),
-            beyond=None if calibration.beyond is None else round(calibration.beyond * scale),
-            overcounted=round(calibration.overcounted * scale),
+            report_minus_count=None
+            if calibration.report_minus_count is None
+            else round(calibration.report_minus_count * scale),
+            spare_tokens=round(calibration.spare_tokens * scale),
         )
     return source._replace(
         window=window,

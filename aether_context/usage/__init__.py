@@ -220,7 +220,7 @@ class Estimate(NamedTuple):
         return _amounts(self.input_tokens, self.output_tokens or 0, self.cost_usd or Decimal(0))
 
 
-class Gauge(NamedTuple):
+class LimitUse(NamedTuple):
     """One measure of an account: what is used of its limit, which is None where there is none."""
 
     limit: Amount | None
@@ -241,14 +241,14 @@ class TokenBudget(NamedTuple):
 
     scope: Scope
     name: str
-    input: Gauge
-    output: Gauge
-    total: Gauge
-    cost: Gauge
+    input: LimitUse
+    output: LimitUse
+    total: LimitUse
+    cost: LimitUse
     totals: Totals
 
 
-class Pressure(NamedTuple):
+class NearLimit(NamedTuple):
     """A limit that an account is near to, with ``level`` 1, or has reached, with ``level`` 2."""
 
     level: Literal[1, 2]
@@ -329,17 +329,17 @@ class TokenLedger:
                 )
         return error
 
-    def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> Pressure | None:
+    def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> NearLimit | None:
         """The limit with the largest used share, where that is 80% or more; None otherwise.
 
-        Planned calls do not count, so that the share never falls.
+        Plan calls do not count, so that the share never falls.
         """
         largest_share, pressure = 0.0, None
         for scope, _, measure, limit, used in self._bounds(limits, invocation, agent):
             share = float(used / limit)
             if share >= 0.8 and share > largest_share:
                 largest_share = share
-                pressure = Pressure(level=2 if share >= 1 else 1, scope=scope, measure=measure, limit=limit)
+                pressure = NearLimit(level=2 if share >= 1 else 1, scope=scope, measure=measure, limit=limit)
         return pressure
 
     def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
@@ -410,7 +410,7 @@ class TokenLedger:
             "cost": estimated + totals.unpriced_calls,
         }
         gauges = {
-            measure: Gauge(limit=limit.get(measure), used=used, approximate=approximate_calls[measure] > 0)
+            measure: LimitUse(limit=limit.get(measure), used=used, approximate=approximate_calls[measure] > 0)
             for measure, used in totals.amounts.items()
         }
         return TokenBudget(scope=scope, name=name, totals=totals, **gauges)

@@ -81,18 +81,18 @@ class UsageAnchor:
     whole: bool = False
 
     @property
-    def beyond(self) -> int:
+    def report_minus_count(self) -> int:
         """Tokens by which the report exceeds the count."""
         return self.reported - self.counted
 
-    def overcounted(self, epoch: int) -> int:
+    def spare_tokens(self, epoch: int) -> int:
         """Tokens by which the report is below the count, half of them where a new epoch began since.
 
         0 where it is so low that it is not believed: some providers report only uncached tokens.
         """
         if self.reported < (_LEAST_BELIEVED if self.whole else _LEAST) * self.counted:
             return 0
-        return max(0, -self.beyond) // (1 if self.epoch == epoch else 2)
+        return max(0, -self.report_minus_count) // (1 if self.epoch == epoch else 2)
 
 
 RATIO, ANCHOR = TypeAdapter(TokenRatio), TypeAdapter(UsageAnchor)
@@ -118,11 +118,12 @@ def report(
 
 
 def calibration(
-    anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, unseen: int
+    anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, uncounted_tokens: int
 ) -> Calibration | None:
     """The calibration that a pack of an epoch is estimated by; None where nothing is known.
 
-    ``here`` says that the anchor's usage was reported in the running invocation; for ``unseen`` see `Calibration`.
+    ``here`` says that the anchor's usage was reported in the running invocation; ``uncounted_tokens`` are those of
+    `Calibration`.
     """
     if anchor is None and not ratio.samples:
         return None
@@ -132,9 +133,9 @@ def calibration(
         offset=round(anchor.reported - ratio.value * anchor.counted, 2) if anchor is not None else 0.0,
         samples=ratio.samples,
         anchored=anchored,
-        beyond=anchor.beyond if anchor is not None and anchored and here else None,
-        unseen=unseen,
-        overcounted=anchor.overcounted(epoch) if anchor is not None and anchored else 0,
+        report_minus_count=anchor.report_minus_count if anchor is not None and anchored and here else None,
+        uncounted_tokens=uncounted_tokens,
+        spare_tokens=anchor.spare_tokens(epoch) if anchor is not None and anchored else 0,
     )
 
 

@@ -11,10 +11,10 @@ from aether_context.errors import ArtifactError
 from aether_context.evidence.record import evidence_key
 from aether_context.pack import CandidateOutcome, Layer
 from aether_context.packing import payload
+from aether_context.reading import PackView, Piece, TextChange
+from aether_context.reading.difference import UNSENT
 from aether_context.store import Manifest, PackStore
 from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, absolute, relative_name
-from aether_context.views import PackView, Piece, TextChange
-from aether_context.views.difference import UNSENT
 
 _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",

@@ -22,12 +22,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
+from aether_context.reading import difference, read_view
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 from aether_context.viewer.calls import Calls, Session, by_session
 from aether_context.viewer.packs import changed_lines, is_shortened, raw_of, spans, summary
 from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render
-from aether_context.views import difference, read_view
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

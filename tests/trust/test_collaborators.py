@@ -18,7 +18,7 @@ from scripted import Chat, call, inside, look_up, new_store
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, packer
 from aether_context.adk.bounds import RETRY_SECONDS, LeftOut, Waits
-from aether_context.conversation import Conversation, Removed, Trimmed, register_strategy, unregister_strategy
+from aether_context.conversation import Conversation, Decision, Removed, register_strategy, unregister_strategy
 from aether_context.retrieval import embedders
 from aether_context.tokens import choice, counter_for, register_counter
 
@@ -122,9 +122,9 @@ class FaultyStrategy:
     def __init__(self, fault: str) -> None:
         self.fault = fault
 
-    def trim(self, conversation: Conversation) -> Trimmed:
+    def trim(self, conversation: Conversation) -> Decision:
         fail(self.fault)
-        return Trimmed(kept=(9_999, 9_999, -3, None), removed=("x",), summary=b"")  # type: ignore[arg-type]
+        return Decision(kept=(9_999, 9_999, -3, None), removed=("x",), summary=b"")  # type: ignore[arg-type]
 
 
 class FaultyArtifacts(InMemoryArtifactService):
@@ -292,11 +292,11 @@ def test_a_decision_that_would_break_a_request_is_not_taken(
     wrong: Callable[[Conversation], list[Removed]], figure: Figure
 ) -> None:
     class Wrong(FaultyStrategy):
-        def trim(self, conversation: Conversation) -> Trimmed:
+        def trim(self, conversation: Conversation) -> Decision:
             removed = tuple(wrong(conversation))
             gone = {one.index for one in removed}
             kept = tuple(at for at in range(len(conversation.contents)) if at not in gone)
-            return Trimmed(kept=kept, removed=removed)
+            return Decision(kept=kept, removed=removed)
 
     chat = chat_with("strategy", "", 1)
     register_strategy("faulty", lambda settings: Wrong(""))

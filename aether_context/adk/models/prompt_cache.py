@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from google.adk.agents.context_cache_config import ContextCacheConfig
 
-from aether_context.adk.call import Call
+from aether_context.adk.call import ModelCall
 from aether_context.adk.windows import ServedModel, served_models
 from aether_context.tokens.model_limits import bare_model_name, provider_of
 
@@ -17,7 +17,7 @@ _MARKING = frozenset({"", "anthropic", "bedrock", "vertex_ai", "openrouter", "az
 """LiteLLM providers that pass the marks of a request on to Claude."""
 
 
-def mark_prefix(call: Call) -> None:
+def mark_prefix(call: ModelCall) -> None:
     """Lets ADK mark a request of Claude's, unless the app has a configuration of its own or the policy says no.
 
     To write a cache costs a quarter of the input price, which one call alone never earns back: an agent without tools

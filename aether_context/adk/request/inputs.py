@@ -14,7 +14,7 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import Call, Known, ReadCall, caller_of, masked_aside, words_of
+from aether_context.adk.call import Known, ModelCall, PreparedCall, caller_of, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -49,7 +49,7 @@ from aether_context.pack import (
     valid,
 )
 from aether_context.retrieval.ranking import similarity
-from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
+from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
@@ -73,9 +73,9 @@ class Gatherer:
         self.reader = Reader()
         self._records = records
         self._waits = waits
-        self._plans: SharedLRU[object, Planned] = SharedLRU(_MOST_PLANS)
+        self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
-    def planned(self, call: Call) -> Planned:
+    def planned(self, call: ModelCall) -> Plan:
         """The plan, tools and knowledge in the session's state.
 
         A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools, until it
@@ -100,7 +100,7 @@ class Gatherer:
             self._plans.put(key, found)
         return found
 
-    async def gather(self, call: Call) -> ReadCall:
+    async def gather(self, call: ModelCall) -> PreparedCall:
         """The input of any request."""
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
@@ -157,7 +157,7 @@ class Gatherer:
             # What an earlier call of this invocation found.
             before = last.pack.source
             candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
-            encoder = before.memory_encoder
+            encoder = before.memory_embedder
         is_asked = identity.call == 1 or (opens and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
             found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
@@ -192,7 +192,7 @@ class Gatherer:
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
             candidates=unique(candidates),
-            memory_encoder=encoder,
+            memory_embedder=encoder,
             epoch=aligned.epoch,
             first_call=opens,
             rewritten=aligned.rewritten or _rewrote(call, stored),
@@ -210,7 +210,7 @@ class Gatherer:
             offloaded_tokens=call.offloaded_tokens,
             growth=_growth(events, identity.invocation),
         )
-        return ReadCall(call=call, source=source, history=raw, epoch=stored, known=known)
+        return PreparedCall(call=call, source=source, history=raw, epoch=stored, known=known)
 
     def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
@@ -223,7 +223,7 @@ class Gatherer:
 
     def _anchors(
         self,
-        call: Call,
+        call: ModelCall,
         contents: Sequence[Content],
         positions: Sequence[int],
         problems: list[str],
@@ -274,7 +274,7 @@ class Gatherer:
         return ranked(found)
 
 
-def _identity(call: Call) -> Identity:
+def _identity(call: ModelCall) -> Identity:
     """Whose model call this is; the call's number is read off the session's events."""
     invocation, events, last = call.invocation.invocation_id, call.context.session.events, call.last
     app, user, session, branch, agent = call.key
@@ -328,7 +328,7 @@ def _opens(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:
     )
 
 
-def _rewrote(call: Call, epoch: Epoch) -> bool:
+def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
     """Whether the host changed contents that this agent's last answer was given to.
 
     Compaction and rewinds do, and results that come late, which ADK puts in the place of earlier ones. Read off the
@@ -367,7 +367,7 @@ def _growth(events: Sequence[Event], invocation: str) -> int | None:
     return sorted(sizes)[9 * len(sizes) // 10] // _GROWTH_CHARACTERS if sizes else None
 
 
-def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[str]]:
+def _unloaded(call: ModelCall, contents: Sequence[types.Content]) -> tuple[int, list[str]]:
     """What is missing where the host loads a part of a session's events, in words; and how many contents, which are not
     sent then, stand first without the user message that they answer.
 
@@ -397,7 +397,7 @@ def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[
 
 
 async def _memories(
-    call: Call, problems: list[str], waits: Waits, *, preloaded: bool
+    call: ModelCall, problems: list[str], waits: Waits, *, preloaded: bool
 ) -> tuple[tuple[Candidate, ...], str]:
     """The app's memories, under one deadline, and what compared their meanings where they have a score.
 
@@ -448,7 +448,7 @@ async def _memories(
                     standing=is_preference(memory.metadata),
                 )
             )
-        return (*candidates, *found), service.memories.encoder if found else ""
+        return (*candidates, *found), service.memories.embedder if found else ""
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
         return tuple(candidates), ""

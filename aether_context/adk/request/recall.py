@@ -13,7 +13,7 @@ from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
-from aether_context.adk.call import ReadCall
+from aether_context.adk.call import PreparedCall
 from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LOADER, read_spoken
 from aether_context.pack import Candidate, Content
@@ -43,7 +43,7 @@ class Recall:
         if name not in _INSTANT:
             _embedder(name)
 
-    async def rank(self, read: ReadCall) -> ReadCall:
+    async def rank(self, read: PreparedCall) -> PreparedCall:
         """The input with scores for the candidates that have none."""
         source = read.source
         query = query_for(source)
@@ -62,12 +62,12 @@ class Recall:
 
     async def turns(
         self,
-        read: ReadCall,
+        read: PreparedCall,
         sent: Collection[int],
         frozen: Callable[[types.Content, str], Content],
         *,
         most: int | None = None,
-    ) -> ReadCall:
+    ) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
         Their room is as the square of the share that turns have in the history: where most of it is calls and their
@@ -84,7 +84,7 @@ class Recall:
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return read
         history, events, mask = read.history, tuple(read.call.context.session.events), read.call.policy.mask
-        end, most_tokens = source.request.positions[human], source.window - source.kept_free
+        end, most_tokens = source.request.positions[human], source.window - source.growth_reserve
         spoken = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
         room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
         is_whole = all(int(entry.id.partition("#")[0]) in sent for entry in spoken.turns)
@@ -115,8 +115,8 @@ class Recall:
         return read.with_source(candidates=(*source.candidates, *candidates), searched=len(entries))
 
     async def _compared(
-        self, read: ReadCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
-    ) -> tuple[tuple[Candidate, ...], ReadCall]:
+        self, read: PreparedCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
+    ) -> tuple[tuple[Candidate, ...], PreparedCall]:
         """What an act gives with the policy's embedder, or with the packaged one where that fails or takes too long.
 
         What takes too long goes on behind the calls: a model is loaded and a history embedded for those to come, which
@@ -136,7 +136,7 @@ class Recall:
         if embedder is not None and name not in _INSTANT:
             try:
                 candidates = await self._waits.within(name, invocation, in_thread(act_in_time), most_late=1)
-                return candidates, read.with_source(encoder=embedder.name)
+                return candidates, read.with_source(embedder=embedder.name)
             except LeftOut:
                 problem = "is left out for a while"
             except TimeoutError:
@@ -146,7 +146,7 @@ class Recall:
             note = f"the embedder {name} {problem}: ranked by the model in the package"
             embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
         candidates = await asyncio.to_thread(act, embedder)
-        return candidates, read if embedder is None else read.with_source(encoder=embedder.name)
+        return candidates, read if embedder is None else read.with_source(embedder=embedder.name)
 
 
 def _embedder(name: str) -> Embedder | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LOADER = "load_memory"
 
 
-class Spoken(NamedTuple):
+class EarlierTurns(NamedTuple):
     """What was said before the human message.
 
     ``room`` are the most tokens for what is recalled of it, ``turns`` all that can be, none where there is no room.
@@ -32,7 +32,7 @@ class Spoken(NamedTuple):
 
 def read_spoken(
     history: Sequence[types.Content], events: Sequence[Event], end: int, *, most: float, mask: Callable[[str], str]
-) -> Spoken:
+) -> EarlierTurns:
     """What was said before ``end``: the turns that are words alone, with time and author of their events.
 
     Their ids are places in the history; long turns come in passages, whose ids go on with a number. A content without
@@ -52,7 +52,7 @@ def read_spoken(
     room = room_for_turns(size, sum(map(characters, history[:end])), most)
     room = room and room_for_turns(size, sum(map(_written, history[:end])), most)
     if not room:
-        return Spoken(0, (), loading)
+        return EarlierTurns(0, (), loading)
     from aether_context.retrieval.call_indexes import turn_entries
 
     # Of each text the events that say it, by author: their numbers in the session, which tell the latest, and times.
@@ -76,7 +76,7 @@ def read_spoken(
         for place, (text, author, time) in sorted(turns.items())
         if place < end
     )
-    return Spoken(room, [*chain.from_iterable(entries)], loading)
+    return EarlierTurns(room, [*chain.from_iterable(entries)], loading)
 
 
 def _texts(content: types.Content) -> list[str]:

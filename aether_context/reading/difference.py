@@ -9,12 +9,12 @@ from difflib import SequenceMatcher
 from typing import Literal, TypeAlias, get_args
 
 from aether_context.pack import LAYERS, CandidateOutcome, Layer, LayerTokens, PrefixBreak, State
-from aether_context.views.packs import PackView, Piece, PiecePart
+from aether_context.reading.packs import PackView, Piece, PiecePart
 
 _AROUND = 40
 """Characters that are shown on either side of where two requests begin to differ."""
 
-UNSENT = ("hidden", "dropped", "in_tail")
+UNSENT = ("hidden", "dropped", "already_sent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

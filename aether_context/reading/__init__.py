@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aether_context.views.comparison import Comparison, Reading
-from aether_context.views.difference import (
+from aether_context.reading.comparison import Comparison, Reading
+from aether_context.reading.difference import (
     CandidateChange,
     Difference,
     Fate,
@@ -12,7 +12,7 @@ from aether_context.views.difference import (
     TextChange,
     difference,
 )
-from aether_context.views.packs import WHY, PackView, Piece, read_view, view_of, view_under
+from aether_context.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
 
 __all__ = [
     "WHY",
