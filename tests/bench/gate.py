@@ -81,8 +81,8 @@ BOUNDS = {
     "message, long": 4.0,
     "cut": 160.0,
     "cold": 3.0,
-    "saturated": 4.0,
-    "import": 0.28,
+    "saturated": 5.2,
+    "import": 0.3,
 }
 """About half as much again as two noisy cores show; they go down with the figures."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
