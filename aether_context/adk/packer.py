@@ -47,7 +47,7 @@ from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
-from aether_context.pack import METADATA, Calibration, Epoch, Identity, Pack, PackInput
+from aether_context.pack import METADATA, Pack, PackInput
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
@@ -151,7 +151,7 @@ class RequestPacker:
         strategies_of(policy.conversation)
         self._mirror = Mirror(self._failures.warn_once) if mirror_artifacts else None
         self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
-        self._meters = Calibrations(self._recorder.store, self._recorder.calibration)
+        self._calibrations = Calibrations(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
         self._sent_contents = MaskedContents(thoughts=False)
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
@@ -353,12 +353,15 @@ class RequestPacker:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last = read.call.policy, read.call.last
-        await self._meters.begin(read.source, pick.counter.name, read.call.state)
+        await self._calibrations.begin(read.source, pick.counter.name, read.call.state)
         if last is None or last.counter != pick.counter.name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
         source = read.source
-        known = self._calibration(read.call, pick, source, source.identity, source.epoch)
-        read = read._replace(source=source._replace(calibration=known), counter=pick.counter.name)
+        events = read.call.context.session.events
+        known = self._calibrations.calibration(source, pick.counter.name, events)
+        if known is not None:
+            source = source._replace(calibration=known)
+        read = read._replace(source=source, counter=pick.counter.name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: with large contents, with many tools to choose from
@@ -388,13 +391,6 @@ class RequestPacker:
             read = read._replace(summary_cost=cost)
         return read, pack
 
-    def _calibration(
-        self, call: ModelCall, pick: Pick, source: PackInput, identity: Identity, epoch: Epoch
-    ) -> Calibration | None:
-        """What the counts of a call are corrected by; see `Calibrations.calibration`."""
-        known = self._meters.calibration(source, identity, epoch, pick.counter.name, call.context.session.events)
-        return known if known is not None else source.calibration
-
     def _send(self, read: PreparedCall, pack: Pack) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
 
@@ -420,7 +416,7 @@ class RequestPacker:
             mark_prefix(call)
             self._windows.keep(call.invocation.agent, call.model, call.context.state)
             if source.first_call:
-                self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
+                self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
         records = call.policy.record != "off"
         number = self._recorder.number(call.key[:3], call.context.session.events) if records else 0
@@ -531,10 +527,16 @@ class RequestPacker:
             if refused is not None:
                 self._learn(context, last, refused, model)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
-                self._meters.reported(pack, last.counter, usage.input_tokens)
+                self._calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             cutoff = {"cutoff": last.cutoff} if last.cutoff else {}
-            metadata = {"pack_id": last.name, "number": last.number, **self._meters.note(pack), **cutoff, **metadata}
+            metadata = {
+                "pack_id": last.name,
+                "number": last.number,
+                **self._calibrations.note(pack),
+                **cutoff,
+                **metadata,
+            }
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
         if metadata:
@@ -558,10 +560,10 @@ class RequestPacker:
             with self._lock:
                 self._refused[context.invocation_id] = context.state.get(WINDOWS)
         if refused.sent is not None:
-            self._meters.reported(last.pack, last.counter, refused.sent)
+            self._calibrations.reported(last.pack, last.counter, refused.sent)
 
 
-async def _counted(pick: Pick, act: Callable[[], _T], *, is_instant: bool = True) -> _T:
+async def _counted(pick: Pick, act: Callable[[], _T], *, is_instant: bool) -> _T:
     """What an act gives that counts tokens; off the event loop where it may wait, or is not instant."""
     if pick.may_wait:
         return await _waited(pick.name, act)

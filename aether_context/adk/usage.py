@@ -23,7 +23,7 @@ from aether_context.adk.bounds import in_thread, within
 from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
-from aether_context.pack import METADATA, Calibration, Content, Epoch, Identity, Pack, PackInput, valid
+from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, valid
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -453,35 +453,27 @@ class Calibrations:
         known = (ratio for ratio in found if ratio is not None)
         self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
-    def calibration(
-        self,
-        source: PackInput,
-        identity: Identity,
-        epoch: Epoch,
-        counter: str,
-        events: list[Event],
-    ) -> Calibration | None:
-        """What a request is estimated by, after what the session's events say of the last one.
-
-        Args:
-            source: what it is built from, or what the call before it was.
-            identity: whose model call it is.
-            epoch: the epoch that it stands in.
-        """
+    def calibration(self, source: PackInput, counter: str, events: list[Event]) -> Calibration | None:
+        """What a request is estimated by, after what the session's events say of the last one."""
         owner = _owner(source, counter)
-        known = self._meters.get(agent_key(identity))
+        known = self._meters.get(agent_key(source.identity))
         # As its events have it; as it is remembered where they have none.
-        meter = _meter_of(events, identity, known) or known or _Meter()
+        meter = _meter_of(events, source.identity, known) or known or _Meter()
         if meter is not known:
-            self._meters.put(agent_key(identity), meter)
+            self._meters.put(agent_key(source.identity), meter)
         anchor, ratio = meter.anchor, self._ratios.get(owner) or TokenRatio()
-        if meter.invocation != identity.invocation:
+        if meter.invocation != source.identity.invocation:
             beyond = anchor.report_minus_count if anchor is not None else 0
-            meter.invocation = identity.invocation
+            meter.invocation = source.identity.invocation
             meter.uncounted_tokens = max(0, min(beyond, source.window // 2))
-        here = meter.reported_in == identity.invocation
+        here = meter.reported_in == source.identity.invocation
         return calibration(
-            anchor, ratio, model=_mark(owner.by), epoch=epoch.number, here=here, uncounted_tokens=meter.uncounted_tokens
+            anchor,
+            ratio,
+            model=_mark(owner.by),
+            epoch=source.epoch.number,
+            here=here,
+            uncounted_tokens=meter.uncounted_tokens,
         )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:

@@ -28,7 +28,7 @@ logger = logging.getLogger("aether_context")
 MANY = 100_000
 """A user with more memories than this is better served by PostgreSQL than by a file."""
 
-_FORMAT = 5
+_FORMAT = 1
 _TIMEOUT_SECONDS = 30
 _MOST_KEPT = 1_000_000
 """Memories in the indexes of all users that a process keeps, of 450 to 750 bytes each."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Self
 
 from aether_context.store import Manifest
 from aether_context.usage.calibration import estimated
@@ -64,7 +63,7 @@ class Comparison:
         for manifest in manifests:
             self.add(manifest)
 
-    def add(self, manifest: Manifest) -> Self:
+    def add(self, manifest: Manifest) -> None:
         """Adds one call."""
         model = self._priced_as or manifest.model
         self.packed.add(manifest, model, manifest.counted_tokens, manifest.prefix.shared_tokens or 0)
@@ -72,4 +71,3 @@ class Comparison:
         shared = 0 if manifest.whole_history_breaks else min(whole, self._whole.get(key, 0))
         self.unpacked.add(manifest, model, whole, shared)
         self._whole[key] = whole
-        return self

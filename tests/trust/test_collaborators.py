@@ -140,7 +140,7 @@ class FaultyArtifacts(InMemoryArtifactService):
 
 
 class FaultyReads(PackStore):
-    """What is read from it: calibration, summaries, vectors, evidence."""
+    """What is read from it: calibration, summaries, evidence."""
 
     fault = ""
 
@@ -148,7 +148,7 @@ class FaultyReads(PackStore):
         fail(self.fault)
         return ["odd", 7]
 
-    calibration = summary = vector_files = evidence_data = _read  # type: ignore[assignment]
+    calibration = summary = evidence_data = _read  # type: ignore[assignment]
 
 
 def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
