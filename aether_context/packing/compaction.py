@@ -38,6 +38,7 @@ from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing
 from aether_context.packing import payload
 from aether_context.packing.carryover import tell
 from aether_context.packing.draft import Draft
+from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
 from aether_context.text.shorten import level, shorten
@@ -51,7 +52,7 @@ _NET_SHARE = 0.25
 # The policy's strategies.
 
 
-def settle(draft: Draft) -> None:
+def trim_early(draft: Draft) -> None:
     """Applies the policy's early strategies, in their order."""
     early = [strategy for strategy in strategies_of(draft.policy.conversation) if strategy.early]
     if not early or draft.input.passthrough_reason:
@@ -175,15 +176,8 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
-    items = [
-        item if item.outcome in ("extract", "told") or item.content is item.raw else item._replace(content=item.raw)
-        for item in draft.items
-    ]
-    counts = counter.contents([item.content for item in items])
-    tokens = [
-        item.tokens if item.outcome == "payload" else count + draft.payload_tokens * (item.origin == draft.human)
-        for item, count in zip(items, counts, strict=True)
-    ]
+    items = [item._replace(content=item.raw) if item.outcome == "payload" else item for item in draft.items]
+    tokens = [item.tokens for item in items]
     declares = bool(request.tools or request.other_tools)
     fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.uncounted_tokens
     fixed += sum(counter.count_all(request.other_tools))
@@ -236,14 +230,8 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
 def _budget(draft: Draft) -> Budget:
     """The marks of the conversation beside what the other layers are to hold."""
-    fixed = (
-        sum(draft.measured.values())
-        + sum(draft.packed_tokens.values())
-        + sum(candidate.tokens for candidate in (*draft.memory, *draft.evidence))
-        + draft.reserve
-    )
     net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
-    budget = marks(draft.policy, draft.shares, fixed, net)
+    budget = marks(draft.policy, draft.shares, draft.fixed, net)
     if leaves_latest(draft, draft.memory):
         latest = min(budget.ceiling, latest_need(draft)) - draft.input.growth_reserve
         most = latest if net is None else int(draft.policy.conversation.compact_to * net)
@@ -315,6 +303,8 @@ _MOST_REQUEST = 0.77
 tools: the calls and their results have to stand beside it."""
 _LEAST_QUOTE = 8
 _ROUNDS = 12
+_MOST_TRIES = 3
+"""So often an act is tried: what is cut down to a number of tokens takes a few more or less."""
 _NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
 
 
@@ -339,7 +329,7 @@ def bring_within_window(draft: Draft) -> None:
 
 def _over(draft: Draft, items: Sequence[Outgoing]) -> int:
     """Tokens over the input budget with these contents."""
-    return draft.spoken(items, draft.summary) + draft.budget.fixed - draft.budget.input
+    return draft.spoken(items, draft.summary) + draft.fixed - draft.budget.input
 
 
 def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = False) -> None:
@@ -466,18 +456,41 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
 
 
 def _shorten_request(draft: Draft) -> None:
-    """What stands in the human message becomes shorter.
+    """What stands in the human message becomes shorter, until the pack is within the budget or nothing more may go."""
+    task, over = draft.measured["task"], _over(draft, draft.items)
+    for _ in range(_MOST_TRIES):
+        _shorten_message(draft, task, over)
+        write_payload(draft)
+        if (rest := _over(draft, draft.items)) <= 0:
+            break
+        over += rest
+    if draft.measured["task"] == task:
+        return
+    event = TruncationEvent(
+        layer="task",
+        stage="emergency",
+        reason="window",
+        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
+        tokens_before=task,
+        tokens_after=draft.measured["task"],
+    )
+    draft.events = (*draft.events, event)
+
+
+def _shorten_message(draft: Draft, task: int, over: int) -> None:
+    """Decides how a human message of ``task`` tokens loses about ``over`` of them.
 
     The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store. Where that
     would not be enough, its media go first, the largest first, since words without them say more than they do without
     words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
     """
-    raw, counter, task, over = draft.raw_human, draft.counter, draft.measured["task"], _over(draft, draft.items)
+    raw, counter = draft.raw_human, draft.counter
     size, least = _request_tokens(draft), _least_request(raw, counter) if raw is not None else 0
     freed = 0
     if raw is not None:
         sizes = sizes_beside_text(raw, counter)
-        sent = [tokens for tokens in sizes.values() if draft.largest is None or tokens <= draft.largest]
+        most = draft.packed.largest if draft.packed is not None else None
+        sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
         if sent and (more := over - max(0, size - least)) > 0:
             fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
             draft.largest = max(fitting, default=0)
@@ -495,19 +508,6 @@ def _shorten_request(draft: Draft) -> None:
     rest = over - freed - draft.summary_tokens(draft.summary)
     if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.keeps:
         draft.task_ceiling = max(LEAST_EXTRACT, plan - rest)
-        freed += plan - draft.task_ceiling
-    if not freed:
-        return
-    event = TruncationEvent(
-        layer="task",
-        stage="emergency",
-        reason="window",
-        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
-        tokens_before=task,
-        tokens_after=max(0, task - freed),
-    )
-    draft.events = (*draft.events, event)
-    draft.budget = draft.budget._replace(fixed=draft.budget.fixed - freed)
 
 
 def _media_note(names: Sequence[str]) -> str:
@@ -578,5 +578,10 @@ def _tell_last(draft: Draft) -> None:
     if over <= 0 or not origins:
         return
     before = draft.spoken(draft.items, draft.summary)
-    tell(draft, origins, max(LEAST_EXTRACT, before - draft.summary_tokens(draft.summary) - over))
+    most = before - draft.summary_tokens(draft.summary)
+    for _ in range(_MOST_TRIES):
+        most = max(LEAST_EXTRACT, most - over)
+        tell(draft, origins, most)
+        if (over := _over(draft, draft.items)) <= 0:
+            break
     _note(draft, before, origins)
