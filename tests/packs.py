@@ -13,8 +13,9 @@ from typing import Any
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation import Conversation, Decision, strategies_of
 from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.epoch import live_positions
 from aether_context.conversation.strategy import summary_content
-from aether_context.conversation.turns import is_human, live_positions
+from aether_context.conversation.turns import is_human
 from aether_context.pack import (
     AcceptanceItem,
     Candidate,

@@ -2,8 +2,7 @@
 
 Early strategies look at what the host sent alone, before the window is allocated; late ones at the water marks. A
 strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest, as under
-the default strategy. That net stops a quarter of the way above the low-water mark: of what a strategy chose to keep,
-more stays, and the next such cut is still far away.
+the default strategy.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from aether_context.conversation.rewrites import (
     shorten_content,
     sizes_beside_text,
 )
-from aether_context.conversation.strategies import SUMMARIZE_TRIGGER, Epochs
+from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
 from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
@@ -43,11 +42,6 @@ from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
-
-NET = "emergency"
-"""What the net behind the strategies is called among them in a manifest."""
-_NET_SHARE = 0.25
-"""How far above the low-water mark the net stops, as a share of the way to the ceiling."""
 
 # The policy's strategies.
 
@@ -76,22 +70,19 @@ def compact(draft: Draft) -> None:
         draft.degradations, draft.states = (draft.input.passthrough_reason,), {}
         return
     draft.budget = budget = _budget(draft)
-    settings, forced = draft.policy.conversation, draft.by_hand
+    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken(draft.items, draft.summary)
+    late = [strategy for strategy in strategies_of(settings) if not strategy.early]
     if forced:
-        share = int(settings.compact_to * draft.spoken(draft.items, draft.summary))
-        budget = budget._replace(low=min(budget.low, share))
-    elif is_quiet(draft, budget, draft.spoken(draft.items, draft.summary)):
+        budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * spoken)))
+    elif all(
+        isinstance(strategy, Cutting)
+        and (spoken <= strategy.mark(budget) or draft.gated(spoken + budget.fixed, budget.input))
+        for strategy in (*late, net(settings))
+    ):
         return
-    for strategy in strategies_of(settings):
-        if not strategy.early:
-            _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
-    forced = forced and not draft.acts
-    conversation = _as_sent(draft, budget, forced=forced)
-    if not forced:
-        most = budget.mark(1)
-        low = budget.low + int(_NET_SHARE * (most - budget.low))
-        conversation = replace(conversation, budget=budget._replace(high=most, low=low))
-    _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
+    for strategy in late:
+        _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
+    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.acts)))
 
 
 def _apply(draft: Draft, result: Decision) -> None:
@@ -188,7 +179,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(ceiling=max(0, budget.ceiling + draft.spare_tokens))
+    budget = budget._replace(most=max(0, budget.most + draft.spare_tokens))
     return replace(
         _conversation(draft, items, tokens, budget),
         anchors=ranked(source.anchors),
@@ -233,9 +224,9 @@ def _budget(draft: Draft) -> Budget:
     net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
     budget = marks(draft.policy, draft.shares, draft.fixed, net)
     if leaves_latest(draft, draft.memory):
-        latest = min(budget.ceiling, latest_need(draft)) - draft.input.growth_reserve
+        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
         most = latest if net is None else int(draft.policy.conversation.compact_to * net)
-        budget = budget._replace(low=max(budget.low, min(latest, most)))
+        budget = budget._replace(cut_to=max(budget.cut_to, min(latest, most)))
     return budget
 
 
@@ -251,28 +242,13 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | Non
         window=room + allocation.slack,
         slack=allocation.slack,
         fixed=fixed,
-        ceiling=max(allocation.layers["conversation"].final, room - fixed),
-        high=0,
-        low=0,
+        most=max(allocation.layers["conversation"].final, room - fixed),
+        cut_above=0,
+        cut_to=0,
         net=net,
     )
     settings = policy.conversation
-    return budget._replace(high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))
-
-
-_GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
-"""Strategies that do nothing below a mark to contents that are appended."""
-
-
-def is_quiet(draft: Draft, budget: Budget, spoken: int) -> bool:
-    """Whether a conversation of so many tokens is below every mark above which a strategy acts on it."""
-    settings = draft.policy.conversation
-    if draft.by_hand or not _GROWING.issuperset(settings.strategy):
-        return False
-    quiet = budget.high
-    if "summarize" in settings.strategy:
-        quiet = min(quiet, budget.mark(SUMMARIZE_TRIGGER))
-    return spoken <= quiet or draft.gated(spoken + budget.fixed, budget.input)
+    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=budget.mark(settings.compact_to))
 
 
 def _take_out(draft: Draft, gone: Mapping[int, Reason]) -> None:
@@ -358,8 +334,8 @@ def _shorten_responses(draft: Draft) -> None:
     if not sizes:
         return
     beside = draft.spoken(items, draft.summary) - sum(sizes)
-    enough = budget.high - beside >= LEAST_EXTRACT * len(sizes)
-    room = (budget.high if enough else budget.input - budget.fixed) - beside
+    enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
+    room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
     while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed, draft.summary) - room - beside) > 0:
@@ -428,7 +404,7 @@ def _leave_out_neighbours(draft: Draft) -> None:
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
     human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
-    protected_units = protected(parts, human, neighbours=False)
+    protected_units = protected(parts, human)
     going = [at for at in range(len(parts)) if at not in protected_units]
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, shrinks, [parts[at].indices for at in going])

@@ -9,11 +9,12 @@ from typing import TypeVar
 
 from aether_context.canonical import hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
+from aether_context.conversation.epoch import as_ranges, live_positions
 from aether_context.conversation.rewrites import indented, packed_message
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
-from aether_context.conversation.turns import as_ranges, live_positions, units
+from aether_context.conversation.turns import units
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Accuracy,

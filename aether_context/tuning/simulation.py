@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from aether_context.conversation.turns import align, live_positions, reset, torn
+from aether_context.conversation.epoch import align, live_positions, reset
+from aether_context.conversation.turns import torn
 from aether_context.errors import AetherContextError
 from aether_context.pack import Epoch, Pack, PackInput
 from aether_context.packing import build_pack

@@ -33,7 +33,8 @@ from aether_context.adk.request.spoken import characters
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
-from aether_context.conversation.turns import align, is_human, live_positions, reset, torn
+from aether_context.conversation.epoch import align, live_positions, reset
+from aether_context.conversation.turns import is_human, torn
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
