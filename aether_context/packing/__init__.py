@@ -14,6 +14,7 @@ from aether_context.packing.carryover import measure, restore_forms
 from aether_context.packing.compaction import bring_within_window, compact, settle
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
+from aether_context.packing.inputs import next_input
 from aether_context.packing.rendering import recount, render
 from aether_context.packing.selection import choose, fill
 from aether_context.packing.tools import select_tools
@@ -21,7 +22,7 @@ from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter, TokenCache
 
-__all__ = ["build_pack", "recount"]
+__all__ = ["build_pack", "next_input", "recount"]
 
 _MOST_ROUNDS = 3
 
@@ -117,7 +118,7 @@ def _fitted(draft: Draft, judged: Sequence[Outgoing], summary: str) -> Draft:
 def _over(pack: Pack) -> int:
     """Tokens by which what leaves passes the input budget, after everything."""
     used = sum(layer.used for layer in pack.allocation.layers.values())
-    return 0 if pack.source.passthrough_reason else used - pack.allocation.budget
+    return 0 if pack.source.host.passthrough_reason else used - pack.allocation.budget
 
 
 def _payload_tokens(pack: Pack) -> int:
@@ -126,7 +127,7 @@ def _payload_tokens(pack: Pack) -> int:
     They decide at an invocation's first call; a payload that a later one makes changes nothing of that.
     """
     human = pack.source.request.human
-    if human is None or not pack.chose or not pack.source.first_call:
+    if human is None or not pack.chose or not pack.source.request.first_call:
         return 0
     outcome = pack.outcomes[human]
     return outcome.sent_tokens - outcome.tokens if outcome.sent_tokens is not None else 0
@@ -135,7 +136,7 @@ def _payload_tokens(pack: Pack) -> int:
 def _matters(draft: Draft, payload_tokens: int) -> bool:
     """Whether early strategies decide otherwise with a payload of so many tokens."""
     early = any(strategy.early for strategy in strategies_of(draft.policy.conversation))
-    if draft.input.passthrough_reason or not early:
+    if draft.input.host.passthrough_reason or not early:
         return False
     before = _given(draft)
     other = copy(draft)
