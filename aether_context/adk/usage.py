@@ -194,7 +194,7 @@ class Ledgers:
                 model=model,
                 time=pack.identity.last_event_time,
                 estimate=pack.request_tokens,
-                is_whole=not pack.source.passthrough_reason,
+                is_whole=not pack.source.host.passthrough_reason,
                 system=pack.allocation.layers["system"].used,
                 tools=pack.allocation.layers["tools"].used,
                 formatting=formatting + sum(frame_of(item.content, framing) for item in new),
@@ -477,7 +477,7 @@ class Calibrations:
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what the next one goes on from."""
         noted: dict[str, JSON] = {}
-        if not pack.source.passthrough_reason:
+        if not pack.source.host.passthrough_reason:
             noted["request_tokens"] = pack.request_tokens
         if (meter := self._meters.get(agent_key(pack.identity))) is not None:
             noted["meter"] = _METER.dump_python(meter, mode="json")

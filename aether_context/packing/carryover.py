@@ -27,22 +27,24 @@ def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
     source = draft.input
     epoch, request = source.epoch, source.request
-    explains = draft.policy.payload.contract == "system" and request.system_is_text and not source.passthrough_reason
+    explains = (
+        draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
+    )
     standing = epoch.contract and explains
     marks = _marks(draft, _system(request.system, standing))
     if not epoch.number:
         draft.changed = "first_call"
-    elif source.rewritten:
+    elif source.request.rewritten:
         draft.changed = "history_rewritten"
     else:
         differs = (reason for mark, reason in _REASONS.items() if marks[mark] != epoch.marks.get(mark, ""))
         draft.changed = next(differs, None)
     new_step = draft.changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
-    draft.keeps = not draft.at_cut and not source.first_call and not new_step
+    draft.keeps = not draft.at_cut and not source.request.first_call and not new_step
     # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
     # payload explains itself, in as many words as its sections need.
     new_head = any(marks[mark] != epoch.marks.get(mark, "") for mark in ("system", "tools"))
-    breaks = not epoch.number or source.rewritten or new_head
+    breaks = not epoch.number or source.request.rewritten or new_head
     may_begin = explains and not draft.keeps and source.validity != "unplanned"
     draft.contract = standing or (may_begin and breaks)
     draft.system = _system(request.system, draft.contract)
@@ -234,7 +236,7 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
             saved=sum(payload_tokens[index] for index in candidates[start:]),
             calls=calls,
             resent=sum(raw[candidates[start] : end]),
-            cached_price=draft.input.cached_price,
+            cached_price=draft.input.host.cached_price,
         )
 
     best = max(range(len(candidates)), key=gained)

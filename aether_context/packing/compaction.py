@@ -49,7 +49,7 @@ from aether_context.tokens.cache import PackCounter
 def trim_early(draft: Draft) -> None:
     """Applies the policy's early strategies, in their order."""
     early = [strategy for strategy in strategies_of(draft.policy.conversation) if strategy.early]
-    if not early or draft.input.passthrough_reason:
+    if not early or draft.input.host.passthrough_reason:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
@@ -66,8 +66,8 @@ def compact(draft: Draft) -> None:
 
     A cut by hand goes down to the low-water mark, or to that share of what there is where that is less.
     """
-    if draft.input.passthrough_reason:
-        draft.degradations, draft.states = (draft.input.passthrough_reason,), {}
+    if draft.input.host.passthrough_reason:
+        draft.degradations, draft.states = (draft.input.host.passthrough_reason,), {}
         return
     draft.budget = budget = _budget(draft)
     settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken(draft.items, draft.summary)
@@ -156,7 +156,7 @@ def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int]
         counter=draft.counter,
         system=request.system,
         tools=request.tools,
-        opens=draft.input.first_call,
+        opens=draft.input.request.first_call,
     )
 
 
@@ -182,7 +182,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     budget = budget._replace(most=max(0, budget.most + draft.spare_tokens))
     return replace(
         _conversation(draft, items, tokens, budget),
-        anchors=ranked(source.anchors),
+        anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
         forced=draft.by_hand,
         gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.spare_tokens),
@@ -203,7 +203,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
     return replace(
         conversation,
         human_tokens=0 if conversation.human is None else items[conversation.human].tokens,
-        anchors=ranked([*draft.input.anchors, *standing]),
+        anchors=ranked([*draft.input.host.anchors, *standing]),
         state=draft.states,
         summary=draft.summary,
         summary_tokens=draft.summary_tokens(draft.summary),
@@ -211,7 +211,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         forced=forced,
         gated=draft.gated(spoken + budget.fixed, budget.input),
         recalls=any(candidate.source == RECALLED for candidate in draft.memory),
-        cached_price=draft.input.cached_price,
+        cached_price=draft.input.host.cached_price,
         summaries=draft.summaries,
     )
 
@@ -286,7 +286,7 @@ _NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
 
 def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
-    if draft.input.passthrough_reason:
+    if draft.input.host.passthrough_reason:
         return
     for act in (
         _shorten_responses,
@@ -497,7 +497,7 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
     counter = draft.counter
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     records = draft.policy.record == "full"
-    where = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
+    where = f"; the whole of it is {uri}" if records and draft.input.host.can_read else ""
     note = f"[The middle of this message is left out{where}]"
     if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))

@@ -206,11 +206,11 @@ class Draft:
     @property
     def uncounted_tokens(self) -> int:
         """Tokens of the system layer that the provider counts beyond the count here."""
-        return self.input.calibration.uncounted_tokens if self.input.calibration is not None else 0
+        return self.input.usage.uncounted_tokens
 
     @property
     def spare_tokens(self) -> int:
-        return self.input.calibration.spare_tokens if self.input.calibration is not None else 0
+        return self.input.usage.spare_tokens
 
     @property
     def payload_tokens(self) -> dict[Layer, int]:
@@ -258,7 +258,7 @@ class Draft:
     @property
     def by_hand(self) -> bool:
         """Whether a cut was asked for that has not been made."""
-        return bool(self.input.asked) and self.input.asked != self.input.epoch.asked
+        return bool(self.input.host.asked) and self.input.host.asked != self.input.epoch.asked
 
     def gated(self, counted: int, budget: int) -> bool:
         """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
@@ -267,7 +267,7 @@ class Draft:
             counted: tokens of the whole request and what is unseen of it.
             budget: the input budget, which the count may not pass.
         """
-        known = self.input.calibration
+        known = self.input.usage.calibration
         if known is None or known.report_minus_count is None or counted > budget:
             return False
         mark = min(self.policy.usage.gate * self.input.window, self.policy.conversation.compact_at * budget)
@@ -279,7 +279,7 @@ class Draft:
         The net is there for calls before which nothing was reported in the invocation: the first one, or all of them
         where a provider reports nothing.
         """
-        known = self.input.calibration
+        known = self.input.usage.calibration
         if not self.policy.usage.gate or (known is not None and known.report_minus_count is not None):
             return None
         most, size = _NET_BYTES_PER_TOKEN * self.input.window, sent_bytes(contents)

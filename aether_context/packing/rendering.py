@@ -237,17 +237,17 @@ def _whole_history_tokens(draft: Draft, outcomes: Sequence[CandidateOutcome]) ->
     system = counter.system(request.system, declares=bool(tools or request.other_tools))
     declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
     contents = sum(outcome.tokens for outcome in outcomes[: len(request.contents)])
-    return system + declarations + source.epoch.cut_tokens + contents + source.offloaded_tokens
+    return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
 
 
 def request_tokens(source: PackInput, counted: int) -> int:
     """Tokens that the provider is expected to count."""
-    return estimated(source.calibration, counted) if source.calibration is not None else counted
+    return estimated(source.usage.calibration, counted) if source.usage.calibration is not None else counted
 
 
 def method(source: PackInput, counter: PackCounter) -> Accuracy:
     """How the request's tokens were obtained."""
-    anchored = source.calibration is not None and source.calibration.anchored
+    anchored = source.usage.calibration is not None and source.usage.calibration.anchored
     return "anchored" if anchored and counter.method != "exact" else counter.method
 
 
@@ -323,7 +323,7 @@ def write_payload(draft: Draft) -> None:
 def _message(draft: Draft) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
     source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.packed
-    if raw is None or source.passthrough_reason:
+    if raw is None or source.host.passthrough_reason:
         return None
     if draft.keeps and packed is not None and packed.before:
         return replace(_shorter(packed, draft.request), largest=draft.largest)
@@ -530,7 +530,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         payloads=(*past, packed) if packed is not None else past,
         marks=draft.epoch_marks,
         strategies=draft.states,
-        asked=draft.input.asked,
+        asked=draft.input.host.asked,
         tools=draft.scope.kept or before.tools,
         extracts=_still_sent(draft, draft.extracts),
         told=_still_sent(draft, draft.told),
@@ -556,7 +556,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
 
 def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     """What is in common with the request before, and what ended that."""
-    source, previous = draft.input, draft.input.previous
+    source, previous = draft.input, draft.input.previous.sent
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
     was_cut = draft.made_cut or bool(draft.acts)
@@ -577,8 +577,8 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
             broken_by = "tools_changed"
         elif was_cut:
             broken_by = "cut"
-        elif source.rewritten:
+        elif source.request.rewritten:
             broken_by = "history_rewritten"
         else:
-            broken_by = "new_invocation" if source.first_call else "payload_changed"
+            broken_by = "new_invocation" if source.request.first_call else "payload_changed"
     return Prefix(shared_tokens=shared, broken_by=broken_by)

@@ -31,7 +31,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         summary: the summary of those that were cut; the same holds for it.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
-    if draft.keeps or source.passthrough_reason or not source.candidates:
+    if draft.keeps or source.host.passthrough_reason or not source.candidates:
         return
     if draft.human is None:
         draft.found_memory, draft.found_evidence = _nowhere(source, "memory"), _nowhere(source, "evidence")
