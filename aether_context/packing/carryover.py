@@ -9,7 +9,7 @@ from aether_context.conversation import units
 from aether_context.conversation.rewrites import packed_message, query_of, shorten_content, told, words_before
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, EpochReason, Outcome, Outgoing, PackedMessage, PackInput
+from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, occurrence_keys
 
@@ -57,13 +57,13 @@ def restore_forms(draft: Draft) -> None:
     draft.incoming = draft.items = _items(draft, packed_by_index)
     draft.states = epoch.strategies
     draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
-    draft.extracts, draft.told = epoch.extracts, epoch.told
     draft.largest = draft.packed.largest if draft.packed is not None else None
     draft.step = source.step
-    for unit in units(request.contents) if epoch.told else ():
+    telling = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
+    for unit in units(request.contents) if telling else ():
         origins = [at for at in unit.indices if at != draft.human and at not in packed_by_index]
-        if origins and draft.keys[origins[-1]] in epoch.told:
-            tell(draft, origins, epoch.told[draft.keys[origins[-1]]])
+        if origins and draft.keys[origins[-1]] in telling:
+            tell(draft, origins, telling[draft.keys[origins[-1]]])
 
 
 def _system(text: str, contract: bool) -> str:
@@ -92,20 +92,21 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 
 def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    forms: list[tuple[Content, Outcome, tuple[tuple[int, int], ...]]] = []
+    forms: list[tuple[Content, SentForm, tuple[tuple[int, int], ...]]] = []
     for index, raw in enumerate(request.contents):
         if (packed := packed_by_index.get(index)) is not None:
             content, members = packed_message(raw, index, packed, counter)
             forms.append((content, "payload", members))
-        elif (ceiling := epoch.extracts.get(draft.keys[index])) is not None:
-            content = shorten_content(raw, ceiling, counter=counter, query=query_of(request.contents, index))
+        elif (short_form := epoch.forms.get(draft.keys[index])) is not None and short_form[0] == "extract":
+            content = shorten_content(raw, short_form[1], counter=counter, query=query_of(request.contents, index))
+            draft.change("extract", "window", [index], short_form[1])
             forms.append((content, "extract", ()))
         else:
-            forms.append((raw, "verbatim", ()))
+            forms.append((raw, "whole", ()))
     counts = counter.contents([content for content, _, _ in forms])
     return tuple(
-        Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tokens, members=members)
-        for index, (raw, (content, outcome, members), tokens) in enumerate(
+        Outgoing(content=content, raw=raw, origin=index, form=form, tokens=tokens, members=members)
+        for index, (raw, (content, form, members), tokens) in enumerate(
             zip(request.contents, forms, counts, strict=True)
         )
     )
@@ -123,14 +124,13 @@ def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
         content=text,
         raw=contents[last],
         origin=last,
-        outcome="told",
+        form="told",
         tokens=draft.counter.content(text),
         members=tuple((last, -1) for _ in text.parts),
     )
     gone = frozenset(origins[:-1])
     draft.items = tuple(made if item.origin == last else item for item in draft.items if item.origin not in gone)
-    draft.hidden, draft.reasons = draft.hidden | gone, {**draft.reasons, **dict.fromkeys(gone, "window")}
-    draft.told = {**draft.told, draft.keys[last]: max_tokens}
+    draft.change("told", "window", origins, max_tokens)
 
 
 def _packed_messages(draft: Draft) -> dict[int, PackedMessage]:

@@ -83,9 +83,9 @@ def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types
     if sent.origin < 0:
         return types.Content(role=sent.content.role, parts=[types.Part(text=part.text) for part in sent.content.parts])
     raw = contents[sent.origin]
-    if sent.outcome == "verbatim":
+    if sent.form == "whole":
         return raw
-    if sent.outcome == "payload":
+    if sent.form == "payload":
         parts = [types.Part(text=sent.content.parts[0].text)]
         for part in raw.parts or ():
             # The payload holds what is nothing but text, as `conversation.content_json.part_of` reads it.
