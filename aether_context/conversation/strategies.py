@@ -241,7 +241,7 @@ Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 _STRATEGIES: dict[str, Factory] = {
     # Units go from the oldest, from the high-water mark down to the low-water mark.
     "epochs": lambda settings: Cutting(name="epochs", summary_share=settings.summary_share, by_age=True),
-    "stable_prefix": lambda settings: StablePrefix(settings=settings),
+    "stable_prefix": lambda settings: StablePrefix(settings=settings.stable_prefix),
     "sliding_turns": lambda settings: SlidingTurns(tokens=settings.sliding_turns.tokens),
     # The beginning and the end are frozen, the middle goes.
     "heads_tails": lambda settings: Cutting(
