@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.rewrites import LEAST_EXTRACT, query_of, response_tokens, shorten_content
+from aether_context.conversation.extracts import LEAST_EXTRACT, query_of, response_tokens, shorten_content
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategy import (
     Budget,
