@@ -21,10 +21,10 @@ from aether_context.adk.bounds import Waits, within
 from aether_context.adk.request import reader
 from aether_context.adk.tools import memory_tools
 from aether_context.conversation import strategy_names, units
-from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.content_json import content_of_parts, part_of, text_part
 from aether_context.conversation.normalization import normalize
-from aether_context.conversation.rewrites import packed_message, text_part
 from aether_context.pack import Content, PackedMessage
+from aether_context.packing.carryover import packed_message
 from aether_context.tokens import choice, counter_for, register_counter
 from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.counters import EstimateCounter

@@ -23,20 +23,19 @@ from aether_context.conversation import (
     strategies_of,
     units,
 )
-from aether_context.conversation.rewrites import (
+from aether_context.conversation.extracts import (
     LEAST_EXTRACT,
     part_tokens,
     query_of,
     quoted_alone,
     response_tokens,
     shorten_content,
-    sizes_beside_text,
 )
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
 from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.carryover import tell
+from aether_context.packing.carryover import sizes_beside_text, tell
 from aether_context.packing.draft import Draft
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest

@@ -9,7 +9,6 @@ from functools import lru_cache
 from aether_context.canonical import hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
 from aether_context.conversation.epoch import as_ranges, is_live
-from aether_context.conversation.rewrites import indented, packed_message
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
@@ -40,7 +39,7 @@ from aether_context.pack import (
 )
 from aether_context.packing import payload
 from aether_context.packing.allocation import spend
-from aether_context.packing.carryover import plan_digest
+from aether_context.packing.carryover import indented, packed_message, plan_digest
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, offloaded_to, validity_of
 from aether_context.text.shorten import shorten
