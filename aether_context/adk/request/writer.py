@@ -7,15 +7,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.call import ESSENTIAL_MARK
+from aether_context.adk.call import ESSENTIAL_MARK, ModelCall
+from aether_context.adk.windows import ServedModel
 from aether_context.pack import Content, Outgoing, Pack, Part, Tool
 from aether_context.packing.tools import FIND_TOOLS
+from aether_context.tokens.model_limits import bare_model_name, provider_of
 
 
 def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact: tuple[str, ...] = ()) -> None:
@@ -152,6 +155,36 @@ def _tools(
                 continue
         tools.append(tool)
     return tools
+
+
+# Claude's prompt cache, which holds nothing that a request does not mark. ADK marks the ends of declarations, system
+# instruction and conversation where a request has a cache configuration. For Gemini the same configuration makes an
+# explicit cache that is billed by the hour, so only requests that no other model can get have one.
+
+_MARKING = frozenset({"", "anthropic", "bedrock", "vertex_ai", "openrouter", "azure_ai", "databricks"})
+"""LiteLLM providers that pass the marks of a request on to Claude."""
+
+
+def mark_prefix(call: ModelCall, models: Sequence[ServedModel]) -> None:
+    """Lets ADK mark a request of Claude's, unless the app has a configuration of its own or the policy says no.
+
+    To write a cache costs a quarter of the input price, which one call alone never earns back: an agent without tools
+    marks nothing in a session that no agent has answered yet.
+    """
+    request, invocation = call.request, call.invocation
+    if call.policy.cache == "off" or request.cache_config is not None or invocation.context_cache_config is not None:
+        return
+    if not request.tools_dict and all(event.author == "user" for event in call.context.session.events):
+        return
+    if all(map(_is_marked_claude, models)):
+        request.cache_config = ContextCacheConfig()
+
+
+def _is_marked_claude(model: ServedModel) -> bool:
+    if "AnthropicLlm" in model.kinds:
+        return True
+    is_claude = bare_model_name(model.name).startswith("claude")
+    return "LiteLlm" in model.kinds and is_claude and provider_of(model.name) in _MARKING
 
 
 # The tool by which a model asks for tools that its request does not declare.
