@@ -495,7 +495,7 @@ class PackedMessage:
     """The packed text, or in a manifest its hash; empty where the message is sent as it is."""
     split: int
     """Characters of the packed text before its last part: acceptance, top evidence and the request."""
-    used: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[Layer, int] = field(default_factory=dict)
     """Tokens of evidence and memory in it."""
     place: int = -1
     """Index of the message in the host's list; -1 where it is not known."""

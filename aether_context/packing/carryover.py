@@ -1,4 +1,4 @@
-"""What the epoch carries into this call: shortened responses, packed messages; and what the given layers measure."""
+"""What the epoch carries into this call: shortened responses and packed messages."""
 
 from __future__ import annotations
 
@@ -64,29 +64,6 @@ def restore_forms(draft: Draft) -> None:
         origins = [at for at in unit.indices if at != draft.human and at not in packed_by_index]
         if origins and draft.keys[origins[-1]] in epoch.told:
             tell(draft, origins, epoch.told[draft.keys[origins[-1]]])
-
-
-def measure(draft: Draft) -> None:
-    """Measures the layers that are not chosen but given."""
-    source, counter = draft.input, draft.counter
-    # What a payload would add to the human message, its evidence and memories aside.
-    task = 0
-    if not draft.keeps and draft.human is not None:
-        task = counter.count(payload.step_text(source.step))
-        if source.validity != "unplanned" or source.candidates:
-            task += draft.frame_tokens()
-            listed = draft.scope.listed
-            task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
-    human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
-    used = sum(draft.packed_tokens.values())
-    draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
-    other_tools = source.request.other_tools
-    draft.measured = {
-        "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools))
-        + draft.uncounted_tokens,
-        "task": max(0, task + human_tokens - used),
-        "tools": sum(counter.tools(draft.scope.tools)) + sum(counter.count_all(other_tools)),
-    }
 
 
 def _system(text: str, contract: bool) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aether_context.conversation.turns import align, live_positions, reset, torn
+from aether_context.conversation.epoch import align, live_positions, reset
+from aether_context.conversation.turns import torn
 from aether_context.pack import Content, Epoch, Identity, PackInput
 
 

@@ -22,7 +22,7 @@ from aether_context.canonical import (
     hash_text,
     short,
 )
-from aether_context.conversation.turns import as_ranges
+from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
