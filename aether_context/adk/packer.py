@@ -46,7 +46,7 @@ from aether_context.adk.windows import Windows, served_models
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import METADATA, Pack, PackInput
-from aether_context.packing import build_pack
+from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.state import Plan
@@ -148,8 +148,8 @@ class RequestPacker:
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
         self.store = store
         strategies_of(policy.conversation)
-        self._mirror = Mirror(self._failures.warn_once) if mirror_artifacts else None
-        self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
+        self._mirror = Mirror(self._failures.warn_once)
+        self._recorder = recorder or Recorder(store, self._mirror.put if mirror_artifacts else None)
         self._calibrations = Calibrations(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
         self._sent_contents = MaskedContents(thoughts=False)
@@ -163,7 +163,7 @@ class RequestPacker:
         self._records = SessionRecords()
         self._waits = waits = Waits()
         self._gatherer = Gatherer(self._records, waits)
-        self._recall = Recall(waits)
+        self._recall = Recall(waits, self._gatherer.reader)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
@@ -190,7 +190,7 @@ class RequestPacker:
         """Waits until every pack so far is in the store, and those of an invocation mirrored."""
         if not await self._recorder.flush(timeout_seconds):
             self._failures.warn_once(f"packs are still waiting for {self.store.url}")
-        if self._mirror is not None and invocation is not None:
+        if invocation is not None:
             await self._mirror.finish(invocation)
 
     def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
@@ -215,8 +215,7 @@ class RequestPacker:
         the policy gives one in the model's place."""
         if self._stands_back(callback_context, llm_request):
             return None
-        if self._mirror is not None:
-            self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
+        self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
                 answer = await self._pack(callback_context, llm_request, span)
@@ -238,8 +237,7 @@ class RequestPacker:
         """Records what became of the call, and names the pack in the event's metadata."""
         if self._stands_back(callback_context):
             return
-        if self._mirror is not None:
-            self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
+        self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
                 code, said = llm_response.error_code, llm_response.error_message
@@ -347,7 +345,7 @@ class RequestPacker:
         read = await self._recall.rank(read)
         if not read.source.request.first_call or not read.source.epoch.cut_count:
             return read
-        return await self._recall.turns(read, frozenset(read.source.request.positions), self._gatherer.reader.content)
+        return await self._recall.turns(read, read.source.request.positions)
 
     async def _build(self, read: PreparedCall, pick: Pick) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
@@ -376,13 +374,8 @@ class RequestPacker:
             return made() if is_instant else await asyncio.to_thread(made)
 
         pack = await build(read.source)
-        cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.request.first_call else 0)
-        if pack.chose and (cut or pack.stands_in) and read.source.search.turns is None:
-            whole = {read.source.request.positions[at] for at in pack.whole}
-            # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
-            budget = pack.allocation.budget
-            free = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
-            read = await self._recall.turns(read, whole, self._gatherer.reader.content, most=free)
+        if (wanted := turns_to_find(pack)) is not None:
+            read = await self._recall.turns(read, *wanted)
             if read.source.search.turns is not None:
                 pack = await build(read.source)
         if self._asks_models and pack.summary_requests:

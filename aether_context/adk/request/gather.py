@@ -19,15 +19,12 @@ from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
     authors_of,
-    declared_tools,
-    essential_names,
     found_memories,
     human_index,
     is_free,
     memory_candidate,
     preloaded,
     structure,
-    system_text,
 )
 from aether_context.adk.request.recall import characters
 from aether_context.adk.services.memory import HybridMemoryService
@@ -47,7 +44,6 @@ from aether_context.pack import (
     PackedMessage,
     PackInput,
     Previous,
-    Request,
     Search,
     Usage,
     valid,
@@ -110,7 +106,7 @@ class Gatherer:
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
         identity = _identity(call)
-        config, essential = request.config, essential_names(request)
+        config, head = request.config, self.reader.head(request)
         block = preloaded(request.contents, asked)
         raw = list(request.contents)
         if block is not None:
@@ -122,8 +118,6 @@ class Gatherer:
             return authored(at, self.reader.content(raw[at], model))
 
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
-        system, is_text = system_text(request.config)
-        tools, other_tools = self.reader.tools(declared_tools(request), essential)
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -135,14 +129,7 @@ class Gatherer:
         source = next_input(
             PackInput(
                 identity=identity,
-                request=Request(
-                    model=model,
-                    system=system,
-                    system_is_text=is_text,
-                    tools=tools,
-                    other_tools=other_tools,
-                    rewritten=_rewrote(call, stored),
-                ),
+                request=head._replace(rewritten=_rewrote(call, stored)),
                 window=window.tokens,
                 output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
                 step=planned.step,
@@ -154,7 +141,7 @@ class Gatherer:
                     cached_price=cached,
                     can_mask="gemini" in model and (config is None or config.tool_config is None),
                     can_find=config is not None and is_free(config),
-                    can_read=not {READ, SEARCH}.isdisjoint(essential),
+                    can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
                     asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                     window_mark=window.mark,
                     readings=records.readings(),
@@ -421,15 +408,16 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
     """Candidates with what the session's records say of their addresses, and without addresses that only a reader
     resolves where the request declares none."""
     readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
-
-    def of(candidate: Candidate) -> Candidate:
+    found: list[Candidate] = []
+    for candidate in candidates:
         uri = candidate.uri
         if uri and can_read:
             content_hash = candidate.content_hash or hashes.get(uri, "")
-            return replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
-        return replace(candidate, uri="") if uri and evidence_key(uri) is not None else candidate
-
-    return tuple(map(of, candidates))
+            candidate = replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
+        elif uri and evidence_key(uri) is not None:
+            candidate = replace(candidate, uri="")
+        found.append(candidate)
+    return tuple(found)
 
 
 # What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.

@@ -327,6 +327,8 @@ class Mirror:
 
     def go_on(self, context: CallbackContext) -> None:
         """Begins to save what waits, and notes on the context's event what was saved since the last one."""
+        if context.invocation_id not in self._savings:  # ADK copies the invocation at each look
+            return
         saving = self._begun(context.get_invocation_context())
         if saving is not None:
             context.actions.artifact_delta.update(saving.saved)
