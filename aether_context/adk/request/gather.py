@@ -168,7 +168,7 @@ class Gatherer:
         is_asked = identity.call == 1 or (source.request.first_call and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
             found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
-            candidates += found
+            candidates += tuple(found)
             embedder = found_by if block is None else embedder
         source = source._replace(
             candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
@@ -200,38 +200,32 @@ class Gatherer:
         is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
         among the problems.
         """
-        settings, latest_first = call.policy.conversation, range(len(contents) - 1, -1, -1)
-        places: list[tuple[_Mark, int | None]] = []
-        if priority := settings.anchor_priority("instruction_anchor"):
-            values = call.state.get(ANCHORS)
-            items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
-            read = (valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items)
-            marks = [mark for mark in read if mark is not None]
-            for mark in marks:
-                if mark.contains:
-                    places.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
-            by_event = {mark.event: mark for mark in marks if mark.event}
-            marked = by_event.keys() | self._records.of(call.context).marked
-            for event in call.context.session.events if marked else ():
-                if event.id not in marked:
-                    continue
-                value = (event.custom_metadata or {}).get(ANCHORS)
-                mark_of = by_event.get(event.id) or valid(_MARK, value) or _Mark()
-                if event.content is not None and event.content.parts:
-                    sent = self.reader.content(_without_client_ids(event.content), call.model)
-                    wires = {part.wire for part in sent.parts}
-                    holding = (at for at in latest_first if wires.issubset(part.wire for part in contents[at].parts))
-                    places.append((mark_of, next(holding, None)))
-        found = [
-            Anchor(
-                place=positions[at],
-                kind="instruction_anchor",
-                priority=priority if mark.priority is None else mark.priority,
-                description=mark.description or mark.contains[:80] or "marked message",
-            )
-            for mark, at in places
-            if at is not None
-        ]
+        settings, found = call.policy.conversation, list[Anchor]()
+        priority = settings.anchor_priority("instruction_anchor")
+
+        def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
+            at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
+            if at is not None:
+                own = priority if mark.priority is None else mark.priority
+                description = mark.description or mark.contains[:80] or "marked message"
+                found.append(
+                    Anchor(place=positions[at], kind="instruction_anchor", priority=own, description=description)
+                )
+
+        values = call.state.get(ANCHORS) if priority else None
+        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
+        read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
+        for mark in filter(None, read):
+            if text := mark.contains:
+                add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
+        by_event = {mark.event: mark for mark in filter(None, read) if mark.event}
+        marked = by_event.keys() | self._records.of(call.context).marked if priority else ()
+        for event in call.context.session.events if marked else ():
+            if event.id in marked and event.content is not None and event.content.parts:
+                mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
+                said = self.reader.content(_without_client_ids(event.content), call.model)
+                wires = {part.wire for part in said.parts}
+                add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
         for rule in registered_anchors(settings):
             try:
                 found += selected(rule, contents, positions)
@@ -253,16 +247,15 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += _is_answer(event, agent, branch)
-    latest = events[-1] if events else None
-    caller = caller_of((app, user, session))
+    latest, caller = events[-1] if events else None, caller_of((app, user, session))
     return Identity(
-        app=app,
-        user=user,
-        session=session,
-        invocation=invocation,
-        agent=agent,
-        branch=branch,
-        call=number,
+        app,
+        user,
+        session,
+        invocation,
+        agent,
+        branch,
+        number,
         last_event_id=latest.id if latest is not None else "",
         last_event_time=latest.timestamp if latest is not None else 0.0,
         caller=caller.session if caller is not None else None,
@@ -348,7 +341,7 @@ def _unloaded(call: ModelCall, contents: Sequence[types.Content]) -> tuple[int, 
 
 async def _memories(
     call: ModelCall, problems: list[str], waits: Waits, *, preloaded: bool
-) -> tuple[tuple[Candidate, ...], str]:
+) -> tuple[list[Candidate], str]:
     """The app's memories, under one deadline, and what compared their meanings where they have a score.
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
@@ -358,35 +351,35 @@ async def _memories(
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
     within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
-    candidates: list[Candidate] = []
+    found: list[Candidate] = []
     if settings.memory_k == 0:
-        return (), ""
+        return found, ""
     if isinstance(service, HybridMemoryService):
         try:
-            for memory in await within(service.preferences(session.app_name, session.user_id)):
-                candidates.append(
-                    memory_candidate(memory.text, timestamp=memory.timestamp, name=memory.name, standing=True)
-                )
+            wishes = await within(service.preferences(session.app_name, session.user_id))
+            found += (
+                memory_candidate(one.text, timestamp=one.timestamp, name=one.name, standing=True) for one in wishes
+            )
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
-        return tuple(candidates), ""
+        return found, ""
     query = await masked_aside(call.policy.mask, query)
     room = call.window.tokens * _TOKEN_CHARACTERS
-    found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):
             entries = (await within(call.context.search_memory(query))).memories
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
-            return (*candidates, *found_memories(entries, room, preferences=True)), ""
+            return [*found, *found_memories(entries, room, preferences=True)], ""
         most = settings.most_memories(call.window.tokens)
-        for remembered in await within(service.find(session.app_name, session.user_id, query, most)):
-            if room <= 0 and len(found) >= settings.memory_k:
+        hits = await within(service.find(session.app_name, session.user_id, query, most))
+        for number, hit in enumerate(hits):
+            memory = hit.memory
+            if room <= 0 and number >= settings.memory_k:
                 break
-            memory = remembered.memory
             room -= len(memory.text) + len(memory.author or "") + _LINE_CHARACTERS
             found.append(
                 memory_candidate(
@@ -394,14 +387,14 @@ async def _memories(
                     author=memory.author,
                     timestamp=memory.timestamp,
                     name=memory.name,
-                    similarity=similarity(remembered.score),
+                    similarity=similarity(hit.score),
                     standing=is_preference(memory.metadata),
                 )
             )
-        return (*candidates, *found), service.memories.embedder if found else ""
+        return found, service.memories.embedder if hits else ""
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
-        return tuple(candidates), ""
+        return found, ""
 
 
 def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:

@@ -61,8 +61,7 @@ class Recall:
             asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
-        candidates, read = await self._compared(read, rank)
-        return read.with_source(candidates=candidates)
+        return await self._compared(read, rank)
 
     async def turns(self, read: PreparedCall, sent: Collection[int], most: int | None = None) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
@@ -105,26 +104,24 @@ class Recall:
                 embedder=embedder,
                 redact=redact,
             )
-            return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
+            read_again = ranked(memories, query, asked=asked, embedder=embedder, redact=redact)
+            return (*source.candidates, *read_again, *turns)
 
-        candidates, read = await self._compared(read, found)
-        return read.with_source(
-            candidates=(*source.candidates, *candidates), search=read.source.search._replace(turns=len(entries))
-        )
+        search = source.search._replace(turns=len(entries))
+        return await self._compared(read.with_source(search=search), found)
 
     async def _compared(
         self, read: PreparedCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
-    ) -> tuple[tuple[Candidate, ...], PreparedCall]:
-        """What an act gives with the policy's embedder, or with the packaged one where that fails or takes too long.
+    ) -> PreparedCall:
+        """The input with the candidates that an act gives with the policy's embedder, or with the packaged one where
+        that fails or takes too long.
 
         What takes too long goes on behind the calls: a model is loaded and a history embedded for those to come, which
         do not ask again meanwhile.
-
-        Returns:
-            It, and the input with what compared the meanings and what failed.
         """
         name, invocation = read.call.policy.retrieval.embedder, read.call.invocation.invocation_id
         embedder = named = _embedder(name)
+        candidates: tuple[Candidate, ...] | None = None
 
         def act_in_time() -> tuple[Candidate, ...]:
             found = act(named)  # which the thread may come to when another one has taken its place here
@@ -134,21 +131,19 @@ class Recall:
         if embedder is not None and name not in _INSTANT:
             try:
                 candidates = await self._waits.within(name, invocation, in_thread(act_in_time), most_late=1)
-                return candidates, _embedded(read, embedder.name)
-            except LeftOut:
-                problem = "is left out for a while"
-            except TimeoutError:
-                problem = f"takes longer than {self._waits.seconds:g} s"
-            except BaseException as error:  # whatever an embedder raises
-                problem = f"failed ({type(failure(error)).__name__})"
-            note = f"the embedder {name} {problem}: ranked by the model in the package"
-            embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
-        candidates = await asyncio.to_thread(act, embedder)
-        return candidates, read if embedder is None else _embedded(read, embedder.name)
-
-
-def _embedded(read: PreparedCall, name: str) -> PreparedCall:
-    return read.with_source(search=read.source.search._replace(embedder=name))
+            except BaseException as raised:  # whatever an embedder raises
+                problem = f"failed ({type(failure(raised)).__name__})"
+                if isinstance(raised, TimeoutError):
+                    problem = f"takes longer than {self._waits.seconds:g} s"
+                if isinstance(raised, LeftOut):
+                    problem = "is left out for a while"
+                note = f"the embedder {name} {problem}: ranked by the model in the package"
+                embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
+        if candidates is None:
+            candidates = await asyncio.to_thread(act, embedder)
+        search = read.source.search
+        search = search._replace(embedder=embedder.name if embedder is not None else search.embedder)
+        return read.with_source(candidates=candidates, search=search)
 
 
 def _embedder(name: str) -> Embedder | None:
