@@ -356,10 +356,8 @@ async def _memories(
         return found, ""
     if isinstance(service, HybridMemoryService):
         try:
-            wishes = await within(service.preferences(session.app_name, session.user_id))
-            found += (
-                memory_candidate(one.text, timestamp=one.timestamp, name=one.name, standing=True) for one in wishes
-            )
+            for wish in await within(service.preferences(session.app_name, session.user_id)):
+                found.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
@@ -388,7 +386,7 @@ async def _memories(
                     timestamp=memory.timestamp,
                     name=memory.name,
                     similarity=similarity(hit.score),
-                    standing=is_preference(memory.metadata),
+                    preference=is_preference(memory.metadata),
                 )
             )
         return found, service.memories.embedder if hits else ""

@@ -229,9 +229,9 @@ def found_memories(
         text = " ".join(texts)
         if text:
             left -= len(text)
-            standing = preferences and is_preference(entry.custom_metadata)
+            preference = preferences and is_preference(entry.custom_metadata)
             yield memory_candidate(
-                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, standing=standing
+                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, preference=preference
             )
 
 
@@ -242,10 +242,10 @@ def memory_candidate(
     author: str | None = None,
     name: str | None = None,
     similarity: float | None = None,
-    standing: bool = False,
+    preference: bool = False,
 ) -> Candidate:
     """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
-    author = None if standing else author
+    author = None if preference else author
     digest = hash_text(f"{author}: {text}" if author else text)
     try:
         time = datetime.fromisoformat(timestamp).timestamp() if timestamp else None
@@ -260,7 +260,7 @@ def memory_candidate(
         digest=digest,
         time=time,
         scores={} if similarity is None else {"similarity": similarity},
-        kind="standing" if standing else "",
+        kind="preference" if preference else "",
     )
 
 
