@@ -255,7 +255,7 @@ class Request(NamedTuple):
     rewritten: bool = False
 
     @property
-    def handed(self) -> bool:
+    def from_agent(self) -> bool:
         """Whether the final human message is another agent's turn, which was handed to this agent."""
         return self.human is not None and bool(self.contents[self.human].agent)
 
@@ -297,8 +297,8 @@ class Step:
 Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 
 
-CandidateKind: TypeAlias = Literal["", "own", "standing"]
-"""``own``: the app put it into the session's state; ``standing``: a preference of the user that always applies."""
+CandidateKind: TypeAlias = Literal["", "app_note", "preference"]
+"""``app_note``: the app put it into the session's state; ``preference``: one of the user that always applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

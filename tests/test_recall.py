@@ -167,7 +167,7 @@ def test_another_worker_sends_the_same_bytes(tmp_path: Path) -> None:
 
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
     end = len(history) if end is None else end
-    return [*read_spoken(history, events, end, most=9_999, mask=str).turns]
+    return read_spoken(history, events, end, most=9_999, mask=str)[1]
 
 
 def test_turns_are_words_with_an_event_of_their_own() -> None:

@@ -204,7 +204,7 @@ def render(
         step=bool(step_text(step)),
         evidence=bool(evidence),
         memory=bool(memory),
-        standing=any(candidate.kind == "standing" for candidate in memory),
+        standing=any(candidate.kind == "preference" for candidate in memory),
         tools=bool(tools),
         handed=handed,
     )
@@ -266,7 +266,7 @@ def memory_line(candidate: Candidate) -> str:
     date = minute(candidate.time)[:10] if candidate.time is not None else ""
     if candidate.source == RECALLED and date:
         return bullet(_unmarked(f"{date} {candidate.speaker or 'somebody'} said: {candidate.text}"))
-    text = f"{STANDING} {candidate.text}" if candidate.kind == "standing" else _unmarked(candidate.said)
+    text = f"{STANDING} {candidate.text}" if candidate.kind == "preference" else _unmarked(candidate.said)
     return bullet(f"{text} ({date})" if date else text)
 
 

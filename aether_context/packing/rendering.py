@@ -338,7 +338,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         memory=draft.memory,
         settings=policy.payload,
         explains=draft.explains_in_payload,
-        handed=source.request.handed,
+        handed=source.request.from_agent,
     )
     message = PackedMessage(
         of=raw.digest,

@@ -65,7 +65,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
 def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
-    standing = [wish for wish in source.candidates if wish.kind == "standing" and not (wish.expires or now) < now]
+    standing = [wish for wish in source.candidates if wish.kind == "preference" and not (wish.expires or now) < now]
     standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
     tokens_left, placed = int(source.window * _STANDING_SHARE), set()
     for wish in _priced(standing[:_MOST_STANDING], counter):
@@ -73,7 +73,9 @@ def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
             tokens_left -= wish.tokens
             placed.add(wish.id)
     return [
-        replace(candidate, kind="own") if candidate.kind == "standing" and candidate.id not in placed else candidate
+        replace(candidate, kind="app_note")
+        if candidate.kind == "preference" and candidate.id not in placed
+        else candidate
         for candidate in source.candidates
     ]
 
