@@ -33,7 +33,7 @@ from aether_context.adk.call import (
     session_key,
     words_of,
 )
-from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
+from aether_context.adk.request.reader import essential_names, is_free, mirror, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
     as_json,
@@ -104,7 +104,6 @@ class Offloader:
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
         self._always = frozenset(name for name, rule in policy.offload.tools.items() if rule == "always")
         self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
-        self._digests: SharedLRU[object, str] = SharedLRU(512)
         self._staying: SharedLRU[object, bool] = SharedLRU(512)
         """Agents' tools whose results stay; the agent that comes to a result does not always have the tool."""
         self._histories: LRUCache[AgentKey, _History] = LRUCache(512)
@@ -175,8 +174,6 @@ class Offloader:
                 content,
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
-            if self._mask:
-                self._digests.put(structure(content), found.digest)
             is_whole = found.form == "verbatim"
             record = EvidenceRecord(
                 **origin,
@@ -269,7 +266,8 @@ class Offloader:
         ]
         before, wants = request.contents, False
         if not any(reader.name in request.tools_dict for reader in readers):
-            wants = await self._show_aside(call, long)
+            # Off the event loop where there are texts to mask.
+            wants = await asyncio.to_thread(self._show, call, long) if self._mask else self._show(call, long)
             # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
             wants = wants or (has_cut(context) and any(record.form in ("extract", "described") for record in records))
             wants = wants or (bool(records) and any(map(names_evidence, request.contents)))
@@ -281,14 +279,13 @@ class Offloader:
         return problems, history.saved_tokens if history is not None else 0
 
     def _can_come(self, request: LlmRequest, window: int) -> bool:
-        """Whether an agent has tools of its own whose results are likely to be long for what its head leaves."""
+        """Whether an agent has tools of its own whose results are likely to be long for what its head leaves: the
+        instruction and the first message."""
         names = request.tools_dict.keys()
-        has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
+        first = request.contents[0].parts or () if request.contents else ()
+        head = len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
+        has_long_head = head >= _HEAD_CHARACTERS * window
         return bool((has_long_head and names - essential_names(request)) or names & self._always)
-
-    async def _show_aside(self, call: ModelCall, records: Collection[EvidenceRecord]) -> bool:
-        """What `_show` does; off the event loop where it has texts to mask."""
-        return await asyncio.to_thread(self._show, call, records) if self._mask else self._show(call, records)
 
     def _show(self, call: ModelCall, records: Collection[EvidenceRecord]) -> bool:
         """Puts extracts into a request where the session's history holds the results themselves; whether one of them
@@ -355,11 +352,9 @@ class Offloader:
         left = list(answer.parts or ())
         if known.has_media:
             rest, parts = split(before)
-            marks = [known.mark_of(medium_of(part), supersedes=True) for part in parts]
-            if all(marks):
-                response = rest
-            else:
-                marks = []
+            of_inside = [known.mark_of(medium_of(part), supersedes=True) for part in parts]
+            if all(of_inside):
+                response, marks = rest, of_inside
             for medium in list(media_in(response)):
                 text = known.mark_of(medium)
                 response = replaced(response, medium.path, text) if text else response
@@ -376,19 +371,13 @@ class Offloader:
         content = as_json(response)
         if content is None:
             return None
-        # Where a history is read anew, the texts of its results know their hash, and are not encoded again.
-        same = structure(content)
-        digest = self._digests.get(same)
-        if digest is None:
-            digest = hash_bytes(data_of(self._mask.json(content)))
-            self._digests.put(same, digest)
-        record = history.record_of(digest)
+        masked = self._mask.json(content)
+        record = history.record_of(hash_bytes(data_of(masked)))
         if record is None:
             return None
-        key = (tool, same, record.query, record.window)
+        key = (tool, structure(content), record.query, record.window)
         found = self._shown.get(key)
         if found is None:
-            masked = self._mask.json(content)
             found = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
             self._shown.put(key, found)
         if found.form == "verbatim":
@@ -400,14 +389,12 @@ class Offloader:
 
 
 class _Answer(NamedTuple):
-    """A content with tool results: its place, its role, what its parts are compared with, and what is shown instead, if
-    anything, with what that is compared with."""
+    """The place of a content with tool results, and what is shown instead of it, if anything; each with its mirror."""
 
     at: int
-    role: str | None
-    parts: Sequence[Mapping[str, object]]
+    known: object
     shown: types.Content | None
-    shown_parts: Sequence[Mapping[str, object]]
+    known_shown: object
 
 
 class _History:
@@ -451,25 +438,14 @@ class _History:
             return False
         self.by_digest.update((record.digest, record) for record in new)
         return all(
-            answer.role == contents[answer.at].role
-            and answer.parts == [part.__dict__ for part in contents[answer.at].parts or ()]
-            and (answer.shown is None or answer.shown_parts == [part.__dict__ for part in answer.shown.parts or ()])
-            for answer in self.answers
+            answer.known == contents[answer.at] and answer.known_shown == answer.shown for answer in self.answers
         )
 
     def add(self, at: int, content: types.Content, shown: types.Content) -> None:
         """Adds a content with results, and what is shown in its place: itself, where nothing else is."""
-        is_changed = shown is not content
-        self.names_evidence |= is_changed and names_evidence(shown)
-        self.answers.append(
-            _Answer(
-                at,
-                content.role,
-                [fields(part) for part in content.parts or ()],
-                shown if is_changed else None,
-                [fields(part) for part in shown.parts or ()] if is_changed else (),
-            )
-        )
+        changed = shown if shown is not content else None
+        self.names_evidence |= changed is not None and names_evidence(changed)
+        self.answers.append(_Answer(at, mirror(content), changed, mirror(changed)))
 
     def record_of(self, digest: str) -> EvidenceRecord | None:
         """The record of a result or medium by its hash, if it has one."""
@@ -522,9 +498,3 @@ def _characters(value: object, depth: int = 0) -> int:
         return len(repr(value))
     items = value.values() if isinstance(value, dict) else value
     return 8 + sum(_characters(item, depth + 1) for item in items)
-
-
-def _head_characters(request: LlmRequest) -> int:
-    """The length of what stands at the head of a request: the instruction and the first message."""
-    first = request.contents[0].parts or () if request.contents else ()
-    return len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
