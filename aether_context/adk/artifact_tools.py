@@ -85,7 +85,7 @@ class Readers:
 
     def later(self, uri: str, context: ToolContext) -> str:
         """The address of a later reading that differs from that of an address; empty where there is none."""
-        return self._records.of(context).readings().get(uri, "")
+        return self._records.of(context).readings.get(uri, "")
 
     async def _read(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
@@ -172,7 +172,7 @@ class Readers:
     async def _record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
         """What is known of a piece of the session's evidence; the store has it, too, where the host has loaded a part
         of the events."""
-        found = self._records.of(context).of(digits)
+        found = self._records.of(context).by_digits.get(digits)
         if found is None and digits:
             stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
             found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)

@@ -251,7 +251,7 @@ class Offloader:
         context, request, window = call.context, call.request, call.window.tokens
         if self._is_on:
             await self._look(call)
-        records = self._records.of(context).by_digits().values()
+        records = self._records.of(context).by_digits.values()
         problems = tuple(self._problems.pop(call.key[:3], ()))
         if not self._is_on:
             if records:

@@ -231,40 +231,37 @@ _MOST_SESSIONS = 512
 class Records:
     """The records of one session, and which of them a later reading supersedes.
 
-    `read` works only where something changed since it was called last. What is edited in place is not noticed: ADK
-    keeps what is put into a state.
+    `read` works only where something changed since it was called last, and puts new mappings in the place of the old
+    ones. What is edited in place is not noticed: ADK keeps what is put into a state.
     """
 
     def __init__(self) -> None:
-        self._read = 0
-        self._last_event = ""
+        self.by_digits: Mapping[str, EvidenceRecord] = {}
+        """The records by the digits of their addresses."""
+        self.readings: Mapping[str, str] = {}
+        """The addresses, each with that of a later reading that differs, empty where there is none."""
         self.marked: set[str] = set()
         """Ids of the events that are marked to be kept longer than others."""
         self.told: dict[str, object] = {}
         """What the session's events hold, by digits."""
         self._held: object = None
-        self._values: dict[str, object] = {}
-        self._records: dict[str, EvidenceRecord] = {}
-        self._in_order: list[EvidenceRecord] = []
-        self._later: dict[str, str] = {}
+        self._values: Mapping[str, object] = {}
+        self._read, self._last_event = 0, ""
 
     def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Takes over what a session's state and its events say now."""
         held = state.get(_STATE)
         if not self._read_events(events) and held == self._held:
             return
-        before, self._held = self._values, held
-        self._values = {**self.told, **(held if isinstance(held, Mapping) else {})}
-        records: dict[str, EvidenceRecord] = {}
-        for key, value in self._values.items():
-            is_known = key in self._records and before[key] == value
-            record = self._records[key] if is_known else valid(_RECORD, value)
-            if record is not None:
-                records[key] = record
-        in_order = sorted(records.values(), key=_moment)
-        later = superseded(in_order)
-        self._records, self._in_order = records, in_order
-        self._later = {record.uri: later.get(record.uri, "") for record in in_order}
+        before, known = self._values, self.by_digits
+        self._held, self._values = held, {**self.told, **(held if isinstance(held, Mapping) else {})}
+        records = {
+            key: known[key] if key in known and before[key] == value else valid(_RECORD, value)
+            for key, value in self._values.items()
+        }
+        self.by_digits = {key: record for key, record in records.items() if record is not None}
+        in_order = sorted(self.by_digits.values(), key=_moment)
+        self.readings = dict.fromkeys((record.uri for record in in_order), "") | superseded(in_order)
 
     def _read_events(self, events: Sequence[Event]) -> bool:
         """Reads on in a session's events, or all of them anew but for those that a rewind took back; whether there
@@ -287,25 +284,13 @@ class Records:
                 self.marked.add(event.id)
         return True
 
-    def of(self, digits: str) -> EvidenceRecord | None:
-        """The record of an address by its digits; None where the session has none."""
-        return self._records.get(digits)
-
-    def by_digits(self) -> dict[str, EvidenceRecord]:
-        """The records by the digits of their addresses."""
-        return dict(self._records)
-
-    def readings(self) -> dict[str, str]:
-        """The addresses, each with that of a later reading that differs, empty where there is none."""
-        return dict(self._later)
-
     def earlier(self, uri: str) -> str:
         """The address of the last reading before that of an address, which differs; empty where there is none."""
-        record = self._records.get(evidence_key(uri) or "")
+        record = self.by_digits.get(evidence_key(uri) or "")
         if record is None or not record.source:
             return ""
-        answers = [answer.uri for answer in self._in_order if answer.call == record.call]
-        return answers[at - 1] if (at := answers.index(record.uri)) else ""
+        equal = sorted((other for other in self.by_digits.values() if other.call == record.call), key=_moment)
+        return equal[at - 1].uri if (at := equal.index(record)) else ""
 
 
 class SessionRecords:
@@ -338,7 +323,7 @@ def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], kno
     caller, staying = caller_of(session_key(context)), set[str]()
     for record in records:
         digits = evidence_key(record.uri) or ""
-        earlier = valid(_RECORD, kept.get(digits)) or known.of(digits)
+        earlier = valid(_RECORD, kept.get(digits)) or known.by_digits.get(digits)
         if earlier is not None and (earlier.arguments or not record.arguments):
             record = earlier.model_copy(update={"time": record.time}) if earlier.call == record.call else earlier
         if record != earlier:

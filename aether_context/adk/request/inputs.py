@@ -206,7 +206,7 @@ class Gatherer:
             problems=tuple(problems),
             anchors=anchors,
             asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-            evidence=records.readings(),
+            evidence=records.readings,
             offloaded_tokens=call.offloaded_tokens,
             growth=_growth(events, identity.invocation),
         )
@@ -457,7 +457,7 @@ async def _memories(
 def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
     """Candidates with what the session's records say of their addresses, and without addresses that only a reader
     resolves where the request declares none."""
-    readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
+    readings, hashes = records.readings, {record.uri: record.digest for record in records.by_digits.values()}
     found: list[Candidate] = []
     for candidate in candidates:
         uri = candidate.uri
