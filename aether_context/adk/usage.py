@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -77,6 +77,7 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
         return Reported()
     prompt, used = usage.prompt_token_count, max(0, usage.tool_use_prompt_token_count or 0)
     answer, thoughts = usage.candidates_token_count, usage.thoughts_token_count
+    cached, written = usage.cached_content_token_count, getattr(usage, "cache_creation_input_tokens", None)
     known = answer is not None or thoughts is not None
     output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
@@ -84,32 +85,23 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     return Reported(
         input_tokens=prompt,
         tool_use_tokens=used,
-        cached_tokens=_not_negative(usage.cached_content_token_count),
-        cache_write_tokens=_not_negative(getattr(usage, "cache_creation_input_tokens", None)),
+        cached_tokens=None if cached is None else max(0, cached),
+        cache_write_tokens=None if written is None else max(0, written),
         output_tokens=output,
     )
 
 
-def _not_negative(tokens: int | None) -> int | None:
-    return None if tokens is None else max(0, tokens)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Going:
+class _Call(NamedTuple):
     """The latest call of one agent and branch, from its request to its answer.
 
-    ``is_whole`` says that the estimate is of all that the model reads, not of the current turn only. ``contents`` are
-    the number of its contents and the last of them, ``passed`` a limit that it passes all the same.
+    ``expected`` is its usage as far as it is estimated before it. ``contents`` are the number of its contents and the
+    last of them, ``passed`` a limit that it passes all the same.
     """
 
     invocation: str
     model: str
     time: float
-    estimate: int = 0
-    is_whole: bool = False
-    system: int = 0
-    tools: int = 0
-    formatting: int = 0
+    expected: CallUsage
     contents: tuple[int, Content | None] = (0, None)
     passed: BudgetExceededError | None = None
 
@@ -121,7 +113,7 @@ class _Session:
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: Caller | None = None
     last_event: str = ""
-    going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(256))
+    calls: LRUCache[tuple[str, str], _Call] = field(default_factory=lambda: LRUCache(256))
 
 
 class _Account(NamedTuple):
@@ -179,32 +171,14 @@ class Ledgers:
         if call.is_live:
             return None
         key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
-        slot = (call.invocation.branch or "", agent)
+        branch, time = call.invocation.branch or "", pack.identity.last_event_time
         with self._lock:
             session = self._session(key)
-            sent, before = pack.contents, session.going.get(slot)
-            # Where the contents go on from those of the call before, only the framing of new ones is counted.
-            formatting, new = 0, sent
-            known, last = before.contents if before is not None else (0, None)
-            if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
-                formatting, new = before.formatting, sent[known:]
-            framing = framing_of(model)
-            going = _Going(
-                invocation=call.invocation.invocation_id,
-                model=model,
-                time=pack.identity.last_event_time,
-                estimate=pack.request_tokens,
-                is_whole=not pack.source.passthrough_reason,
-                system=pack.allocation.layers["system"].used,
-                tools=pack.allocation.layers["tools"].used,
-                formatting=formatting + sum(frame_of(item.content, framing) for item in new),
-                contents=(len(sent), sent[-1].content if sent else None),
-            )
-            accounts = list(self._accounts(key, call.invocation.invocation_id, call.invocation.branch or "", agent))
-            limited = [account for account in accounts if account.limits.measures]
+            begun = _begun(call, pack, session.calls.get((branch, agent)))
+            accounts = list(self._accounts(key, begun.invocation, branch, agent))
             planned = None
-            if limited:
-                config, prices = call.request.config, prices_of(model, going.time)
+            if limited := [account for account in accounts if account.limits.measures]:
+                config, prices = call.request.config, prices_of(model, time)
                 if prices is None and any("cost" in account.limits.measures for account in limited):
                     self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
                 output_limit = (config.max_output_tokens or None) if config is not None else None
@@ -217,10 +191,10 @@ class Ledgers:
                         raise error
                     if account.limits.on_budget == "stop":
                         return _stopped(call, error)
-                    going.passed = going.passed or error
+                    begun = begun._replace(passed=begun.passed or error)
                     limit = (account.key, error.scope, error.name, error.measure, error.limit)
                     self._log_once(limit, f"session {account.key[2]!r}: {error}")
-            session.going[slot] = going
+            session.calls[branch, agent] = begun
             for account in accounts:
                 account.ledger.begin(planned, **account.where)
         return None
@@ -237,17 +211,16 @@ class Ledgers:
         branch, invocation = context.branch or "", context.invocation_id
         with self._lock:
             session = self._session(key)
-            going = session.going.get((branch, agent))
-            if going is None or going.invocation != invocation:
+            begun = session.calls.get((branch, agent))
+            if begun is None or begun.invocation != invocation:
                 if context.get_invocation_context().live_request_queue is not None:
                     return {}
                 events = context.session.events
-                time = events[-1].timestamp if events else 0.0
-                going = _Going(invocation=invocation, model=response.model_version or "", time=time)
+                time, nothing = events[-1].timestamp if events else 0.0, CallUsage(input_tokens=0, output_tokens=0)
+                begun = _Call(invocation, response.model_version or "", time, nothing)
             accounts = list(self._accounts(key, invocation, branch, agent))
-            own = accounts[0].where
-            before = session.ledger.counted(**own)
-            call = _call_usage(response, usage, going, before)
+            before = session.ledger.counted(**accounts[0].where)
+            call = _call_usage(response, usage, begun, before)
             for account in accounts:
                 if call is None:
                     account.ledger.fail(**account.where)
@@ -256,7 +229,7 @@ class Ledgers:
             if call is None:
                 return {}
             noted: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
-        return noted if going.passed is None else noted | {"budget": _recorded(going.passed)}
+        return noted if begun.passed is None else noted | {"budget": _recorded(begun.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
         """All accounts of a session, None where no call of it was seen."""
@@ -295,7 +268,30 @@ def note(near: NearLimit) -> str:
     return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
 
 
-def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: CallUsage | None) -> CallUsage | None:
+def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
+    """A call as it is about to be made."""
+    model, sent, layers = call.request.model or "", pack.contents, pack.allocation.layers
+    # Where the contents go on from those of the call before, only the framing of new ones is counted.
+    formatting, (known, last) = 0, before.contents if before is not None else (0, None)
+    if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
+        formatting = before.expected.formatting_tokens
+    else:
+        known = 0
+    framing = framing_of(model)
+    expected = CallUsage(
+        input_tokens=pack.request_tokens,
+        output_tokens=0,
+        # Where the request is left alone, the estimate can be of the current turn only.
+        estimate=pack.request_tokens if not pack.source.passthrough_reason else None,
+        system_tokens=layers["system"].used,
+        tool_tokens=layers["tools"].used,
+        formatting_tokens=formatting + sum(frame_of(item.content, framing) for item in sent[known:]),
+    )
+    contents = (len(sent), sent[-1].content if sent else None)
+    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected, contents)
+
+
+def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: CallUsage | None) -> CallUsage | None:
     """What an answer used; what the provider did not report is estimated. None where the call failed.
 
     Args:
@@ -314,20 +310,18 @@ def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: C
         texts = [part.text for part in parts if part.text]
         calls = [part.function_call for part in parts if part.function_call is not None]
         texts += [f"{called.name} {canonical_json(plain(called.args))}" for called in calls]
-        output_tokens = counter_for(going.model).count("\n".join(texts))
+        output_tokens = counter_for(begun.model).count("\n".join(texts))
         output_tokens += before.output_tokens if before is not None and before.output_estimated else 0
-    return CallUsage(
-        input_tokens=going.estimate if silent else usage.billed_input,
+    return replace(
+        begun.expected,
+        input_tokens=begun.expected.input_tokens if silent else usage.billed_input,
         output_tokens=output_tokens,
         cached_tokens=usage.cached_tokens,
         cache_write_tokens=usage.cache_write_tokens or 0,
-        estimate=going.estimate if going.is_whole and not usage.tool_use_tokens else None,
+        estimate=begun.expected.estimate if not usage.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
-        system_tokens=going.system,
-        tool_tokens=going.tools,
-        formatting_tokens=going.formatting,
-    ).priced(going.model, going.time)
+    ).priced(begun.model, begun.time)
 
 
 def _noted(event: Event) -> Mapping[str, JSON]:
