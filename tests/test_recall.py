@@ -28,7 +28,7 @@ from scripted import Chat, Memories, call, inside, look_up, new_store, remembere
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin, bounds
 from aether_context.adk.bounds import Waits
-from aether_context.adk.request.spoken import read_spoken
+from aether_context.adk.request.recall import read_spoken
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.embedders import StaticEmbedder, Vectors, register_embedder

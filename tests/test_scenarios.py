@@ -22,7 +22,7 @@ from scripted import Chat, new_store
 from aether_context import PackStore, build_pack
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
-from aether_context.pack import CandidateOutcome, Layer, Pack, TruncationEvent
+from aether_context.pack import CandidateOutcome, Layer, Pack, Previous, TruncationEvent
 from aether_context.store.replay import Replayer
 from aether_context.tokens.cache import TokenCache
 
@@ -221,7 +221,7 @@ def test_an_epoch_under_way_keeps_its_declarations() -> None:
     scenario = scenarios.load("refund_research")
     policy = scenario.policy("quality_first")
     first = build_pack(scenario.pack_input(64_000, turns=0), policy)
-    again = scenario.pack_input(3_000, turns=0)._replace(epoch=first.epoch, previous=first.sent)
+    again = scenario.pack_input(3_000, turns=0)._replace(epoch=first.epoch, previous=Previous(first.sent))
     pack = build_pack(again, policy)
     assert act(pack, "drop", "memory") is not None
     assert pack.tools == first.tools

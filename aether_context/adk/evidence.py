@@ -33,7 +33,7 @@ from aether_context.adk.call import (
     session_key,
     words_of,
 )
-from aether_context.adk.request.reader import essential_names, is_free, mirror, structure, system_text
+from aether_context.adk.request.reader import essential_names, is_free, key_of, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
     as_json,
@@ -389,12 +389,13 @@ class Offloader:
 
 
 class _Answer(NamedTuple):
-    """The place of a content with tool results, and what is shown instead of it, if anything; each with its mirror."""
+    """A content with tool results: its place, what it is compared with, and what is shown instead, if anything, with
+    what that is compared with."""
 
     at: int
-    known: object
+    key: object
     shown: types.Content | None
-    known_shown: object
+    shown_key: object
 
 
 class _History:
@@ -438,14 +439,18 @@ class _History:
             return False
         self.by_digest.update((record.digest, record) for record in new)
         return all(
-            answer.known == contents[answer.at] and answer.known_shown == answer.shown for answer in self.answers
+            answer.key == key_of(contents[answer.at])
+            and (answer.shown is None or answer.shown_key == key_of(answer.shown))
+            for answer in self.answers
         )
 
     def add(self, at: int, content: types.Content, shown: types.Content) -> None:
         """Adds a content with results, and what is shown in its place: itself, where nothing else is."""
-        changed = shown if shown is not content else None
-        self.names_evidence |= changed is not None and names_evidence(changed)
-        self.answers.append(_Answer(at, mirror(content), changed, mirror(changed)))
+        is_changed = shown is not content
+        self.names_evidence |= is_changed and names_evidence(shown)
+        self.answers.append(
+            _Answer(at, key_of(content), shown if is_changed else None, key_of(shown) if is_changed else None)
+        )
 
     def record_of(self, digest: str) -> EvidenceRecord | None:
         """The record of a result or medium by its hash, if it has one."""

@@ -282,7 +282,7 @@ def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
         input_tokens=pack.request_tokens,
         output_tokens=0,
         # Where the request is left alone, the estimate can be of the current turn only.
-        estimate=pack.request_tokens if not pack.source.passthrough_reason else None,
+        estimate=pack.request_tokens if not pack.source.host.passthrough_reason else None,
         system_tokens=layers["system"].used,
         tool_tokens=layers["tools"].used,
         formatting_tokens=formatting + sum(frame_of(item.content, framing) for item in sent[known:]),
@@ -471,7 +471,7 @@ class Calibrations:
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what the next one goes on from."""
         noted: dict[str, JSON] = {}
-        if not pack.source.passthrough_reason:
+        if not pack.source.host.passthrough_reason:
             noted["request_tokens"] = pack.request_tokens
         if (meter := self._meters.get(agent_key(pack.identity))) is not None:
             noted["meter"] = _METER.dump_python(meter, mode="json")
