@@ -127,19 +127,24 @@ class Offloader:
                 return False
             return not _uses_computer(tools.get(given.tool))
 
-        found: list[_Evidence] = []
+        results: list[_Evidence] = []
         for given in [*filter(is_wanted, unread(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                found.append(await self._describe(call.context, given, settings, window))
+                results.append(await self._describe(call.context, given, settings, window))
             except Exception as error:
                 self._caught(error, f"a result of {given.tool} was not offloaded: ")
-        await self._keep(call.context, found)
+        # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
+        written = await asyncio.gather(*(self._write(call.key[:3], evidence) for evidence in reversed(results)))
+        # A result of which a piece could not be stored has no records, and stays as it is.
+        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
+        records = [record for evidence in stored for record, _ in evidence]
+        put_records(call.context, records, self._records.of(call.context))
 
     async def _describe(
         self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int
     ) -> _Evidence:
-        """The evidence that a result is made of.
+        """The evidence that is to stand in the store for a result, or for parts of it; none where it stays as it is.
 
         Args:
             window: the window in tokens by which it is judged.
@@ -163,42 +168,42 @@ class Offloader:
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
                 record = self._record(medium, settings, context, {**origin, "piece": piece})
-                evidence.append((record, medium.data))
-                if record.form != "verbatim" and medium.path:
-                    response = replaced(response, medium.path, mark(record))
+                if record is not None:
+                    evidence.append((record, medium.data))
+                    response = replaced(response, medium.path, mark(record)) if medium.path else response
         content = as_json(response)
         if content is not None:
             found = await _off_the_loop(
                 content,
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
-            is_whole = found.form == "verbatim"
-            record = EvidenceRecord(
-                **origin,
-                uri=found.uri,
-                digest=found.digest,
-                size_bytes=len(found.data),
-                lines=found.lines,
-                tokens=found.tokens,
-                media_type=found.media_type,
-                form=found.form,
-                query="" if is_whole else query,
-            )
-            evidence.append((record, found.data))
-            if not is_whole:
+            if found.form != "verbatim":
+                record = EvidenceRecord(
+                    **origin,
+                    uri=found.uri,
+                    digest=found.digest,
+                    size_bytes=len(found.data),
+                    lines=found.lines,
+                    tokens=found.tokens,
+                    media_type=found.media_type,
+                    form=found.form,
+                    query=query,
+                )
+                evidence.append((record, found.data))
                 self._shown.put((given.tool, structure(content), query, window), found)
         return evidence
 
     def _record(
         self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
-    ) -> EvidenceRecord:
-        """The record of a medium, which says whether it stays where it is."""
+    ) -> EvidenceRecord | None:
+        """The record of a medium; None where that stays where it is."""
         # What stands in JSON is sent as it is written there.
         is_written = bool(medium.path)
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
-        stays = rule == "never" or (rule != "always" and (not is_written or tokens <= settings.threshold_tokens))
+        if rule == "never" or (rule != "always" and (not is_written or tokens <= settings.threshold_tokens)):
+            return None
         digest = hash_bytes(medium.data)
         return EvidenceRecord(
             **origin,
@@ -207,30 +212,19 @@ class Offloader:
             size_bytes=len(medium.data),
             tokens=tokens,
             media_type=medium.media_type,
-            form="verbatim" if stays else "described",
+            form="described",
         )
-
-    async def _keep(self, context: CallbackContext, results: Sequence[_Evidence]) -> None:
-        """Puts the evidence of results into the store, all at once, and its records into the session's state. A result
-        of which a piece could not be stored has no records, and stays as it is."""
-        # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
-        latest = reversed(results)
-        written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in latest))
-        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
-        records = [record for evidence in stored for record, _ in evidence if record.form != "verbatim"]
-        put_records(context, records, self._records.of(context))
 
     async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
         """Writes what a result is made of; False where the store does not take it in time."""
-        shown = [(record, data) for record, data in evidence if record.form != "verbatim"]
-        writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in shown)
+        writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in evidence)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
         except BaseException as raised:  # one result that is not stored leaves the others, and the pack, as they are
-            error = failure(raised)
+            error, about = failure(raised), f"a result of {evidence[0][0].source} was not offloaded: "
             if not isinstance(error, (StoreError, TimeoutError)):
-                self._caught(error, f"a result of {shown[0][0].source} was not offloaded: ")
-            reason = f"a result of {shown[0][0].source} was not offloaded: {type(error).__name__}"
+                self._caught(error, about)
+            reason = f"{about}{type(error).__name__}"
             problems = self._problems.setdefault(scope, [])
             if reason not in problems and len(problems) < _MOST_PROBLEMS:
                 problems.append(reason)
