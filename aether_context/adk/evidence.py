@@ -264,7 +264,9 @@ class Offloader:
             wants = (
                 wants
                 # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
-                or (has_cut(context) and any(record.form in ("extract", "described") for record in records))
+                or (
+                    has_cut(call.state, call.key) and any(record.form in ("extract", "described") for record in records)
+                )
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 or (self._can_come(request, window) and is_free(request.config))
             )

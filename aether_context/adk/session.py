@@ -22,8 +22,8 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -31,7 +31,7 @@ from google.adk.events.event import Event
 from google.adk.sessions.state import State
 from pydantic import BaseModel, TypeAdapter
 
-from aether_context.adk.call import SessionKey, caller_of, session_key
+from aether_context.adk.call import AgentKey, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
@@ -55,21 +55,21 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
 
     A packed message whose own message the host does not show now is left out: there is nothing that it could stand for.
     """
-    keys = _keys_of(identity)
-    fields = _fields(state, keys.epoch, identity)
+    key = partial(_key, agent_key(identity))
+    fields = _fields(state, key("epoch"), identity)
     count = fields.pop("payloads", 0)
     if not fields or type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
         return Epoch(number=0)
     parts, digest = fields.pop("summary_parts", None), fields.pop("summary_digest", None)
-    summary = _summary(state, keys.summary, parts, digest) if fields.get("cut_count") else ""
+    summary = _summary(state, key("summary"), parts, digest) if fields.get("cut_count") else ""
     if summary is None:  # nothing would tell of what was cut: all of it is sent again instead
         return Epoch(number=0)
     fields["summary"] = summary
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
-    slots = (_fields(state, f"{keys.payload}:{slot}", identity) for slot in range(count))
+    slots = (_fields(state, f"{key('payload')}:{slot}", identity) for slot in range(count))
     fields["payloads"] = tuple(message for slot in slots if (message := _message(slot, original_of)) is not None)
-    fields["tools"] = valid(_TOOLS, _fields(state, keys.tools, identity).get("kept")) or {}
+    fields["tools"] = valid(_TOOLS, _fields(state, key("tools"), identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
     if epoch is None:
         return Epoch(number=0)
@@ -107,22 +107,19 @@ def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage |
     return replace(message, text=_plain(text) + original, covers=tuple(map(_plain, message.covers)))
 
 
-def has_cut(context: CallbackContext) -> bool:
-    """Whether a session's state holds a cut of the agent's conversation."""
-    keys = _keys(session_key(context), context.branch or "", context.agent_name)
-    value = context.session.state.get(keys.epoch)
-    return isinstance(value, Mapping) and value.get("session") == context.session.id and bool(value.get("cut_count"))
+def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
+    """Whether a session's state holds a cut of an agent's conversation."""
+    value = state.get(_key(agent, "epoch"))
+    return isinstance(value, Mapping) and value.get("session") == agent[2] and bool(value.get("cut_count"))
 
 
-def save_epoch(
-    state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf
-) -> Mapping[str, Any] | None:
-    """Writes what changed from one epoch to the next; returns what the state now holds under the epoch's key."""
-    keys = _keys_of(identity)
-    stored: object = state.get(keys.epoch)
-    held: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
+def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf) -> None:
+    """Writes what changed from one epoch to the next."""
     if before == after:
-        return held or None
+        return
+    key = partial(_key, agent_key(identity))
+    stored: object = state.get(key("epoch"))
+    held: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
     payloads = after.payloads[-_MOST_PAYLOADS:]
     # Where one could not be read, the others stand in slots other than theirs.
     known = before.payloads if held.get("payloads") == len(before.payloads) else ()
@@ -136,21 +133,19 @@ def save_epoch(
                 written |= {"goes_on": True}
             if message.covers:
                 written |= {"covers": [*map(_escaped, message.covers)]}
-            state[f"{keys.payload}:{slot}"] = {"session": identity.session, **written}
+            state[f"{key('payload')}:{slot}"] = {"session": identity.session, **written}
     slots = held.get("payloads")
     for slot in range(len(payloads), min(slots, _MOST_PAYLOADS) if type(slots) is int else 0):
-        state[f"{keys.payload}:{slot}"] = None
+        state[f"{key('payload')}:{slot}"] = None
     if after.tools != before.tools:
-        state[keys.tools] = {"session": identity.session, "kept": dict(after.tools)}
-    value = {
+        state[key("tools")] = {"session": identity.session, "kept": dict(after.tools)}
+    state[key("epoch")] = {
         "session": identity.session,
         **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
-        "summary_parts": _save_summary(state, keys.summary, held, before.summary, after.summary),
+        "summary_parts": _save_summary(state, key("summary"), held, before.summary, after.summary),
         "summary_digest": short(hash_text(after.summary)),
         "payloads": len(payloads),
     }
-    state[keys.epoch] = value
-    return value
 
 
 def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, after: str) -> int:
@@ -171,22 +166,11 @@ def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, 
     return 1
 
 
-class _Keys(NamedTuple):
-    epoch: str
-    summary: str
-    payload: str
-    tools: str
-
-
-def _keys_of(identity: Identity) -> _Keys:
-    return _keys((identity.app, identity.user, identity.session), identity.branch, identity.agent)
-
-
-def _keys(session: SessionKey, branch: str, agent: str) -> _Keys:
-    """The keys of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
-    caller, scope = caller_of(session), _scope(branch, agent)
+def _key(agent: AgentKey, kind: str) -> str:
+    """A key of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
+    caller = caller_of(agent[:3])
     before = "temp:" if caller is not None and caller.is_agent else ""
-    return _Keys(*(f"{before}aether:{kind}:{scope}" for kind in _Keys._fields))
+    return f"{before}aether:{kind}:{_scope(*agent[3:])}"
 
 
 @lru_cache(maxsize=1_000)
