@@ -24,7 +24,7 @@ from aether_context.adk.bounds import in_thread, within
 from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
-from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, valid
+from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, noted, valid
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -32,7 +32,7 @@ from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
-from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageAnchor, calibration, report
+from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, report
 from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
@@ -228,8 +228,8 @@ class Ledgers:
                     account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            noted: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
-        return noted if begun.passed is None else noted | {"budget": _recorded(begun.passed)}
+            told: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
+        return told if begun.passed is None else told | {"budget": _recorded(begun.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
         """All accounts of a session, None where no call of it was seen."""
@@ -324,12 +324,6 @@ def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: Ca
     ).priced(begun.model, begun.time)
 
 
-def _noted(event: Event) -> Mapping[str, JSON]:
-    """What this package wrote into an event's metadata."""
-    noted = (event.custom_metadata or {}).get(METADATA)
-    return noted if isinstance(noted, Mapping) else {}
-
-
 def _resume(session: _Session, events: Sequence[Event]) -> None:
     """Takes in the events since those that were taken in: the totals that they carry, the latest of each agent.
 
@@ -339,7 +333,7 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
     for event in reversed(events):
         if event.id == session.last_event:
             break
-        standing = _noted(event).get("usage")
+        standing = noted(event).get("usage")
         if not isinstance(standing, list):
             untold += [] if agents or event.partial else [event]
         elif event.author not in agents:
@@ -384,25 +378,25 @@ def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
     )
 
 
-# What providers report, kept for the next estimate: an anchor for each conversation, a ratio for each user and model.
+# What providers report, kept for the next estimate: a baseline for each conversation, a ratio for each user and model.
 #
-# A ratio stands in the session's state and, across sessions, in the store. The anchor stands in the metadata of each
+# A ratio stands in the session's state and, across sessions, in the store. The baseline stands in the metadata of each
 # answer, so that it costs no state, and every process goes on from it alike. Between a request and its answer it is
 # kept here.
 
 _STATE_KEY = "aether:calibration"
 
 
-class _Meter(NamedTuple):
-    """What the estimates of one conversation go on from in an invocation: the last anchor, whether usage was reported
+class _Reports(NamedTuple):
+    """What the estimates of one conversation go on from in an invocation: the last baseline, whether usage was reported
     in this invocation, and the uncounted tokens of `Calibration`."""
 
-    anchor: UsageAnchor | None = None
+    baseline: UsageBaseline | None = None
     here: bool = False
     uncounted_tokens: Count = 0
 
 
-_METER = TypeAdapter(_Meter, config=ConfigDict(defer_build=True))
+_REPORTS = TypeAdapter(_Reports, config=ConfigDict(defer_build=True))
 
 
 class _Owner(NamedTuple):
@@ -423,7 +417,7 @@ class Calibrations:
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
-        self._meters: SharedLRU[AgentKey, _Meter] = SharedLRU(2_048)
+        self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
     async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
@@ -441,41 +435,43 @@ class Calibrations:
     def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
         """What a request is estimated by, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
-        meter, invocation = _last_meter(events, identity)
+        reports, invocation = _last_reports(events, identity)
         if invocation != identity.invocation:
-            beyond = meter.anchor.report_minus_count if meter.anchor is not None else 0
-            meter = _Meter(meter.anchor, uncounted_tokens=max(0, min(beyond, source.window // 2)))
-        self._meters.put(agent_key(identity), meter)
+            beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
+            reports = _Reports(reports.baseline, uncounted_tokens=max(0, min(beyond, source.window // 2)))
+        self._reports.put(agent_key(identity), reports)
         return calibration(
-            meter.anchor,
+            reports.baseline,
             self._ratios.get(owner) or TokenRatio(),
             model=owner.by,
             epoch=source.epoch.number,
-            here=meter.here,
-            uncounted_tokens=meter.uncounted_tokens,
+            here=reports.here,
+            uncounted_tokens=reports.uncounted_tokens,
         )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
         key, owner = agent_key(pack.identity), _owner(pack.source, counter)
-        meter = self._meters.get(key)
-        if meter is None or tokens > 2 * pack.source.window:
+        reports = self._reports.get(key)
+        if reports is None or tokens > 2 * pack.source.window:
             return
         ratio = self._ratios.get(owner) or TokenRatio()
         counted, epoch = pack.counted_tokens, pack.epoch.number
-        anchor, learned = report(meter.anchor, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens)
-        self._meters.put(key, meter._replace(anchor=anchor, here=True))
+        baseline, learned = report(
+            reports.baseline, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens
+        )
+        self._reports.put(key, reports._replace(baseline=baseline, here=True))
         if learned is not ratio:
             self._ratios.put(owner, learned)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what the next one goes on from."""
-        noted: dict[str, JSON] = {}
+        told: dict[str, JSON] = {}
         if not pack.source.host.passthrough_reason:
-            noted["request_tokens"] = pack.request_tokens
-        if (meter := self._meters.get(agent_key(pack.identity))) is not None:
-            noted["meter"] = _METER.dump_python(meter, mode="json")
-        return noted
+            told["request_tokens"] = pack.request_tokens
+        if (reports := self._reports.get(agent_key(pack.identity))) is not None:
+            told["reports"] = _REPORTS.dump_python(reports, mode="json")
+        return told
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
         """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
@@ -503,11 +499,11 @@ def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     return ratios if isinstance(ratios, Mapping) else {}
 
 
-def _last_meter(events: Sequence[Event], identity: Identity) -> tuple[_Meter, str]:
+def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:
     """What the last answer of an agent noted, and its invocation; an empty one where none did."""
     for event in reversed(events):
         if event.author == identity.agent and (event.branch or "") == identity.branch:
-            meter = valid(_METER, _noted(event).get("meter"))
-            if meter is not None:
-                return meter, event.invocation_id
-    return _Meter(), ""
+            reports = valid(_REPORTS, noted(event).get("reports"))
+            if reports is not None:
+                return reports, event.invocation_id
+    return _Reports(), ""
