@@ -32,7 +32,7 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     declared = frozenset(tool.name for tool in pack.tools)
     finder = FindTools(pack.source.request.tools, declared, redact) if pack.scope_mode == "relevant" else None
     made = [
-        contents[sent.origin] if sent.outcome == "verbatim" and sent.origin >= 0 else _content(pack, sent, contents)
+        contents[sent.origin] if sent.form == "whole" and sent.origin >= 0 else _content(pack, sent, contents)
         for sent in pack.contents
     ]
     trimmed = {
