@@ -62,24 +62,6 @@ def test_nothing_is_cut_while_reports_and_growth_leave_most_of_the_window_free(s
     chat.replays()
 
 
-def test_a_session_that_only_counts_beyond_its_budget_is_not_cut() -> None:
-    chat = frugal(20)
-    assert all(one.epoch_reason in (None, "first_call") for one in chat.manifests())
-
-
-def test_placeholders_come_before_a_cut_takes_messages_of_users_where_the_estimate_is_low() -> None:
-    script = [part for at in range(30) for part in (call("rows", start=at * 60), f"read {at}")]
-    policy = PackPolicy(max_input_tokens=WINDOW, conversation={"strategy": "stable_prefix"})
-    chat = Chat(script=script, tools=[rows], policy=policy)
-    chat.llm.usage = False
-    chat.say(*(f"Read page {at} and remember code-{at}" for at in range(30)))
-    last = chat.sent[-1]
-    assert [f"Read page {at} and" in last.text for at in range(30)] == [True] * 30
-    assert "CONVERSATION SUMMARY" not in last.text
-    assert any(event.stage == "replace" for one in chat.manifests() for event in one.truncation_events)
-    chat.replays()
-
-
 @pytest.mark.parametrize("window", but_slow([1_500, 2_000, 3_000, 4_000, 8_000], 2_000, 3_000, 4_000))
 def test_heads_and_tails_keep_their_head_in_small_windows(window: int) -> None:
     words = " ".join(f"word{at}" for at in range(40))
