@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -18,9 +17,6 @@ from scripted import call, look_up
 
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.services.recorder import Recorder
-from aether_context.pack import Identity
-from aether_context.store.spool import spool_of
 
 
 class Echoes(BaseLlm):
@@ -58,34 +54,3 @@ def test_each_of_many_sessions_has_its_receipts_when_its_run_ends(tmp_path: Path
         await asyncio.gather(*map(converse, range(20)))
 
     asyncio.run(all_of_them())
-
-
-def test_a_run_does_not_wait_for_what_is_queued_after_it_ended(tmp_path: Path):
-    recorder = Recorder(PackStore(tmp_path))
-    first, second = threading.Event(), threading.Event()
-
-    async def end_a_run() -> bool:
-        recorder.later(lambda: first.wait(30))
-        waiting = asyncio.create_task(recorder.flush(20))
-        await asyncio.sleep(0)
-        recorder.later(lambda: second.wait(30))
-        first.set()
-        return await waiting
-
-    try:
-        assert asyncio.run(end_a_run())
-    finally:
-        second.set()
-
-
-def test_a_burst_for_a_local_folder_goes_nowhere_else(tmp_path: Path):
-    store = PackStore(tmp_path)
-    recorder = Recorder(store)
-    ann = Identity(app="shop", user="ann", session="s1", invocation="i", agent="clerk")
-    for number in range(200):
-        recorder.summary(ann, f"{number:08x}", f"summary {number}")
-    assert asyncio.run(recorder.flush(60))
-    assert [store.summary("shop", "ann", f"{number:08x}") for number in (0, 199)] == ["summary 0", "summary 199"]
-    spool = spool_of(store.files)
-    assert spool is not None
-    assert not spool.path.exists()

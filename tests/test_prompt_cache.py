@@ -96,10 +96,6 @@ def test_requests_that_another_model_may_get_are_not(llm: Any) -> None:
     assert marked(llm) == [False, False, False]
 
 
-def test_an_agent_without_tools_marks_nothing_at_a_sessions_first_call() -> None:
-    assert marked(AnthropicLlm(), tools=()) == [False, True, True]
-
-
 def test_the_setting_and_the_apps_own_configuration_come_first() -> None:
     assert marked(AnthropicLlm(), policy=PackPolicy(cache="off")) == [False, False, False]
     own = ContextCacheConfig(ttl_seconds=7_200)
@@ -227,7 +223,7 @@ def share(server: Claudes) -> float:
     return sum(usage["cache_read_input_tokens"] for usage in server.usage) / total
 
 
-@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("tools", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ten_turns_of_claude_are_served_from_the_cache(tools: bool) -> None:
     with claudes() as server:
         session(server, tools=tools)

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import scripted
 from failing import FailingFileSystem
 from google.adk.events.event import Event
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.state import State
-from plans import aether, cached_input_costs, loop, planned, small, turns
+from plans import aether, cached_input_costs, planned, small
 from restarting import Restarting, same_requests
-from scripted import Chat, call, look_up, new_store, set_state, state_of
+from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
@@ -81,12 +80,6 @@ def test_a_cut_writes_little_however_long_its_summary_is() -> None:
     assert max(map(size, at_cuts)) <= 6_000
 
 
-def test_a_call_that_only_appends_writes_nothing() -> None:
-    chat = Chat(script=[*loop(6), "done"], tools=[look_up], state=planned())
-    events = chat.say("go")
-    assert [bool(written(event)) for event in events] == [True, *[False] * (len(events) - 1)]
-
-
 @pytest.mark.parametrize("length", [1, 40], ids=["short", "long"])
 def test_a_packed_message_does_not_repeat_what_the_user_wrote(length: int) -> None:
     message = "\n".join(PROSE[:length])
@@ -110,27 +103,6 @@ def test_any_text_comes_back_from_a_state_that_any_store_takes(odd: str) -> None
     assert stored.count("my own words") == 0
     assert load_epoch(json.loads(stored), identity, lambda message: own) == after
     assert load_epoch(json.loads(stored), identity, lambda message: "").payloads == (whole,)
-
-
-def test_what_is_taken_back_is_taken_out_of_the_state() -> None:
-    chat = reading(policy=small(1_500), state=planned())
-    chat.say(*map(asked, range(12)))
-    session = asyncio.run(chat.held())
-    (epoch,) = (value for key, value in session.state.items() if key.startswith("aether:epoch:"))
-    held = [key for key, value in session.state.items() if key.startswith("aether:summary:") and value is not None]
-    assert len(held) == epoch["summary_parts"]
-
-
-def test_what_an_event_says_of_its_call_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripted, "size", lambda request: 123_456)
-    turning = {"strategy": ("sliding_turns",), "sliding_turns": {"tokens": 600}}
-    policy = PackPolicy(max_input_tokens=100_000, conversation=turning)
-    chat = Chat(policy=policy, tools=[look_up], script=[*loop(3), "done"] * 12)
-    said = [(event.custom_metadata or {}).get("aether_context") for event in chat.say(*turns(12))]
-    noted = [one for one in said if one is not None]
-    assert len(noted) == len(chat.sent)
-    assert set(noted[-1]) == {"pack_id", "number", "request_tokens", "meter", "usage", "cutoff"}
-    assert max(len(json.dumps(one, separators=(",", ":"))) for one in noted) <= 300
 
 
 # going on, in another process
@@ -191,31 +163,3 @@ def test_a_worker_with_another_store_sends_the_same_bytes(store: str, known: str
     steady = asyncio.run(held("steady.db", None))
     assert any(one.contents[0].parts[0].text.startswith(SUMMARY_TITLE) for one in steady.sent)
     same_requests(steady, asyncio.run(held("others.db", Elsewhere(STORES[store], policy=policy, on_error="raise"))))
-
-
-def test_a_part_of_a_summary_that_is_damaged_loses_nothing() -> None:
-    chat = reading(policy=small(3_000, retrieval={"recall": False}))
-    chat.say("Remember the number 4711-A for me, please.", *map(asked, range(12)))
-    (epoch,) = (value for key, value in state_of(chat).items() if key.startswith("aether:epoch:"))
-    scope = next(key for key in state_of(chat) if key.startswith("aether:summary:")).split(":")[2]
-    assert epoch["summary_parts"] > 0
-    for damaged in (None, 7, "", "another text", "json:7"):
-        asyncio.run(set_state(chat, **{f"aether:summary:{scope}:0": damaged}))
-        chat.say("And the number?")
-        assert "4711-A" in "\n".join(chat.sent[-1].wires)
-        assert chat.manifests()[-1].request_tokens <= 3_000
-    chat.replays()
-
-
-@cached_input_costs(0.001)
-def test_where_one_packed_message_is_damaged_the_others_stay_as_they_are() -> None:
-    chat = Chat(policy=PackPolicy(max_input_tokens=20_000), state=planned())
-    chat.say("one", "two", "three")
-    scope = next(key for key in state_of(chat) if key.startswith("aether:payload:")).split(":")[2]
-    asyncio.run(set_state(chat, **{f"aether:payload:{scope}:0": "damaged"}))
-    for message in ("four", "five"):
-        chat.restart()
-        chat.say(message)
-    before, after = chat.sent[-2:]
-    assert after.wires[: len(before.wires)] == before.wires
-    assert sum("CONTEXT PACK" in wire for wire in after.wires) == 4
