@@ -233,17 +233,20 @@ class Request(NamedTuple):
     ``contents`` are those that no earlier cut removed; ``positions`` are their indices in the host's own list.
     ``human`` is the index within ``contents`` of the final human message, None where there is none; it is another
     agent's turn where the host shows no message of the user. ``other_tools`` are the wires of tools that are not
-    functions.
+    functions. ``first_call`` is set at an invocation's first model call, and at the first one that answers what another
+    agent handed over. ``rewritten`` is set where the host changed history that an earlier cut or request relied on.
     """
 
     model: str
-    system: str
-    system_is_text: bool
-    tools: tuple[Tool, ...]
-    other_tools: tuple[str, ...]
-    contents: tuple[Content, ...]
-    positions: tuple[int, ...]
-    human: int | None
+    system: str = ""
+    system_is_text: bool = True
+    tools: tuple[Tool, ...] = ()
+    other_tools: tuple[str, ...] = ()
+    contents: tuple[Content, ...] = ()
+    positions: tuple[int, ...] = ()
+    human: int | None = None
+    first_call: bool = True
+    rewritten: bool = False
 
     @property
     def handed(self) -> bool:
@@ -492,7 +495,7 @@ class PackedMessage:
     """The packed text, or in a manifest its hash; empty where the message is sent as it is."""
     split: int
     """Characters of the packed text before its last part: acceptance, top evidence and the request."""
-    used: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[Layer, int] = field(default_factory=dict)
     """Tokens of evidence and memory in it."""
     place: int = -1
     """Index of the message in the host's list; -1 where it is not known."""
@@ -643,31 +646,81 @@ _USUAL_GROWTH = 0.05
 is not known."""
 
 
+class Host(NamedTuple):
+    """What the host of a model call offers and asks for, beside the request.
+
+    ``passthrough_reason`` says why the request must be sent unchanged; it is empty where it need not. ``cached_price``
+    is the price of cached input as a share of that of other input. ``can_mask`` is set where the model takes a list of
+    allowed function names, ``can_find`` where the host carries out ``find_tools`` and calls tools that are not
+    declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
+    that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
+    where the window is from. ``readings`` maps the addresses of the results that the session keeps whole to the address
+    of a later result from the same source that differs, empty where there is none.
+    """
+
+    passthrough_reason: str = ""
+    cached_price: float = 0.1
+    can_mask: bool = True
+    can_find: bool = False
+    can_read: bool = True
+    anchors: tuple[Anchor, ...] = ()
+    asked: str = ""
+    window_mark: WindowMark = ""
+    readings: Mapping[str, str] = NOTHING
+
+
+class Usage(NamedTuple):
+    """What is known of a session's tokens when a pack is built.
+
+    ``calibration`` is None where no usage is known. ``growth`` is the 90th percentile of the tokens that the session
+    gains from one human message to the next; None where that is not known. ``offloaded_tokens`` are those that extracts
+    leave out of its history.
+    """
+
+    calibration: Calibration | None = None
+    growth: int | None = None
+    offloaded_tokens: int = 0
+
+    @property
+    def uncounted_tokens(self) -> int:
+        """Tokens of the system layer that the provider counts beyond the count here."""
+        return self.calibration.uncounted_tokens if self.calibration is not None else 0
+
+    @property
+    def spare_tokens(self) -> int:
+        """Tokens that may be counted beyond the window."""
+        return self.calibration.spare_tokens if self.calibration is not None else 0
+
+
+class Search(NamedTuple):
+    """What was searched for a pack before it is built, and by what.
+
+    ``turns`` is the number of turns that were searched for those that a cut had removed, None where none were.
+    ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
+    service's, empty where that scored none. ``tool_scores`` are the relevance scores of an earlier build of this pack,
+    ``tool_embedder`` is the embedder that made them.
+    """
+
+    turns: int | None = None
+    embedder: str = "none"
+    memory_embedder: str = ""
+    tool_scores: Mapping[str, float] = NOTHING
+    tool_embedder: str = ""
+
+
+class Previous(NamedTuple):
+    """The request before this one, of the same agent, and its pack's id; None and empty where they are unknown."""
+
+    sent: Sent | None = None
+    pack_id: str = ""
+
+
 class PackInput(NamedTuple):
     """All that `aether_context.packing.build_pack` reads.
 
-    ``first_call`` is set at an invocation's first model call, and at the first one that answers what another agent
-    handed over. ``candidates`` are the notes, memories and evidence that the host knows of. ``previous`` is the request
-    before this one, None where it is unknown. ``rewritten`` is set where the host changed history that an earlier cut
-    or request relied on. ``cached_price`` is the price of cached input as a share of that of other input.
-
-    ``can_mask`` is set where the model takes a list of allowed function names, ``can_find`` where the host carries out
-    ``find_tools`` and calls tools that are not declared, ``can_read`` where a tool is declared that reads
-    ``artifact://`` addresses. ``tool_scores`` are the relevance scores of an earlier build of this pack,
-    ``tool_embedder`` is the embedder that made them. ``passthrough_reason`` says why a request must be sent unchanged;
-    it is empty where it need not.
-
-    ``searched`` is the number of turns that were searched for those that a cut had removed, None where none were.
-    ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
-    service's, empty where that scored none. ``problems`` say what was wrong with the host's data and was ignored.
-    ``summaries`` are texts that a model wrote for this pack's summary requests, by their keys. ``calibration`` is None
-    where no usage is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut
-    that was requested by hand.
-
-    ``evidence`` maps the addresses of the results that the session keeps whole to the address of a later result from
-    the same source that differs, empty where there is none. ``offloaded_tokens`` are those that extracts leave out of
-    its history. ``growth`` is the 90th percentile of the tokens that the session gains from one human message to the
-    next; None where that is not known.
+    ``output_tokens`` is the limit of the answer where that shares the window with the request. ``candidates`` are the
+    notes, memories and evidence that the host knows of. ``summaries`` are texts that a model wrote for this pack's
+    summary requests, by their keys. ``problems`` say what was wrong with the host's data and was ignored.
     """
 
     identity: Identity
@@ -679,34 +732,18 @@ class PackInput(NamedTuple):
     invalid_reason: str = ""
     candidates: tuple[Candidate, ...] = ()
     epoch: Epoch = Epoch(number=0)
-    first_call: bool = True
-    rewritten: bool = False
-    previous: Sent | None = None
-    previous_pack: str = ""
-    cached_price: float = 0.1
-    can_mask: bool = True
-    can_find: bool = False
-    can_read: bool = True
-    tool_scores: Mapping[str, float] = NOTHING
-    tool_embedder: str = ""
-    passthrough_reason: str = ""
-    searched: int | None = None
-    embedder: str = "none"
-    memory_embedder: str = ""
-    problems: tuple[str, ...] = ()
+    previous: Previous = Previous()
+    host: Host = Host()
+    usage: Usage = Usage()
+    search: Search = Search()
     summaries: Mapping[str, str] = NOTHING
-    calibration: Calibration | None = None
-    anchors: tuple[Anchor, ...] = ()
-    asked: str = ""
-    evidence: Mapping[str, str] = NOTHING
-    offloaded_tokens: int = 0
-    growth: int | None = None
-    window_mark: WindowMark = ""
+    problems: tuple[str, ...] = ()
 
     @property
     def growth_reserve(self) -> int:
         """Tokens of the window that memories leave free for the session's growth."""
-        return int(_USUAL_GROWTH * self.window) if self.growth is None else min(self.growth, self.window)
+        growth = self.usage.growth
+        return int(_USUAL_GROWTH * self.window) if growth is None else min(growth, self.window)
 
 
 Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "told", "summary", "placeholder", "merged"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aether_context.adk import FsspecArtifactService
 from aether_context.adk.services.artifacts import resolve
 from aether_context.errors import ArtifactError
-from aether_context.store.artifacts import relative_name
+from aether_context.store.artifacts import located
 
 HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
 
@@ -73,7 +73,7 @@ def test_names_come_back_as_they_were_given(name, user):
 )  # fmt: skip
 def test_uris_that_lead_elsewhere_are_refused(uri):
     with pytest.raises(ArtifactError, match="artifact URI"):
-        relative_name(uri)
+        located(uri, ("app", "ann", "s1"))
 
 
 def service_of(kind, tmp_path):

@@ -10,12 +10,8 @@ from packs import answers, calls, said
 
 from aether_context.conversation import units
 from aether_context.conversation.content_json import part_of
-from aether_context.conversation.turns import (
-    Cut,
-    cut,
-    protected,
-    torn,
-)
+from aether_context.conversation.epoch import as_ranges
+from aether_context.conversation.turns import cut, protected, torn
 from aether_context.pack import Content
 
 
@@ -65,28 +61,42 @@ def test_a_cut_takes_the_oldest_turns_first():
         said("well", "model"),
         said("4"),
     ]
-    assert cut(units(contents), [10] * 7, target=40, human=6).gone == (0, 1, 2, 3)
+    assert cut(units(contents), [10] * 7, target=40).gone == (0, 1, 2, 3)
 
 
 def test_the_final_request_and_the_last_exchange_always_stay():
     contents = [said("1"), said("well", "model"), said("2"), calls("a"), answers("a"), calls("b"), answers("b")]
-    made = cut(units(contents), [10] * 7, target=0, human=2)
+    made = cut(units(contents), [10] * 7, target=0, stay=protected(units(contents), 2))
     assert made.gone == (0, 1, 3, 4)
+
+
+def test_neighbours_of_the_final_request_leave_last_and_only_where_the_rest_does_not_fit():
+    contents = [said("1"), said("well", "model"), said("context"), said("question")]
+    stay = protected(units(contents), 3)
+    assert stay == {3}
+    assert cut(units(contents), [10] * 4, target=0, most=20, stay=stay).gone == (0, 1)
+    assert cut(units(contents), [10] * 4, target=0, most=19, stay=stay).gone == (0, 1, 2)
+
+
+def test_the_first_and_the_last_stay_while_they_find_room_the_first_longer():
+    contents = [
+        said("1"),
+        said("well", "model"),
+        said("well", "model"),
+        said("well", "model"),
+        said("well", "model"),
+        said("well", "model"),
+        said("2"),
+    ]
+    ends = {"target": 10, "keep_first": 2, "keep_last": 3}
+    assert cut(units(contents), [10] * 7, room=50, **ends).gone == (2, 3)
+    assert cut(units(contents), [10] * 7, room=40, **ends).gone == (2, 3, 4)
+    assert cut(units(contents), [10] * 7, room=20, **ends).gone == (2, 3, 4, 5, 6)
 
 
 def test_a_turns_human_message_outlives_its_answers():
     contents = [said("1"), calls("a"), answers("a"), calls("b"), answers("b"), said("2")]
-    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55, human=5).gone == (1, 2)
-
-
-def test_the_last_exchange_to_go_is_shortened_where_that_is_enough():
-    contents = [said("1"), calls("a"), answers("a"), calls("b"), answers("b"), said("2")]
-    tokens = [5, 10, 40, 10, 40, 5]
-    spare = {1: 30, 2: 30}.__getitem__
-    made = cut(units(contents), tokens, target=90, human=5, spare=spare)
-    assert made == Cut(shortened=(1, 2), excess=20)
-    made = cut(units(contents), tokens, target=50, human=5, spare=spare)
-    assert made == Cut(gone=(1, 2), shortened=(3, 4), excess=10)
+    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55).gone == (1, 2)
 
 
 kinds = st.lists(st.sampled_from(["human", "says", "calls", "calls2"]), max_size=25)
@@ -111,7 +121,8 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
     contents = history(names)
     tokens = [data.draw(st.integers(1, 60)) for _ in contents]
     parts = units(contents)
-    gone = set(cut(parts, tokens, target=target, human=len(contents) - 1).gone)
+    stay = protected(parts, len(contents) - 1)
+    gone = set(cut(parts, tokens, target=target, most=sum(tokens), stay=stay).gone)
     kept = [content for at, content in enumerate(contents) if at not in gone]
     assert kept[0].role == "user"
     assert not kept[0].responses
@@ -120,10 +131,17 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
         assert len(gone.intersection(unit.indices)) in (0, len(unit.indices))
     left = sum(cost for at, cost in enumerate(tokens) if at not in gone)
     if left > target:
-        free = [unit for at, unit in enumerate(parts) if at not in protected(parts, len(contents) - 1)]
+        free = [unit for at, unit in enumerate(parts) if at not in stay]
         assert all(set(unit.indices) <= gone for unit in free if unit.kind != "human")
     if sum(tokens) <= target:
         assert not gone
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_hold_their_indices(indices):
+    ranges = as_ranges(indices)
+    assert {at for start, stop in ranges for at in range(start, stop)} == indices
+    assert all(one[1] < other[0] for one, other in zip(ranges, ranges[1:], strict=False))
 
 
 def test_a_content_keeps_what_it_does_not_know():

@@ -102,7 +102,7 @@ def test_where_not_all_fit_the_lowest_priority_goes_and_is_named() -> None:
     result = cut(contents, 3_000, anchors=anchored(contents, marked))
     assert 0 < len(result.anchors) < len(marked) + 1
     assert "no room for the anchor note" in result.note
-    assert result.tokens_after <= conversation(contents).budget.ceiling
+    assert result.tokens_after <= conversation(contents).budget.most
 
 
 def test_preservation_is_validated() -> None:
@@ -113,7 +113,7 @@ def test_preservation_is_validated() -> None:
     with pytest.raises(AnchorPreservationError) as caught:
         validate(held, broken)
     assert caught.value.anchors == ("the limit (content 20, priority 60)",)
-    assert (caught.value.needed, caught.value.budget) == (held.tokens[20] + held.tokens[54], held.budget.ceiling)
+    assert (caught.value.needed, caught.value.budget) == (held.tokens[20] + held.tokens[54], held.budget.most)
     assert isinstance(caught.value, AetherContextError)
 
 

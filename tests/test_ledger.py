@@ -17,7 +17,11 @@ from aether_context.usage import CallUsage, TokenLedger, Totals
 from aether_context.usage.prices import prices_of
 
 FLASH = prices_of("gemini-2.5-flash", 1_763_700_000.0)
+
+
 NO_LIMITS = PackPolicy().limits
+
+
 HERE: Any = {"invocation": "i1", "agent": "writer"}
 
 
@@ -136,15 +140,15 @@ def test_the_accounts_of_agents_and_of_invocations_sum_to_the_sessions(calls: li
         assert whole == report.session.totals
 
 
-# pressure
+# near a limit
 
 
 @pytest.mark.parametrize(("read", "level"), [(799, 0), (800, 1), (999, 1), (1_000, 2), (5_000, 2)])
-def test_pressure_begins_at_a_share_of_the_limit_and_grows_once_it_is_reached(read: int, level: int) -> None:
+def test_a_limit_is_near_from_a_share_of_it_on_and_then_reached(read: int, level: int) -> None:
     ledger = TokenLedger()
     ledger.track(used(read), **HERE)
-    pressure = ledger.pressure(limits(session={"total_tokens": 1_000}), **HERE)
-    assert (pressure.level if pressure is not None else 0) == level
+    near = ledger.near_limit(limits(session={"total_tokens": 1_000}), **HERE)
+    assert (near.level if near is not None else 0) == level
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,11 @@ def test_forged_totals_never_make_an_account_smaller(forged: Any) -> None:
 
 
 _AMOUNTS = st.integers(0, 10**6)
+
+
 _ANY = st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans())
+
+
 ACCOUNTS: Any = (("session", ""), ("invocation", HERE["invocation"]), ("agent", HERE["agent"]))
 
 
@@ -204,6 +212,3 @@ def test_no_history_makes_any_number_smaller(booked: list[tuple[int, int]], told
 def test_totals_survive_their_record(totals: Totals) -> None:
     assert Totals.from_record(totals.record()) == totals
     assert Totals.from_record(json.loads(json.dumps(totals.record()))) == totals
-
-
-# accuracy

@@ -258,9 +258,13 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "redact": lambda text: Masker(RULES)(text),
     # names that a model, a tool or an app gives
     "segment": segment,
-    "relative_name": lambda text: quiet(artifacts.relative_name, f"artifact://{text}"),
-    "absolute": lambda text: artifacts.absolute(f"artifact://apps/{text}"),
-    "absolute, with a name": lambda text: artifacts.absolute(f"artifact://apps/a/users/u/artifacts/{text}"),
+    "located": lambda text: quiet(lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://{text}"),
+    "located, absolute": lambda text: quiet(
+        lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://apps/{text}"
+    ),
+    "located, with a name": lambda text: quiet(
+        lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://apps/a/users/u/artifacts/{text}/versions/1"
+    ),
     "read_state": lambda text: read_state(
         {"plan": {"step": {"text": text, "acceptance": [text]}, "tools": [text]}, "knowledge": {"notes": [text]}}
     ),

@@ -22,12 +22,12 @@ TALK = (said("Who approves refunds?"), said("The manager.", "model"), said("Abov
 def pack(
     contents: Sequence[Content] = TALK, before: Pack | None = None, policy: PackPolicy = POLICY, **given: Any
 ) -> Pack:
-    carried = {} if before is None else {"epoch": before.epoch, "previous": before.sent, "first_call": False}
+    carried = {} if before is None else {"epoch": before.epoch, "sent": before.sent, "first_call": False}
     return build_pack(pack_input(contents, **{**carried, **given}), policy)
 
 
 def test_a_request_before_that_is_not_known_is_unknown_not_nothing() -> None:
-    second = pack(TALK, pack(TALK[:1]), previous=None)
+    second = pack(TALK, pack(TALK[:1]), sent=None)
     assert second.prefix.broken_by == "unknown"
     assert second.prefix.shared_tokens is None
 

@@ -23,7 +23,7 @@ from scripted import Chat, call, inside, look_up, new_store
 from aether_context import Manifest
 from aether_context.adk import bounds
 from aether_context.adk.bounds import Waits
-from aether_context.adk.request.spoken import read_spoken
+from aether_context.adk.request.recall import read_spoken
 from aether_context.retrieval import Entry
 from aether_context.retrieval.embedders import Vectors, register_embedder
 from aether_context.retrieval.passages import passages
@@ -36,6 +36,8 @@ FACTS = [
     "The plumber's name is Fennimore and he comes on Tuesdays.",
     "Our cat is called Biscuit and eats nothing but sardines.",
 ]
+
+
 ASKED = [
     "Where does Ada keep bees?",
     "Where is the spare key?",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, lines, rendered, said, tool
+from packs import answered, called, lines, rendered, said, tool, trim
 
 from aether_context import PackPolicy
 from aether_context.conversation import Conversation, Decision, normalize
@@ -25,13 +25,16 @@ from aether_context.conversation.stable_prefix import (
     estimate_tool_overhead,
     placeholder,
 )
-from aether_context.conversation.strategies import Untouched
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, StablePrefixSettings
 
 SETTINGS = StablePrefixSettings()
+
+
 ROUNDED = 40
+
+
 """Tokens by which sums of rounded pieces may differ."""
 
 
@@ -204,6 +207,8 @@ def test_three_and_a_half_bytes_are_a_token_rounded_up(size: int, tokens: int) -
 
 
 IMAGE = part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=10**7, media_tokens=258)
+
+
 TEXT = part_of({"text": "x" * 35})
 
 
@@ -271,7 +276,7 @@ def test_tags_are_stripped_with_what_they_hold_line_breaks_included() -> None:
 def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
     contents = [said("a <checkpoint_id>1</checkpoint_id>"), said("b"), *talk(50, size=40)[1:]]
     conversation = Conversation.of(contents, window=1_000)
-    result = Untouched(settings=ConversationSettings()).trim(conversation)
+    result = trim(conversation, ConversationSettings(strategy=("none",)))
     assert result.normalize
     assert result.act is None
     assert result.kept == tuple(range(len(contents)))

@@ -16,7 +16,7 @@ from google.genai import types
 
 from aether_context.adk.tracing import PackSpan
 from aether_context.adk.windows import Window, Windows
-from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInput
+from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
 from aether_context.state import Plan
@@ -87,20 +87,11 @@ def time_of(context: CallbackContext) -> float | None:
     return events[-1].timestamp if events else None
 
 
-class Known(NamedTuple):
-    """A content that was read, with its role and what the fields of its parts are compared with."""
-
-    frozen: Content
-    role: str | None
-    parts: Sequence[Mapping[str, object]]
-
-
 class PreviousCall(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
-    ``known`` are the contents that are sent, as they were read; ``counter`` is the identity of the token counter;
-    ``number`` is the pack's number in its session, 0 where it is not recorded;
-    ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
+    ``counter`` is the identity of the token counter; ``number`` is the pack's number in its session, 0 where it is not
+    recorded; ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
     """
 
@@ -108,7 +99,6 @@ class PreviousCall(NamedTuple):
     pack: Pack
     policy: PackPolicy
     planned: Plan
-    known: tuple[Known, ...]
     counter: str
     number: int = 0
     cutoff: str = ""
@@ -185,7 +175,6 @@ class PreparedCall(NamedTuple):
     source: PackInput
     history: Sequence[types.Content]
     epoch: Epoch
-    known: tuple[Known, ...]
     counter: str = ""
     summary_cost: Mapping[str, int] = NOTHING
 

@@ -33,7 +33,7 @@ from aether_context.adk.call import (
     session_key,
     words_of,
 )
-from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
+from aether_context.adk.request.reader import essential_names, is_free, key_of, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
     as_json,
@@ -400,14 +400,13 @@ class Offloader:
 
 
 class _Answer(NamedTuple):
-    """A content with tool results: its place, its role, what its parts are compared with, and what is shown instead, if
-    anything, with what that is compared with."""
+    """A content with tool results: its place, what it is compared with, and what is shown instead, if anything, with
+    what that is compared with."""
 
     at: int
-    role: str | None
-    parts: Sequence[Mapping[str, object]]
+    key: object
     shown: types.Content | None
-    shown_parts: Sequence[Mapping[str, object]]
+    shown_key: object
 
 
 class _History:
@@ -451,9 +450,8 @@ class _History:
             return False
         self.by_digest.update((record.digest, record) for record in new)
         return all(
-            answer.role == contents[answer.at].role
-            and answer.parts == [part.__dict__ for part in contents[answer.at].parts or ()]
-            and (answer.shown is None or answer.shown_parts == [part.__dict__ for part in answer.shown.parts or ()])
+            answer.key == key_of(contents[answer.at])
+            and (answer.shown is None or answer.shown_key == key_of(answer.shown))
             for answer in self.answers
         )
 
@@ -462,13 +460,7 @@ class _History:
         is_changed = shown is not content
         self.names_evidence |= is_changed and names_evidence(shown)
         self.answers.append(
-            _Answer(
-                at,
-                content.role,
-                [fields(part) for part in content.parts or ()],
-                shown if is_changed else None,
-                [fields(part) for part in shown.parts or ()] if is_changed else (),
-            )
+            _Answer(at, key_of(content), shown if is_changed else None, key_of(shown) if is_changed else None)
         )
 
     def record_of(self, digest: str) -> EvidenceRecord | None:

@@ -35,7 +35,7 @@ from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.prompt_cache import mark_prefix
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
-from aether_context.adk.request.inputs import Gatherer, last_unread
+from aether_context.adk.request.gather import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import rewritten, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -345,7 +345,7 @@ class RequestPacker:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
         read = await self._gatherer.gather(call)
         read = await self._recall.rank(read)
-        if not read.source.first_call or not read.source.epoch.cut_count:
+        if not read.source.request.first_call or not read.source.epoch.cut_count:
             return read
         return await self._recall.turns(read, frozenset(read.source.request.positions), self._gatherer.reader.content)
 
@@ -356,12 +356,9 @@ class RequestPacker:
         await self._calibrations.begin(read.source, pick.counter.name, read.call.state)
         if last is None or last.counter != pick.counter.name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
-        source = read.source
-        events = read.call.context.session.events
-        known = self._calibrations.calibration(source, pick.counter.name, events)
-        if known is not None:
-            source = source._replace(calibration=known)
-        read = read._replace(source=source, counter=pick.counter.name)
+        known = self._calibrations.calibration(read.source, pick.counter.name, read.call.context.session.events)
+        usage = read.source.usage._replace(calibration=known)
+        read = read.with_source(usage=usage)._replace(counter=pick.counter.name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: with large contents, with many tools to choose from
@@ -374,17 +371,19 @@ class RequestPacker:
                 sent = self._sent_input(source, policy)
                 return build_pack(sent, policy, counter=pick.counter, cache=self._cache)
 
-            return await _counted(pick, made, is_instant=is_instant)
+            if pick.may_wait:
+                return await _waited(pick.name, made)
+            return made() if is_instant else await asyncio.to_thread(made)
 
         pack = await build(read.source)
-        cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
-        if pack.chose and (cut or pack.stands_in) and read.source.searched is None:
+        cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.request.first_call else 0)
+        if pack.chose and (cut or pack.stands_in) and read.source.search.turns is None:
             whole = {read.source.request.positions[at] for at in pack.whole}
             # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
             budget = pack.allocation.budget
             free = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
             read = await self._recall.turns(read, whole, self._gatherer.reader.content, most=free)
-            if read.source.searched is not None:
+            if read.source.search.turns is not None:
                 pack = await build(read.source)
         if self._asks_models and pack.summary_requests:
             pack, cost = await self._summarizer.summarize(pack, policy, build)
@@ -401,11 +400,11 @@ class RequestPacker:
         if refused is not None:
             return refused
         before = call.last
-        if before is not None and not source.first_call and before.pack.epoch == pack.epoch:
+        if before is not None and not source.request.first_call and before.pack.epoch == pack.epoch:
             cutoff = before.cutoff  # nothing came or went where the model begins to read
         else:
             cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
-        if not source.passthrough_reason:
+        if not source.host.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             if call.policy.redact_prompt:
                 known = (self._gatherer.reader.content(content, call.model) for content in contents)
@@ -415,7 +414,7 @@ class RequestPacker:
             save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
             mark_prefix(call)
             self._windows.keep(call.invocation.agent, call.model, call.context.state)
-            if source.first_call:
+            if source.request.first_call:
                 self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
         records = call.policy.record != "off"
@@ -425,7 +424,6 @@ class RequestPacker:
             pack=pack,
             policy=call.policy,
             planned=call.planned,
-            known=read.known,
             counter=read.counter,
             number=number,
             cutoff=cutoff,
@@ -561,13 +559,6 @@ class RequestPacker:
                 self._refused[context.invocation_id] = context.state.get(WINDOWS)
         if refused.sent is not None:
             self._calibrations.reported(last.pack, last.counter, refused.sent)
-
-
-async def _counted(pick: Pick, act: Callable[[], _T], *, is_instant: bool) -> _T:
-    """What an act gives that counts tokens; off the event loop where it may wait, or is not instant."""
-    if pick.may_wait:
-        return await _waited(pick.name, act)
-    return act() if is_instant else await asyncio.to_thread(act)
 
 
 async def _waited(counter: str, act: Callable[[], _T]) -> _T:

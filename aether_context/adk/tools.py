@@ -27,7 +27,7 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import STORE_SECONDS
-from aether_context.adk.request import inputs
+from aether_context.adk.request import gather
 from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, short
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
@@ -188,7 +188,7 @@ def cut_now(tool_context: ToolContext) -> dict[str, Any]:
 
     Use it when a piece of work is done and its details are not needed any more.
     """
-    tool_context.state.update(inputs.cut_now(tool_context.session).actions.state_delta)
+    tool_context.state.update(gather.cut_now(tool_context.session).actions.state_delta)
     return {"cut": "before your next answer"}
 
 

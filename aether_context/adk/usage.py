@@ -18,6 +18,7 @@ from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
+from pydantic import ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import in_thread, within
 from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
@@ -31,7 +32,7 @@ from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
-from aether_context.usage.calibration import ANCHOR, RATIO, TokenRatio, UsageAnchor, calibration, report
+from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageAnchor, calibration, report
 from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
@@ -163,11 +164,11 @@ class Ledgers:
             session.caller = caller_of(key)
             _resume(session, events)
             found = [
-                account.ledger.pressure(account.limits, invocation=account.where["invocation"], agent=agent)
+                account.ledger.near_limit(account.limits, invocation=account.where["invocation"], agent=agent)
                 for account in self._accounts(key, call.invocation.invocation_id, "", agent)
                 if account.limits.on_budget == "degrade"
             ]
-        return max(filter(None, found), key=lambda pressure: pressure.level, default=None)
+        return max(filter(None, found), key=lambda near: near.level, default=None)
 
     def admit(self, call: ModelCall, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
@@ -193,7 +194,7 @@ class Ledgers:
                 model=model,
                 time=pack.identity.last_event_time,
                 estimate=pack.request_tokens,
-                is_whole=not pack.source.passthrough_reason,
+                is_whole=not pack.source.host.passthrough_reason,
                 system=pack.allocation.layers["system"].used,
                 tools=pack.allocation.layers["tools"].used,
                 formatting=formatting + sum(frame_of(item.content, framing) for item in new),
@@ -287,11 +288,11 @@ class Ledgers:
             logger.warning("%s", text)
 
 
-def note(pressure: NearLimit) -> str:
-    """What a manifest says of a pack that was made economically. It stays the same while the pressure does."""
-    unit = {"cost": "US dollars", "total": "tokens"}.get(pressure.measure, f"{pressure.measure} tokens")
-    state = "reached" if pressure.level == 2 else "near"
-    return f"packed economically: the {pressure.scope}'s limit of {pressure.limit:,} {unit} is {state}"
+def note(near: NearLimit) -> str:
+    """What a manifest says of a pack that was made economically. It stays the same while the level does."""
+    unit = {"cost": "US dollars", "total": "tokens"}.get(near.measure, f"{near.measure} tokens")
+    state = "reached" if near.level == 2 else "near"
+    return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
 
 
 def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: CallUsage | None) -> CallUsage | None:
@@ -391,11 +392,23 @@ def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
 
 # What providers report, kept for the next estimate: an anchor for each conversation, a ratio for each user and model.
 #
-# A ratio stands in the session's state and, across sessions, in the store. The anchor stands in the metadata of the
-# last answer, so that it costs no state, and every process goes on from it alike: what this process remembers of a
-# conversation counts only where its events say nothing.
+# A ratio stands in the session's state and, across sessions, in the store. The anchor stands in the metadata of each
+# answer, so that it costs no state, and every process goes on from it alike. Between a request and its answer it is
+# kept here.
 
 _STATE_KEY = "aether:calibration"
+
+
+class _Meter(NamedTuple):
+    """What the estimates of one conversation go on from in an invocation: the last anchor, whether usage was reported
+    in this invocation, and the uncounted tokens of `Calibration`."""
+
+    anchor: UsageAnchor | None = None
+    here: bool = False
+    uncounted_tokens: Count = 0
+
+
+_METER = TypeAdapter(_Meter, config=ConfigDict(defer_build=True))
 
 
 class _Owner(NamedTuple):
@@ -404,28 +417,6 @@ class _Owner(NamedTuple):
     app: str
     user: str
     by: str
-
-
-@dataclass(slots=True)
-class _Meter:
-    """One conversation's anchor. ``uncounted_tokens`` belongs to ``invocation``; usage came last in ``reported_in``."""
-
-    anchor: UsageAnchor | None = None
-    reported_in: str = ""
-    invocation: str = ""
-    uncounted_tokens: int = 0
-
-    def record(self, invocation: str) -> list[JSON]:
-        """The meter as the metadata of an event in an invocation holds it: a list without what is usual at its end."""
-        anchor = self.anchor
-        if anchor is None:
-            return []
-        values: list[JSON] = [anchor.model, anchor.epoch, anchor.counted, anchor.reported, int(anchor.whole)]
-        reported_in = "" if self.reported_in == invocation else self.reported_in
-        values += [self.uncounted_tokens, list(anchor.doubted or ()), reported_in]
-        while not values[-1]:
-            values.pop()
-        return values
 
 
 class Calibrations:
@@ -453,66 +444,50 @@ class Calibrations:
         known = (ratio for ratio in found if ratio is not None)
         self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
-    def calibration(self, source: PackInput, counter: str, events: list[Event]) -> Calibration | None:
+    def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
         """What a request is estimated by, after what the session's events say of the last one."""
-        owner = _owner(source, counter)
-        known = self._meters.get(agent_key(source.identity))
-        # As its events have it; as it is remembered where they have none.
-        meter = _meter_of(events, source.identity, known) or known or _Meter()
-        if meter is not known:
-            self._meters.put(agent_key(source.identity), meter)
-        anchor, ratio = meter.anchor, self._ratios.get(owner) or TokenRatio()
-        if meter.invocation != source.identity.invocation:
-            beyond = anchor.report_minus_count if anchor is not None else 0
-            meter.invocation = source.identity.invocation
-            meter.uncounted_tokens = max(0, min(beyond, source.window // 2))
-        here = meter.reported_in == source.identity.invocation
+        identity, owner = source.identity, _owner(source, counter)
+        meter, invocation = _last_meter(events, identity)
+        if invocation != identity.invocation:
+            beyond = meter.anchor.report_minus_count if meter.anchor is not None else 0
+            meter = _Meter(meter.anchor, uncounted_tokens=max(0, min(beyond, source.window // 2)))
+        self._meters.put(agent_key(identity), meter)
         return calibration(
-            anchor,
-            ratio,
-            model=_mark(owner.by),
+            meter.anchor,
+            self._ratios.get(owner) or TokenRatio(),
+            model=owner.by,
             epoch=source.epoch.number,
-            here=here,
+            here=meter.here,
             uncounted_tokens=meter.uncounted_tokens,
         )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
-        identity, owner = pack.identity, _owner(pack.source, counter)
-        meter = self._meters.get(agent_key(identity))
+        key, owner = agent_key(pack.identity), _owner(pack.source, counter)
+        meter = self._meters.get(key)
         if meter is None or tokens > 2 * pack.source.window:
             return
         ratio = self._ratios.get(owner) or TokenRatio()
-        meter.anchor, learned = report(
-            meter.anchor,
-            ratio,
-            model=_mark(owner.by),
-            epoch=pack.epoch.number,
-            counted=pack.counted_tokens,
-            reported=tokens,
-        )
-        meter.reported_in = identity.invocation
+        counted, epoch = pack.counted_tokens, pack.epoch.number
+        anchor, learned = report(meter.anchor, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens)
+        self._meters.put(key, meter._replace(anchor=anchor, here=True))
         if learned is not ratio:
             self._ratios.put(owner, learned)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
-        """What an answer's event says of its request: the estimate, and what another process goes on from."""
-        identity, noted = pack.identity, dict[str, JSON]()
-        if not pack.source.passthrough_reason:
+        """What an answer's event says of its request: the estimate, and what the next one goes on from."""
+        noted: dict[str, JSON] = {}
+        if not pack.source.host.passthrough_reason:
             noted["request_tokens"] = pack.request_tokens
-        meter = self._meters.get(agent_key(identity))
-        if meter is not None and meter.anchor is not None:
-            noted["meter"] = meter.record(identity.invocation)
+        if (meter := self._meters.get(agent_key(pack.identity))) is not None:
+            noted["meter"] = _METER.dump_python(meter, mode="json")
         return noted
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
         """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
-        owner = _owner(source, counter)
+        owner, ratios = _owner(source, counter), _ratios(state)
         ratio = self._ratios.get(owner)
-        if ratio is None or not ratio.samples:
-            return
-        ratios = _ratios(state)
-        if ratio.moved(valid(RATIO, ratios.get(owner.by))):
+        if ratio is not None and ratio.samples and ratio.moved(valid(RATIO, ratios.get(owner.by))):
             recorded = RATIO.dump_python(ratio)
             state[_STATE_KEY] = {**ratios, owner.by: recorded}
             if store:
@@ -520,19 +495,12 @@ class Calibrations:
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
-    by = _by(source.request.model, counter)
-    return _Owner(source.identity.app, source.identity.user, by)
+    return _Owner(source.identity.app, source.identity.user, _by(source.request.model, counter))
 
 
 @lru_cache(maxsize=100)
 def _by(model: str, counter: str) -> str:
     return f"{model}-{short(hash_text(counter), 6)}"
-
-
-@lru_cache(maxsize=100)
-def _mark(by: str) -> str:
-    """What stands for a model and a counter in an anchor."""
-    return short(hash_text(by), 6)
 
 
 def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
@@ -541,27 +509,11 @@ def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     return ratios if isinstance(ratios, Mapping) else {}
 
 
-def _meter_of(events: list[Event], identity: Identity, known: _Meter | None) -> _Meter | None:
-    """What the last answer of this agent noted, where nothing is ``known`` an earlier one; None where none did."""
+def _last_meter(events: Sequence[Event], identity: Identity) -> tuple[_Meter, str]:
+    """What the last answer of an agent noted, and its invocation; an empty one where none did."""
     for event in reversed(events):
-        if event.author != identity.agent or (event.branch or "") != identity.branch:
-            continue
-        record: Any = _noted(event).get("meter")
-        if isinstance(record, list):
-            break
-        if known is not None and event.content is not None and event.content.role == "model":
-            return None
-    else:
-        return None
-    if known is not None and known.invocation == event.invocation_id and known.record(known.invocation) == record:
-        return known
-    names = ("model", "epoch", "counted", "reported", "whole", "uncounted_tokens", "doubted", "reported_in")
-    anchor = dict(zip(names, record, strict=False))
-    uncounted_tokens, reported_in = anchor.pop("uncounted_tokens", 0), anchor.pop("reported_in", event.invocation_id)
-    anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
-    return _Meter(
-        anchor=valid(ANCHOR, anchor),
-        reported_in=reported_in if isinstance(reported_in, str) else "",
-        invocation=event.invocation_id,
-        uncounted_tokens=uncounted_tokens if type(uncounted_tokens) is int and uncounted_tokens > 0 else 0,
-    )
+        if event.author == identity.agent and (event.branch or "") == identity.branch:
+            meter = valid(_METER, _noted(event).get("meter"))
+            if meter is not None:
+                return meter, event.invocation_id
+    return _Meter(), ""

@@ -129,7 +129,7 @@ def hold(
     positions: Sequence[int],
     tokens: Sequence[int],
     *,
-    ceiling: int,
+    most: int,
     stay: frozenset[int],
 ) -> tuple[frozenset[int], tuple[str, ...]]:
     """The units of the anchors that there is room for, by priority, and a note for each anchor that has to go.
@@ -138,7 +138,7 @@ def hold(
 
     Args:
         units: the conversation's units; ``positions`` and ``tokens`` are by content.
-        ceiling: tokens that they may take together with the units that ``stay`` anyway.
+        most: tokens that they may take together with the units that ``stay`` anyway.
     """
     unit_of = {positions[index]: at for at, unit in enumerate(units) for index in unit.indices}
     opening: dict[int, int] = {}
@@ -154,7 +154,7 @@ def hold(
             continue
         wanted = {home, opening.get(units[home].turn, home)} - held_units - stay
         cost = sum(tokens[index] for at in wanted for index in units[at].indices)
-        if used + cost > ceiling:
+        if used + cost > most:
             notes.append(f"no room for the anchor {anchor.description} (content {anchor.place})")
             continue
         used += cost
@@ -174,5 +174,5 @@ def validate(conversation: Conversation, result: Decision) -> None:
         raise AnchorPreservationError(
             anchors=[f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in lost],
             needed=sum(conversation.tokens[at] for at in conversation.anchored),
-            budget=conversation.budget.ceiling,
+            budget=conversation.budget.most,
         )

@@ -74,7 +74,7 @@ class StablePrefix:
 
         def over() -> bool:
             # The estimate takes numbers and ids for fewer tokens than they are; a cut would then take users' messages.
-            return math.ceil(estimated * _SAFETY) > room or counted > budget.ceiling
+            return math.ceil(estimated * _SAFETY) > room or counted > budget.most
 
         for at in range(begin):
             blank(at, "threshold", new=False)

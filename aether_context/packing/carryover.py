@@ -1,4 +1,4 @@
-"""What the epoch carries into this call: shortened responses, packed messages; and what the given layers measure."""
+"""What the epoch carries into this call: shortened responses and packed messages."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
     source = draft.input
     epoch, request = source.epoch, source.request
-    explains = draft.policy.payload.contract == "system" and request.system_is_text and not source.passthrough_reason
+    explains = (
+        draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
+    )
     standing = epoch.contract and explains
     marks = _marks(draft, _system(request.system, standing))
     if not epoch.number:
         draft.changed = "first_call"
-    elif source.rewritten:
+    elif source.request.rewritten:
         draft.changed = "history_rewritten"
     else:
         differs = (reason for mark, reason in _REASONS.items() if marks[mark] != epoch.marks.get(mark, ""))
         draft.changed = next(differs, None)
     new_step = draft.changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
-    draft.keeps = not draft.at_cut and not source.first_call and not new_step
+    draft.keeps = not draft.at_cut and not source.request.first_call and not new_step
     # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
     # payload explains itself, in as many words as its sections need.
     new_head = any(marks[mark] != epoch.marks.get(mark, "") for mark in ("system", "tools"))
-    breaks = not epoch.number or source.rewritten or new_head
+    breaks = not epoch.number or source.request.rewritten or new_head
     may_begin = explains and not draft.keeps and source.validity != "unplanned"
     draft.contract = standing or (may_begin and breaks)
     draft.system = _system(request.system, draft.contract)
@@ -62,29 +64,6 @@ def restore_forms(draft: Draft) -> None:
         origins = [at for at in unit.indices if at != draft.human and at not in packed_by_index]
         if origins and draft.keys[origins[-1]] in epoch.told:
             tell(draft, origins, epoch.told[draft.keys[origins[-1]]])
-
-
-def measure(draft: Draft) -> None:
-    """Measures the layers that are not chosen but given."""
-    source, counter = draft.input, draft.counter
-    # What a payload would add to the human message, its evidence and memories aside.
-    task = 0
-    if not draft.keeps and draft.human is not None:
-        task = counter.count(payload.step_text(source.step))
-        if source.validity != "unplanned" or source.candidates:
-            task += draft.frame_tokens()
-            listed = draft.scope.listed
-            task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
-    human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
-    used = sum(draft.packed_tokens.values())
-    draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
-    other_tools = source.request.other_tools
-    draft.measured = {
-        "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools))
-        + draft.uncounted_tokens,
-        "task": max(0, task + human_tokens - used),
-        "tools": sum(counter.tools(draft.scope.tools)) + sum(counter.count_all(other_tools)),
-    }
 
 
 def _system(text: str, contract: bool) -> str:
@@ -257,7 +236,7 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
             saved=sum(payload_tokens[index] for index in candidates[start:]),
             calls=calls,
             resent=sum(raw[candidates[start] : end]),
-            cached_price=draft.input.cached_price,
+            cached_price=draft.input.host.cached_price,
         )
 
     best = max(range(len(candidates)), key=gained)

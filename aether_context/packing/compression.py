@@ -47,7 +47,7 @@ def tighten(draft: Draft) -> None:
 
     An epoch under way keeps its declarations and drops rather than break its prefix.
     """
-    if not draft.policy.compress.enabled or draft.input.passthrough_reason or draft.keeps:
+    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.keeps:
         return
     floors, window, measured = draft.policy.budget.floors, draft.input.window, draft.measured
     spare = [
@@ -206,7 +206,7 @@ def allocation_of(
         signals=signals,
         settings=policy.budget,
         output_tokens=source.output_tokens,
-        spare_tokens=source.calibration.spare_tokens if source.calibration is not None else 0,
+        spare_tokens=source.usage.spare_tokens,
     )
 
 
@@ -241,7 +241,7 @@ def compress(draft: Draft) -> None:
     """Brings memory and evidence inside their shares; a layer inside its allocation stays as it is."""
     policy = draft.policy.compress
     draft.summaries = Summaries(policy.summarizer if policy.enabled else "", draft.input.summaries)
-    if draft.input.passthrough_reason:
+    if draft.input.host.passthrough_reason:
         return
     layers = draft.shares.layers
     memory_dropped = _reduce_memory(draft, layers["memory"].final)

@@ -394,7 +394,7 @@ def unsent(items: Sequence[AcceptanceItem], text: str) -> tuple[AcceptanceItem, 
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
     """Whether a pack is valid, and why not: a step counts as sent where its words and its whole checklist are."""
     step = source.step
-    if source.validity != "valid" or source.passthrough_reason or not step.text:
+    if source.validity != "valid" or source.host.passthrough_reason or not step.text:
         return source.validity, source.invalid_reason
     if source.request.human is None:
         return "invalid", "the request has no message of the user that the step could stand in"

@@ -9,11 +9,12 @@ from typing import TypeVar
 
 from aether_context.canonical import hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
+from aether_context.conversation.epoch import as_ranges, live_positions
 from aether_context.conversation.rewrites import indented, packed_message
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
-from aether_context.conversation.turns import as_ranges, live_positions, units
+from aether_context.conversation.turns import units
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Accuracy,
@@ -139,8 +140,8 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 def render(draft: Draft) -> Pack:
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
     source, scope, counter = draft.input, draft.scope, draft.counter
-    packed = _packed(draft)
-    plain = _contents(draft, packed)
+    packed = draft.message
+    plain = _contents(draft)
     contents = normalized(plain, counter) if draft.normalize else plain
     sent = Sent(
         system=Block(hash_text(draft.system), draft.measured["system"] - draft.uncounted_tokens),
@@ -236,17 +237,17 @@ def _whole_history_tokens(draft: Draft, outcomes: Sequence[CandidateOutcome]) ->
     system = counter.system(request.system, declares=bool(tools or request.other_tools))
     declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
     contents = sum(outcome.tokens for outcome in outcomes[: len(request.contents)])
-    return system + declarations + source.epoch.cut_tokens + contents + source.offloaded_tokens
+    return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
 
 
 def request_tokens(source: PackInput, counted: int) -> int:
     """Tokens that the provider is expected to count."""
-    return estimated(source.calibration, counted) if source.calibration is not None else counted
+    return estimated(source.usage.calibration, counted) if source.usage.calibration is not None else counted
 
 
 def method(source: PackInput, counter: PackCounter) -> Accuracy:
     """How the request's tokens were obtained."""
-    anchored = source.calibration is not None and source.calibration.anchored
+    anchored = source.usage.calibration is not None and source.usage.calibration.anchored
     return "anchored" if anchored and counter.method != "exact" else counter.method
 
 
@@ -292,10 +293,37 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     return cut(rendered.before + checklist, ceiling, query=checklist), request
 
 
-def _packed(draft: Draft) -> PackedMessage | None:
+def write_payload(draft: Draft) -> None:
+    """Writes the payload of what is chosen into the human message, and measures the layers that are given with it.
+
+    What is counted is the message as it is sent, so nothing of a payload has to be foreseen: the task layer is all of
+    it but its memories and its evidence.
+    """
+    source, scope, counter, human = draft.input, draft.scope, draft.counter, draft.human
+    draft.message = message = _message(draft)
+    tokens = 0
+    if human is not None:
+        raw = source.request.contents[human]
+        written = Outgoing(content=raw, raw=raw, origin=human, outcome="verbatim", tokens=counter.content(raw))
+        if message is not None and message.before:
+            content, members = packed_message(raw, human, message, counter)
+            written = written._replace(
+                content=content, outcome="payload", tokens=counter.content(content), members=members
+            )
+        draft.items = tuple(written if item.origin == human else item for item in draft.items)
+        tokens = written.tokens
+    other_tools = source.request.other_tools
+    draft.measured = {
+        "system": counter.system(draft.system, declares=bool(scope.tools or other_tools)) + draft.uncounted_tokens,
+        "task": max(0, tokens - sum(draft.payload_tokens.values())),
+        "tools": sum(counter.tools(scope.tools)) + sum(counter.count_all(other_tools)),
+    }
+
+
+def _message(draft: Draft) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
     source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.packed
-    if raw is None or source.passthrough_reason:
+    if raw is None or source.host.passthrough_reason:
         return None
     if draft.keeps and packed is not None and packed.before:
         return replace(_shorter(packed, draft.request), largest=draft.largest)
@@ -317,7 +345,7 @@ def _packed(draft: Draft) -> PackedMessage | None:
         invocation=source.identity.invocation,
         text="",
         split=0,
-        used={"memory": _cost(draft.memory), "evidence": _cost(draft.evidence)},
+        used=draft.payload_tokens,
         place=source.request.positions[draft.human or 0],
         plan=plan_digest(source),
         largest=draft.largest,
@@ -346,18 +374,9 @@ def _shorter(packed: PackedMessage, request: str | None) -> PackedMessage:
     return replace(packed, text=packed.before + packed.after.removesuffix(answered) + request)
 
 
-def _cost(candidates: Sequence[Candidate]) -> int:
-    return sum(candidate.tokens for candidate in candidates)
-
-
-def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...]:
-    counter = draft.counter
-    outgoing: list[Outgoing] = []
-    for item in draft.items:
-        if item.origin == draft.human and packed is not None and packed.before:
-            content, members = packed_message(item.raw, item.origin, packed, counter)
-            item = item._replace(content=content, outcome="payload", tokens=counter.content(content), members=members)
-        outgoing.append(item)
+def _contents(draft: Draft) -> tuple[Outgoing, ...]:
+    """What is sent, the summary in its place."""
+    counter, outgoing = draft.counter, list(draft.items)
     if draft.summary and draft.policy.conversation.summary_share:
         content = summary_content(draft.summary)
         summary_message_out = Outgoing(
@@ -479,20 +498,9 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     Args:
         plain: the contents before neighbours were merged.
     """
-    used = draft.packed_tokens
-    memory = _cost(draft.memory) + used.get("memory", 0)
-    evidence = _cost(draft.evidence) + used.get("evidence", 0)
-    message_tokens = sum(item.tokens for item in plain if item.origin == draft.human)
-    spoken = sum(item.tokens for item in contents) - message_tokens
-    used_by_layer: dict[Layer, int] = {
-        "system": draft.measured["system"],
-        "tools": draft.measured["tools"],
-        "task": max(0, message_tokens - memory - evidence),
-        "evidence": evidence,
-        "memory": memory,
-        "conversation": spoken,
-    }
-    return spend(draft.shares, used_by_layer)
+    human_tokens = sum(item.tokens for item in plain if item.origin == draft.human)
+    spoken = sum(item.tokens for item in contents) - human_tokens
+    return spend(draft.shares, {**draft.measured, **draft.payload_tokens, "conversation": spoken})
 
 
 def _still_sent(draft: Draft, by_key: Mapping[str, _T]) -> dict[str, _T]:
@@ -522,7 +530,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         payloads=(*past, packed) if packed is not None else past,
         marks=draft.epoch_marks,
         strategies=draft.states,
-        asked=draft.input.asked,
+        asked=draft.input.host.asked,
         tools=draft.scope.kept or before.tools,
         extracts=_still_sent(draft, draft.extracts),
         told=_still_sent(draft, draft.told),
@@ -548,7 +556,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
 
 def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     """What is in common with the request before, and what ended that."""
-    source, previous = draft.input, draft.input.previous
+    source, previous = draft.input, draft.input.previous.sent
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
     was_cut = draft.made_cut or bool(draft.acts)
@@ -569,8 +577,8 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
             broken_by = "tools_changed"
         elif was_cut:
             broken_by = "cut"
-        elif source.rewritten:
+        elif source.request.rewritten:
             broken_by = "history_rewritten"
         else:
-            broken_by = "new_invocation" if source.first_call else "payload_changed"
+            broken_by = "new_invocation" if source.request.first_call else "payload_changed"
     return Prefix(shared_tokens=shared, broken_by=broken_by)

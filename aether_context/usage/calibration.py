@@ -7,8 +7,8 @@ provider's framing. The ratio is learned from the growth between two requests, i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field, Strict, TypeAdapter
 
@@ -62,16 +62,13 @@ class TokenRatio:
         return abs(self.value - (previous or TokenRatio()).value) > 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageAnchor:
+class UsageAnchor(NamedTuple):
     """The usage that a provider reported for a request, and the tokens that were counted of it.
 
     Growth is learned within one ``epoch`` only. ``doubted`` is a later report, with its count, so far off that it is
     believed only when the next one confirms it: it may be a sum over several calls. ``whole`` says that all reports
     seem to be of whole requests: none of them fell while the requests grew.
     """
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
 
     model: str
     epoch: Count
@@ -95,8 +92,8 @@ class UsageAnchor:
         return max(0, -self.report_minus_count) // (1 if self.epoch == epoch else 2)
 
 
-RATIO, ANCHOR = TypeAdapter(TokenRatio), TypeAdapter(UsageAnchor)
-"""They read and write both in state, events and the store."""
+RATIO = TypeAdapter(TokenRatio)
+"""Reads and writes ratios in session state and the store."""
 
 
 def report(
@@ -108,10 +105,10 @@ def report(
         return fresh, ratio
     # The request is larger and its report less than three quarters of the one before: only uncached tokens.
     is_partial = counted >= anchor.counted and reported < 0.75 * anchor.reported
-    fresh = replace(fresh, whole=anchor.whole and not is_partial)
+    fresh = fresh._replace(whole=anchor.whole and not is_partial)
     if not _follows(anchor.reported, anchor.counted, counted, reported):
         confirmed = anchor.doubted is not None and _follows(*anchor.doubted, counted, reported, closeness=4)
-        return (fresh if confirmed else replace(anchor, doubted=(reported, counted))), ratio
+        return (fresh if confirmed else anchor._replace(doubted=(reported, counted))), ratio
     if anchor.epoch == epoch:
         ratio = ratio.learned(counted - anchor.counted, reported - anchor.reported)
     return fresh, ratio

@@ -14,7 +14,7 @@ from aether_context.packing import payload
 from aether_context.reading import PackView, Piece, TextChange
 from aether_context.reading.difference import UNSENT
 from aether_context.store import Manifest, PackStore
-from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, absolute, relative_name
+from aether_context.store.artifacts import ArtifactFiles, located
 
 _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",
@@ -121,13 +121,11 @@ def raw_of(store: PackStore, manifest: Manifest, uri: str) -> bytes | None:
     if digits is not None:
         digests = store.evidence_digests(manifest.app, manifest.user, digits)
         return store.evidence_data(manifest.app, manifest.user, digests[0]) if digests else None
-    session = ArtifactOwner(app=manifest.app, user=manifest.user, session=manifest.session)
     try:
-        owner, name, number = absolute(uri) or (session, relative_name(uri), None)
+        owner, name, number = located(uri, manifest.session_key)
     except ArtifactError:
         return None
-    if owner == session and number is None and (data := store.message(*manifest.session_key, name)) is not None:
+    if number is None and (data := store.message(*manifest.session_key, name)) is not None:
         return data
-    is_own = owner in (session, ArtifactOwner(app=manifest.app, user=manifest.user, session=None))
-    version = ArtifactFiles(store.files).load(owner, name, number) if is_own else None
+    version = ArtifactFiles(store.files).load(owner, name, number)
     return version.data if version is not None else None

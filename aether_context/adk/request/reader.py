@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import marshal
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
+from functools import cache
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,7 +20,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, Known
+from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
@@ -34,45 +38,22 @@ _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCal
 
 
 class Reader:
-    """Turns ADK's contents and declarations into frozen values; what was read before is looked up.
+    """Turns ADK's contents and declarations into frozen values; what was read before is looked up, by `key_of`.
 
-    The key of a lookup is the content's own structure: strings hash once and stay hashed, so a history that is handed
-    over again costs a walk over its parts, not over its text. Nothing is keyed by identity, so an object that was
-    edited in place is read anew.
+    Nothing is looked up by identity, so an object that was edited in place is read anew.
     """
 
     def __init__(self) -> None:
-        self._contents: SharedLRU[object, Known] = SharedLRU(20_000)
+        self._contents: SharedLRU[object, Content] = SharedLRU(20_000)
         self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
     def content(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
-        return self.known(content, model).frozen
-
-    def known(self, content: types.Content, model: str, before: Known | None = None) -> Known:
-        """The frozen form of a content with what its next reading is compared with; see `content`.
-
-        Args:
-            before: what it was at the call before, for the same model; that again where it has not changed.
-        """
-        if (
-            before is not None
-            and before.role == content.role
-            and before.parts == [part.__dict__ for part in content.parts or ()]
-        ):
-            return before
-        # A part that is only text needs no detours.
-        key = (
-            model,
-            content.role,
-            *[
-                part.__dict__["text"] if part.__pydantic_fields_set__ == _ONLY_TEXT else structure(part)
-                for part in content.parts or ()
-            ],
-        )
+        key = (model, key_of(content))
         found = self._contents.get(key)
         if found is None:
-            found = new(content, model)
+            parts = [_part(part, model) for part in content.parts or ()]
+            found = attributed(content_of_parts(content.role or "", parts))
             self._contents.put(key, found)
         return found
 
@@ -94,13 +75,6 @@ class Reader:
             found = tuple(_tool(declaration, essential) for declaration in functions)
             self._tools.put(key, found)
         return found, tuple(others)
-
-
-def new(content: types.Content, model: str) -> Known:
-    """What `Reader.known` gives for a content, which is not looked up: nobody has read it before."""
-    parts = content.parts or []
-    frozen = attributed(content_of_parts(content.role or "", [_part(part, model) for part in parts]))
-    return Known(frozen, content.role, [fields(part) for part in parts])
 
 
 def declared_tools(request: LlmRequest) -> list[Any]:
@@ -132,33 +106,38 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
     return canonical_json(_json(system)), False
 
 
-def attributed_to(
-    contents: Sequence[types.Content], read: Sequence[Content], events: Sequence[Event], asked: types.Content | None
-) -> tuple[Content, ...]:
-    """Contents as their authors': one that only imitates another agent's turn, as ADK shows it, is a user's.
+def authors_of(
+    contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None
+) -> Callable[[int, Content], Content]:
+    """What gives a content, by its position and as it was read, to its author: one that only imitates another agent's
+    turn, as ADK shows it, is a user's.
 
     What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not know.
 
     Args:
         contents: as the host gave them.
-        read: the same contents, frozen.
         events: the session's.
         asked: the message that the invocation answers, which need not be among them.
     """
-    if not any(content.agent for content in read):
-        return tuple(read)
-    # ADK quotes a result as the user's where a person posts one to another agent's call.
-    known = {event.author for event in events} | {"user"}
-    own = [*(event.content for event in events if event.author == "user"), asked]
-    imitations = [content.parts for content in own if content is not None and _looks_quoted(content)]
 
-    authored: list[Content] = []
-    for raw, content in zip(contents, read, strict=True):
-        named = content.agent == NAMELESS or known.issuperset(quote.agent for quote in content.quotes)
-        if content.agent and (not named or raw.parts in imitations):
-            content = replace(content, agent="", quotes=())
-        authored.append(content)
-    return tuple(authored)
+    @cache
+    def names() -> frozenset[str]:
+        # ADK quotes a result as the user's where a person posts one to another agent's call.
+        return frozenset(event.author for event in events) | {"user"}
+
+    @cache
+    def imitations() -> list[list[types.Part] | None]:
+        own = [*(event.content for event in events if event.author == "user"), asked]
+        return [content.parts for content in own if content is not None and _looks_quoted(content)]
+
+    def authored(at: int, content: Content) -> Content:
+        if not content.agent:
+            return content
+        is_known = content.agent == NAMELESS or names().issuperset(quote.agent for quote in content.quotes)
+        is_turn = is_known and contents[at].parts not in imitations()
+        return content if is_turn else replace(content, agent="", quotes=())
+
+    return authored
 
 
 def _looks_quoted(content: types.Content) -> bool:
@@ -370,11 +349,28 @@ def stored(response: Mapping[str, Any]) -> Mapping[str, Any]:
         return response
 
 
+def key_of(content: types.Content) -> tuple[object, ...]:
+    """What differs from another content's wherever the two would be sent otherwise."""
+    # A part that is only text needs no detours: strings hash once and stay hashed.
+    return (
+        content.role,
+        *[
+            part.__dict__["text"] if part.__pydantic_fields_set__ == _ONLY_TEXT else structure(part)
+            for part in content.parts or ()
+        ],
+    )
+
+
 def structure(value: object, depth: int = 0) -> object:
     """A hashable stand-in that differs wherever the JSON could."""
     kind = type(value)
     if kind is str or value is None:
         return value
+    if kind is dict or kind is list:
+        with suppress(ValueError):  # it holds what is not plain
+            # Results are long, and compared at each call: a walk in Python takes three times as long. Version 0 writes
+            # equal values alike, whether or not their strings are shared.
+            return blake2b(marshal.dumps(value, 0), digest_size=16).digest()  # type: ignore[arg-type]
     if kind in (bool, int, float, bytes):
         return (kind.__name__, value)
     if depth > _DEEPEST:
@@ -392,48 +388,3 @@ def structure(value: object, depth: int = 0) -> object:
     if kind in (list, tuple):
         return ("[", *[structure(item, depth + 1) for item in value])  # type: ignore[attr-defined]
     return (kind.__name__, canonical_json(_json(value)))
-
-
-def fields(model: BaseModel, depth: int = 0) -> dict[str, object]:
-    """What equals a model's fields for as long as they are what they were; see `mirror`."""
-    return {**model.__dict__, **{name: mirror(field, depth) for name, field in _set_fields(model)}}
-
-
-def mirror(value: object, depth: int = 0) -> object:
-    """What equals a value for as long as it is what it was, however it is changed in place.
-
-    It is told by ``==``: nothing is built or hashed for that, and texts that are the same object are not looked at, so
-    that a history of thousands of contents can be compared at each call. 1, 1.0 and true differ.
-    """
-    kind = type(value)
-    if kind is str or value is None:
-        return value
-    if depth <= _DEEPEST:
-        if kind is dict and all(type(name) is str for name in value):  # type: ignore[attr-defined]
-            return {name: mirror(item, depth + 1) for name, item in value.items()}  # type: ignore[attr-defined]
-        if kind is list:
-            return [mirror(item, depth + 1) for item in value]  # type: ignore[attr-defined]
-        if isinstance(value, BaseModel):
-            return _Model(type(value), fields(value, depth + 1))
-    return _Leaf(structure(value))
-
-
-@dataclass(slots=True, eq=False)
-class _Model:
-    """The mirror of a model, by its fields."""
-
-    kind: type[BaseModel]
-    fields: dict[str, object]
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is self.kind and self.fields == other.__dict__
-
-
-@dataclass(slots=True, eq=False)
-class _Leaf:
-    """The mirror of a number, or of a value of any other type, by its `structure`."""
-
-    key: object
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self.key == structure(other))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from google.adk.models.llm_request import LlmRequest
@@ -74,42 +73,28 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         config.tool_config = types.ToolConfig(function_calling_config=calling)
 
 
-@cache
-def _patterns() -> tuple[types.Content, types.Part]:
-    """To be copied with other values: that checks nothing, and takes a third of the time."""
-    return types.Content(role="", parts=[]), types.Part(text="")
-
-
-def _copied(role: str | None, parts: list[types.Part]) -> types.Content:
-    return _patterns()[0].model_copy(update={"role": role, "parts": parts})
-
-
-def _said(text: str) -> types.Part:
-    return _patterns()[1].model_copy(update={"text": text})
-
-
 def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types.Content:
     if sent.members:
         parts = [
             _part(pack, contents, origin, at, wanted)
             for (origin, at), wanted in zip(sent.members, sent.content.parts, strict=True)
         ]
-        return _copied(sent.content.role, parts)
+        return types.Content(role=sent.content.role, parts=parts)
     if sent.origin < 0:
-        return _copied(sent.content.role, [_said(part.text) for part in sent.content.parts])
+        return types.Content(role=sent.content.role, parts=[types.Part(text=part.text) for part in sent.content.parts])
     raw = contents[sent.origin]
     if sent.outcome == "verbatim":
         return raw
     if sent.outcome == "payload":
-        parts = [_said(sent.content.parts[0].text)]
+        parts = [types.Part(text=sent.content.parts[0].text)]
         for part in raw.parts or ():
             # The payload holds what is nothing but text, as `conversation.content_json.part_of` reads it.
             held = {name for name, value in part.__dict__.items() if value is not None}
             if part.text is None or part.thought or not held <= {"text", "thought", "thought_signature"}:
                 parts.append(part)
-        return _copied(raw.role, parts)
+        return types.Content(role=raw.role, parts=parts)
     parts = [_part(pack, contents, sent.origin, at, wanted) for at, wanted in enumerate(sent.content.parts)]
-    return _copied(raw.role, parts)
+    return types.Content(role=raw.role, parts=parts)
 
 
 def _part(pack: Pack, contents: list[types.Content], origin: int, at: int, wanted: Part) -> types.Part:
@@ -129,7 +114,7 @@ def rewritten(raw: types.Content, known: Content, wanted: Content) -> types.Cont
     if known.wire == wanted.wire:
         return raw
     parts = zip(raw.parts or (), known.parts, wanted.parts, strict=True)
-    return _copied(raw.role, [_changed(part, before, after) for part, before, after in parts])
+    return types.Content(role=raw.role, parts=[_changed(part, before, after) for part, before, after in parts])
 
 
 def _changed(part: types.Part, known: Part, wanted: Part) -> types.Part:

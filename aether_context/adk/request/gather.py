@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 
 from google.adk.events.event import Event
@@ -14,11 +14,11 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import Known, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.call import ModelCall, PreparedCall, caller_of, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
-    attributed_to,
+    authors_of,
     declared_tools,
     essential_names,
     found_memories,
@@ -29,11 +29,11 @@ from aether_context.adk.request.reader import (
     structure,
     system_text,
 )
-from aether_context.adk.request.spoken import characters
+from aether_context.adk.request.recall import characters
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
-from aether_context.conversation.turns import align, is_human, live_positions, reset, torn
+from aether_context.conversation.turns import is_human
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
@@ -41,13 +41,18 @@ from aether_context.pack import (
     Candidate,
     Content,
     Epoch,
+    Host,
     Identity,
     Pack,
     PackedMessage,
     PackInput,
+    Previous,
     Request,
+    Search,
+    Usage,
     valid,
 )
+from aether_context.packing import next_input
 from aether_context.retrieval.ranking import similarity
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
@@ -110,107 +115,81 @@ class Gatherer:
         raw = list(request.contents)
         if block is not None:
             del raw[block.position]
+        authored = authors_of(raw, events, asked)
 
-        sent: Mapping[int, Known] = {}
-        if last is not None and last.pack.source.request.model == model:
-            sent = dict(zip(last.pack.source.request.positions, last.known, strict=True))
-
-        def read(positions: Sequence[int]) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
-            """Contents as they were read, and as their authors'."""
-            contents = [raw[at] for at in positions]
-            known = tuple(
-                self.reader.known(content, model, sent.get(at)) for at, content in zip(positions, contents, strict=True)
-            )
-            return known, attributed_to(contents, [content.frozen for content in known], events, asked)
+        @cache
+        def content_at(at: int) -> Content:
+            return authored(at, self.reader.content(raw[at], model))
 
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
-        epoch = Epoch(number=0) if untouched else stored
-        human = human_index(raw, asked)
-        answered = read([human])[1][0] if human is not None else None
-        # An agent that ADK shows nothing but what it answers: its epochs last no longer than that.
-        alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
-        if alone and epoch.number and _opens(identity, stored, answered):
-            aligned = reset(epoch, "")
-        else:
-            aligned = align(epoch, len(raw), lambda at: self.reader.content(raw[at], model).digest)
-        positions = live_positions(aligned.epoch, len(raw))
-        known, live = read(positions)
-        # Where the host took contents away so that an exchange would be torn, everything is live again.
-        if aligned.epoch.cut_count and torn(live):
-            aligned = reset(epoch, "the host rewrote history inside an exchange")
-            positions = tuple(range(len(raw)))
-            known, live = read(positions)
-        opens = identity.call == 1 if untouched else _opens(identity, aligned.epoch, answered)
-        headless, unloaded = _unloaded(call, raw)
-        if headless or (human is not None and human not in positions):
-            positions = tuple(at for at in sorted({*positions, *([] if human is None else [human])}) if at >= headless)
-            known, live = read(positions)
-        problems = [*planned.problems, *filter(None, (aligned.note,)), *unloaded]
-        anchors = self._anchors(call, live, positions, problems)
-        can_read = not {READ, SEARCH}.isdisjoint(essential)
-        records = self._records.of(call.context)
-        goes_on = last is not None and last.pack.identity.invocation == identity.invocation
-        candidates, encoder = planned.candidates, ""
-        if block is not None:
-            candidates += block.memories
-        if last is not None and goes_on:
-            # What an earlier call of this invocation found.
-            before = last.pack.source
-            candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
-            encoder = before.memory_embedder
-        is_asked = identity.call == 1 or (opens and not goes_on)
-        if call.invocation.memory_service is not None and not untouched and is_asked:
-            found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
-            candidates += found
-            encoder = found_by if block is None else encoder
-        candidates = _with_evidence(candidates, records, can_read)
         system, is_text = system_text(request.config)
         tools, other_tools = self.reader.tools(declared_tools(request), essential)
+        records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
         cached = 1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4)
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
-        window = call.window
-        source = PackInput(
-            identity=identity,
-            request=Request(
-                model=model,
-                system=system,
-                system_is_text=is_text,
-                tools=tools,
-                other_tools=other_tools,
-                contents=live,
-                positions=positions,
-                human=positions.index(human) if human is not None else None,
+        headless, unloaded = _unloaded(call, raw)
+        source = next_input(
+            PackInput(
+                identity=identity,
+                request=Request(
+                    model=model,
+                    system=system,
+                    system_is_text=is_text,
+                    tools=tools,
+                    other_tools=other_tools,
+                    rewritten=_rewrote(call, stored),
+                ),
+                window=window.tokens,
+                output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
+                step=planned.step,
+                validity=planned.validity,
+                invalid_reason=planned.invalid_reason,
+                previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
+                host=Host(
+                    passthrough_reason=untouched,
+                    cached_price=cached,
+                    can_mask="gemini" in model and (config is None or config.tool_config is None),
+                    can_find=config is not None and is_free(config),
+                    can_read=not {READ, SEARCH}.isdisjoint(essential),
+                    asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
+                    window_mark=window.mark,
+                    readings=records.readings(),
+                ),
+                usage=Usage(growth=_growth(events, identity.invocation), offloaded_tokens=call.offloaded_tokens),
+                problems=planned.problems,
             ),
-            window=window.tokens,
-            window_mark=window.mark,
-            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
-            step=planned.step,
-            validity=planned.validity,
-            invalid_reason=planned.invalid_reason,
-            candidates=unique(candidates),
-            memory_embedder=encoder,
-            epoch=aligned.epoch,
-            first_call=opens,
-            rewritten=aligned.rewritten or _rewrote(call, stored),
-            previous=last.pack.sent if last is not None else None,
-            previous_pack=last.name if last is not None else "",
-            cached_price=cached,
-            can_mask="gemini" in model and (config is None or config.tool_config is None),
-            can_find=config is not None and is_free(config),
-            can_read=can_read,
-            passthrough_reason=untouched,
-            problems=tuple(problems),
-            anchors=anchors,
-            asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-            evidence=records.readings(),
-            offloaded_tokens=call.offloaded_tokens,
-            growth=_growth(events, identity.invocation),
+            len(raw),
+            content_at,
+            stored,
+            human=human_index(raw, asked),
+            begin=headless,
+            alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
         )
-        return PreparedCall(call=call, source=source, history=raw, epoch=stored, known=known)
+        problems = [*source.problems, *unloaded]
+        anchors = self._anchors(call, source.request.contents, source.request.positions, problems)
+        goes_on = last is not None and last.pack.identity.invocation == identity.invocation
+        candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
+        if last is not None and goes_on:
+            # What an earlier call of this invocation found.
+            before = last.pack.source
+            candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
+            embedder = before.search.memory_embedder
+        is_asked = identity.call == 1 or (source.request.first_call and not goes_on)
+        if call.invocation.memory_service is not None and not untouched and is_asked:
+            found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
+            candidates += found
+            embedder = found_by if block is None else embedder
+        source = source._replace(
+            candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
+            host=source.host._replace(anchors=anchors),
+            search=Search(memory_embedder=embedder),
+            problems=tuple(problems),
+        )
+        return PreparedCall(call=call, source=source, history=raw, epoch=stored)
 
     def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
@@ -310,22 +289,6 @@ def _is_answer(event: Event, agent: str, branch: str) -> bool:
     else:
         spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
     return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
-
-
-def _opens(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:
-    """Whether a request is the first one to what it answers.
-
-    That is an invocation's first one, and each that answers what another agent has handed over since: an agent in a
-    loop may be shown nothing but the last turn of the agent before it.
-
-    Args:
-        answered: the final human message.
-    """
-    if identity.call == 1 or answered is None or not answered.agent:
-        return identity.call == 1
-    return not any(
-        (payload.of, payload.invocation) == (answered.digest, identity.invocation) for payload in epoch.payloads
-    )
 
 
 def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
@@ -458,16 +421,15 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
     """Candidates with what the session's records say of their addresses, and without addresses that only a reader
     resolves where the request declares none."""
     readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
-    found: list[Candidate] = []
-    for candidate in candidates:
+
+    def of(candidate: Candidate) -> Candidate:
         uri = candidate.uri
         if uri and can_read:
             content_hash = candidate.content_hash or hashes.get(uri, "")
-            candidate = replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
-        elif uri and evidence_key(uri) is not None:
-            candidate = replace(candidate, uri="")
-        found.append(candidate)
-    return tuple(found)
+            return replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
+        return replace(candidate, uri="") if uri and evidence_key(uri) is not None else candidate
+
+    return tuple(map(of, candidates))
 
 
 # What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.
