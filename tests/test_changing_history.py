@@ -90,9 +90,7 @@ def test_an_edit_in_the_middle_of_a_tool_loop_is_seen(position: int) -> None:
                 else part.model_copy(
                     update={
                         "function_response": types.FunctionResponse(
-                            name=part.function_response.name,
-                            id=part.function_response.id,
-                            response={"edited": True},
+                            name=part.function_response.name, id=part.function_response.id, response={"edited": True}
                         )
                     }
                 )

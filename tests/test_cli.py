@@ -216,12 +216,7 @@ LOOKING = [
     "list", "inspect", "replay p", "diff p", "diff", "verify", "usage", "forget --older-than 30",
     "forget --older-than 30 --yes", "forget --app a --user b",
 ]  # fmt: skip
-LOOKING += [
-    "list --json",
-    "usage --json",
-    "forget --older-than 30 --json",
-    "list --limit 2 --app a",
-]
+LOOKING += ["list --json", "usage --json", "forget --older-than 30 --json", "list --limit 2 --app a"]
 
 
 @pytest.mark.parametrize("command", LOOKING)
@@ -262,10 +257,7 @@ def test_a_broken_manifest_is_named_with_its_file(way: str, tmp_path: Path) -> N
     manifest = packs.chain(store, 1)[0]
     spoil(store, manifest, BROKEN[way])
     name = manifest.pack_id
-    for command in (
-        ["inspect"],
-        ["replay", name],
-    ):
+    for command in (["inspect"], ["replay", name]):
         error = run(*command, store=store, code=3).stderr
         assert error.startswith("Error: ")
         assert f"pack {name}, {store.uri(manifest)}" in error

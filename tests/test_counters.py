@@ -236,9 +236,7 @@ def test_a_registered_counter_is_asked_in_one_batch_off_the_event_loop(registere
     remote = Remote()
     registered("words", remote)
     chat = Chat(
-        script=[call("look_up", key="a"), "done"],
-        tools=[look_up],
-        policy=PackPolicy(tokens={"counter": "words"}),
+        script=[call("look_up", key="a"), "done"], tools=[look_up], policy=PackPolicy(tokens={"counter": "words"})
     )
     chat.say("hello there")
     assert loops

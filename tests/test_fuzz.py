@@ -52,11 +52,7 @@ def fuzz(examples: int) -> Any:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
     phases = [phase for phase in Phase if LONG or phase not in (Phase.shrink, Phase.explain)]
     return settings(
-        max_examples=number,
-        suppress_health_check=slow,
-        phases=phases,
-        derandomize=not (LONG or asked),
-        print_blob=True,
+        max_examples=number, suppress_health_check=slow, phases=phases, derandomize=not (LONG or asked), print_blob=True
     )
 
 

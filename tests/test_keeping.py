@@ -104,11 +104,7 @@ def read_status(name: str, tool_context: ToolContext) -> str:
 
 def test_a_later_result_says_which_one_it_supersedes_and_nothing_sent_changes():
     reads = [call("read_status", name="a"), call("read_status", name="b"), *[call("read_status", name="a")] * 3]
-    talk = chat(
-        [*reads, "one", "two"],
-        [read_status],
-        state={"calls": 0, "plan": PLAN},
-    )
+    talk = chat([*reads, "one", "two"], [read_status], state={"calls": 0, "plan": PLAN})
     talk.say("go", "again")
     said = [(one["artifact"].split(" ")[0], one.get("supersedes")) for one in answers(talk, "read_status")]
     first, of_b, second, third, last = (uri for uri, _ in said)

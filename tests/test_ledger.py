@@ -110,10 +110,7 @@ def test_an_error_carries_the_numbers_and_what_to_do() -> None:
     assert error.suggestion in str(error)
 
 
-@given(
-    calls=st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, 500)), max_size=40),
-    most=st.integers(1, 50_000),
-)
+@given(calls=st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, 500)), max_size=40), most=st.integers(1, 50_000))
 def test_with_true_estimates_a_checked_limit_is_never_passed(calls: list[tuple[int, int]], most: int) -> None:
     ledger, held = TokenLedger(), limits(session={"total_tokens": most})
     for read, answered in calls:

@@ -13,11 +13,7 @@ from rank_bm25 import BM25Plus
 from aether_context.retrieval import pool as pools
 from aether_context.retrieval.embedders import quantized
 from aether_context.retrieval.pool import Pool, bm25, packed
-from aether_context.retrieval.terms import (
-    hash_of,
-    named_times,
-    terms,
-)
+from aether_context.retrieval.terms import hash_of, named_times, terms
 
 
 @pytest.mark.parametrize(

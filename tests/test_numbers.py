@@ -126,8 +126,7 @@ def as_a_sum(at: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [as_records, as_text, as_invoices, as_tickets, as_a_table, as_lines, as_a_bare_answer, as_a_sum],
+    "shape", [as_records, as_text, as_invoices, as_tickets, as_a_table, as_lines, as_a_bare_answer, as_a_sum]
 )
 def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], Any]) -> None:
     def look_up(reference: str) -> Any:

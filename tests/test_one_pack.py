@@ -67,10 +67,7 @@ def test_short_turns_at_one_step_send_one_pack_a_request_and_the_users_own_words
 @pytest.mark.parametrize("window", [16_000, 1_000_000])
 def test_after_a_long_tool_loop_the_packed_text_stays_and_the_prefix_goes_on(window: int) -> None:
     chat = Chat(
-        script=[*loop(6), "found", "more"],
-        tools=[look_up],
-        state=planned(),
-        policy=PackPolicy(max_input_tokens=window),
+        script=[*loop(6), "found", "more"], tools=[look_up], state=planned(), policy=PackPolicy(max_input_tokens=window)
     )
     chat.say("look them up", "and then?", "thanks")
     second = chat.manifests()[7]

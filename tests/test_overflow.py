@@ -57,10 +57,7 @@ REFUSALS = [
         "tokens, resulting in a maximum input length of 8191 tokens.",
         Overflow(8_190, 8_193, 1),
     ),
-    (
-        "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
-        Overflow(4_096),
-    ),
+    ("The prompt (total length 25938) is too long to fit into the model (context length 4096).", Overflow(4_096)),
     (
         "Input tokens exceed the configured limit of 272,000 tokens. Your messages resulted in 285,554 tokens.",
         Overflow(272_000, 285_554),

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from aether_context.canonical import hash_text
 from aether_context.conversation.summary import summary_message
 from aether_context.pack import AcceptanceItem, Candidate, Step, Tool
-from aether_context.packing.payload import (
-    FIRST_LINE,
-    HEADERS,
-    SYSTEM_CONTRACT,
-    evidence_line,
-    memory_line,
-    render,
-)
+from aether_context.packing.payload import FIRST_LINE, HEADERS, SYSTEM_CONTRACT, evidence_line, memory_line, render
 from aether_context.policy import PayloadSettings
 
 STEP = Step(

@@ -128,12 +128,7 @@ def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ([], 2),
-        (["gone.json"], 3),
-        (["gone.json", "--policy", "gone.toml"], 3),
-    ],
+    ("arguments", "code"), [([], 2), (["gone.json"], 3), (["gone.json", "--policy", "gone.toml"], 3)]
 )
 def test_the_command_says_what_is_wrong_by_its_exit_code(arguments: list[str], code: int) -> None:
     assert "Error" in run(*arguments, code=code).output

@@ -182,12 +182,8 @@ _STATE = {
         },
     },
     "knowledge": {
-        "memories": [
-            {"id": "m1", "text": "The application deadline was moved once before.", "time": _LONG_AGO},
-        ],
-        "notes": [
-            {"id": "n1", "text": "The form is at the printer's.", "time": _LONG_AGO, "ttl_seconds": 86_400},
-        ],
+        "memories": [{"id": "m1", "text": "The application deadline was moved once before.", "time": _LONG_AGO}],
+        "notes": [{"id": "n1", "text": "The form is at the printer's.", "time": _LONG_AGO, "ttl_seconds": 86_400}],
         "evidence": [
             {
                 "id": "call",

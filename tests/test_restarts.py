@@ -27,8 +27,7 @@ def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "known", "summary_share"),
-    half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0]),
+    ("tokens", "known", "summary_share"), half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0])
 )
 def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary_share: float) -> None:
     state = planned() if known == "plan" else {}

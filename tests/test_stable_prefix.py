@@ -167,10 +167,7 @@ def test_where_only_people_spoke_nothing_is_trimmed_whatever_the_budget() -> Non
     assert result.removed == ()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1)],
-)
+@pytest.mark.parametrize(("field", "value"), [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1)])
 def test_a_wrong_setting_is_named(field: str, value: float) -> None:
     with pytest.raises(PolicyError, match=field):
         PackPolicy(conversation={"stable_prefix": {field: value}})

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from packs import recording
 
 from aether_context import PackStore, replay
-from aether_context.errors import (
-    PackNotFound,
-    StoreError,
-)
+from aether_context.errors import PackNotFound, StoreError
 from aether_context.store import schema
 from aether_context.store.files import segment
 from aether_context.store.verification import Verifier

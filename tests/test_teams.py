@@ -15,20 +15,7 @@ from google.adk.workflow import START, JoinNode, Workflow
 from google.genai import types
 from matrix import part_slow
 from scripted import Chat, call
-from teams import (
-    DEPRECATED,
-    REQUEST,
-    WINDOWS,
-    Team,
-    agent,
-    calls,
-    findings,
-    passing,
-    query_orders,
-    run,
-    team,
-    within,
-)
+from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, query_orders, run, team, within
 
 from aether_context import PackPolicy
 from aether_context.conversation.quotes import BEGIN, END

@@ -17,15 +17,8 @@ from scripted import Chat, call, faults, look_up
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.conversation import (
-    Conversation,
-    Decision,
-    register_strategy,
-    unregister_strategy,
-)
-from aether_context.errors import (
-    ContextOptimizationError,
-)
+from aether_context.conversation import Conversation, Decision, register_strategy, unregister_strategy
+from aether_context.errors import ContextOptimizationError
 from aether_context.pack import Content
 from aether_context.packing import build_pack
 from aether_context.usage import LedgerReport

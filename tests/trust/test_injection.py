@@ -140,10 +140,7 @@ def contents(one: Chat) -> list[types.Content]:
 @pytest.mark.parametrize("name", INJECTIONS)
 def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, figure: Figure) -> None:
     text = INJECTIONS[name]
-    policy = PackPolicy(
-        max_input_tokens=window,
-        offload={"extract_tokens": 160},
-    )
+    policy = PackPolicy(max_input_tokens=window, offload={"extract_tokens": 160})
     one = chat(text, policy=policy)
     asked = [f"What is the rate? {text[-400:]} And where does it stand in report {at} of {name}?" for at in range(3)]
     one.say(*asked)
