@@ -57,9 +57,6 @@ def test_names_come_back_as_they_were_given(name, user):
     asyncio.run(work())
 
 
-# one file a version
-
-
 # URIs
 
 

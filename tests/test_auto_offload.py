@@ -145,10 +145,6 @@ def redact_in_place(tool: Any, args: dict[str, Any], tool_context: Any, tool_res
     tool_response.update(redacted(tool_response))
 
 
-def look(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> None:
-    return None
-
-
 class Redacts(BasePlugin):
     async def after_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any, result: Any) -> Any:
         return redact(tool, tool_args, tool_context, result)

@@ -97,9 +97,6 @@ def test_what_is_no_board_is_an_error_that_does_not_quote_it(held: object, said:
     assert "asleep" not in str(caught.value)
 
 
-# what a state holds afterwards
-
-
 # what is read of it
 
 

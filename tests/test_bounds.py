@@ -19,7 +19,6 @@ from aether_context.conversation import strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.pack import Content
-from aether_context.tokens.counters import EstimateCounter
 
 
 class Stubborn(Memories):
@@ -109,29 +108,4 @@ def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None)
     chat.say("first", "second", "third")
     assert len(chat.sent) == 6
     assert [faults(one.contents) for one in chat.sent] == [[]] * 6
-    chat.replays()
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
-@pytest.mark.parametrize("place", ["memory", "counter"])
-def test_an_exit_during_a_call_ends_the_run_and_nothing_else(
-    error: BaseException, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = Memories(remembered("item 7 is blue"))
-    chat = Chat(memory=memory, script=["one", "two"])
-
-    def exits(*_: Any) -> Any:
-        raise error
-
-    if place == "memory":
-        memory.error = error  # type: ignore[assignment]
-    else:
-        monkeypatch.setattr(EstimateCounter, "count_all", exits)
-    with pytest.raises(type(error)):
-        chat.say(f"a text that nobody has counted before: {place} {error!r}")
-    memory.error = None
-    monkeypatch.undo()
-    events = chat.say("item 7?")
-    assert events[-1].content is not None
-    assert not chat.manifests()[-1].degradations
     chat.replays()

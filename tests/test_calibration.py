@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.sessions.in_memory_session_service import InMemorySessionService
 from google.adk.tools.tool_context import ToolContext
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import Chat, call, look_up, new_store
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.pack import valid
 from aether_context.usage.calibration import RATIO, TokenRatio, UsageAnchor, calibration, estimated, report
@@ -81,9 +80,6 @@ def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
     assert twice.reported == jump + 510
 
 
-# in packs
-
-
 # through ADK
 
 
@@ -129,26 +125,6 @@ def test_estimates_close_in_on_what_a_provider_reports():
     assert manifests[-1].calibration is not None
     assert manifests[-1].calibration.samples > 5
     chat.replays()
-
-
-@pytest.mark.parametrize("ratio", [0.7, 1.3])
-def test_workers_that_take_turns_send_what_one_alone_sends(ratio: float):
-    def sent(workers: int) -> list[Any]:
-        sessions = InMemorySessionService()
-        policy = PackPolicy(max_input_tokens=3_000)
-        chats = [talk(0, sessions=sessions, policy=policy, make=provider(ratio, hidden=0)) for _ in range(workers)]
-        requests: list[Any] = []
-        for turn in range(14):
-            chat = chats[(turn // 2 if turn % 3 else turn) % workers]
-            chat.llm.script = [*chat.llm.script, call("look_up", key=f"k{turn}"), f"answer {turn}"]
-            before = len(chat.sent)
-            chat.say(f"question {turn} " + "about this and that " * (5 + turn % 4))
-            requests += [one.wires for one in chat.sent[before:]]
-        return requests
-
-    alone = sent(1)
-    assert sent(2) == alone
-    assert sent(3) == alone
 
 
 @pytest.mark.parametrize(("written", "used"), [(9e9, 1.0), (1.7, 1.7)])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
-from plans import PLAN, loop, planned, small, turns
-from scripted import Chat, call, look_up
+from plans import loop, small, turns
+from scripted import Chat, look_up
 
 from aether_context.store.replay import Replayer
 
@@ -110,27 +109,3 @@ def test_an_edit_in_the_middle_of_a_tool_loop_is_seen(position: int) -> None:
 
     replayed = Replayer(chat.store).replay(manifest)
     assert ("edited" in request_json(replayed.pack)) == ("edited" in "".join(chat.sent[4].wires))
-
-
-# live state
-
-
-def test_a_plan_that_changes_in_the_middle_of_a_loop_is_followed() -> None:
-    def next_step(tool_context: Any) -> str:
-        """Goes to the next step."""
-        tool_context.state["plan"] = {
-            **PLAN,
-            "step": {"id": "4", "text": "Write the report", "acceptance": ["It is written"]},
-        }
-        return "ok"
-
-    chat = Chat(
-        script=[call("next_step"), call("look_up", key="a"), "done"], tools=[next_step, look_up], state=planned()
-    )
-    chat.say("go")
-    assert "Find the tax rate" in chat.sent[0].contents[0].parts[0].text
-    assert "Write the report" in chat.sent[1].contents[0].parts[0].text
-    assert chat.sent[2].wires[: len(chat.sent[1].wires)] == chat.sent[1].wires
-    assert [manifest.epoch_reason for manifest in chat.manifests()] == ["first_call", "step_changed", None]
-    assert [manifest.step_id for manifest in chat.manifests()] == ["3", "4", "4"]
-    chat.replays()

@@ -56,24 +56,6 @@ def test_a_pack_is_compared_with_the_one_before_it(cut: tuple[PackStore, list[Ma
     assert any(change in line for line in output.splitlines() if line.split()[:1] == ["request"])
 
 
-def test_packs_may_be_abbreviated_or_paths(cut: tuple[PackStore, list[Manifest]], tmp_path: Path) -> None:
-    store, manifests = cut
-    first, last = manifests[0], manifests[-1]
-    path = Path(store.uri(first).removeprefix("file://"))
-    assert path.is_file()
-    by_id = diff(first.pack_id, last.pack_id, store=store, code=1).stdout
-    assert diff(first.pack_id[-8:], "latest", store=store, code=1).stdout == by_id
-    assert diff(path, last.pack_id, store=store, code=1).stdout == by_id
-    assert diff(path, Path(store.uri(last).removeprefix("file://")), code=1).stdout == by_id
-    copy = tmp_path / "copy.json"
-    copy.write_text(last.to_json())
-    assert diff(path, copy, store=store, code=1).stdout == by_id
-    for command in ("inspect", "replay"):
-        shown = [CliRunner().invoke(main, [command, str(one), "--store", store.url]) for one in (path, first.pack_id)]
-        assert shown[0].stdout == shown[1].stdout
-        assert shown[0].exit_code == 0
-
-
 def test_what_is_not_there_is_exit_code_3(tmp_path: Path) -> None:
     made = chat(tmp_path / "packs", "one")
     assert "says of no pack before it" in diff(store=made.store, code=3).stderr

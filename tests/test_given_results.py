@@ -9,7 +9,7 @@ import pytest
 from google.adk.events.event import Event
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
-from scripted import Chat, Failure, call, state_of
+from scripted import Chat, Failure, call
 
 from aether_context import PackPolicy
 
@@ -61,22 +61,6 @@ def test_a_result_that_was_posted_later_has_an_address() -> None:
     assert (record.source, record.agent) == ("order", "clerk")
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == LOG
     talk.replays()
-
-
-@pytest.mark.parametrize("again", ["same process", "new process"])
-def test_a_result_whose_call_failed_is_offloaded_by_the_next_one(again: str) -> None:
-    talk = chat([call("read_log", name="a"), Failure("down"), "seen", "done"])
-    with pytest.raises(Failure):
-        talk.say("go")
-    assert "aether:evidence" not in state_of(talk)
-    if again == "new process":
-        talk.restart()
-    talk.say("and now?")
-    assert "artifact" in shown(talk)[0]
-    assert "aether:evidence" in state_of(talk)
-    before = talk.sent[-1]
-    talk.say("thanks")
-    assert talk.sent[-1].wires[: len(before.wires)] == before.wires
 
 
 def test_consent_that_a_person_gives_is_in_no_store() -> None:

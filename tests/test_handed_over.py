@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
-from scripted import Chat, Sent, call
+from scripted import Chat, Sent
 from teams import DEPRECATED, WINDOWS, Team, agent, calls, findings, passing, run, team, within
 
 from aether_context import PackPolicy
@@ -136,28 +136,4 @@ def test_a_turn_that_is_too_large_is_cut_between_its_marks(window: int, plan: bo
         assert "Finding" not in head
         assert inside.partition(f"\n{END}")[0].startswith("Finding 0 of reader")
         assert "Finding" not in inside.partition(f"\n{END}")[2]
-    chat.replays()
-
-
-def forget_epochs(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> None:
-    for key in [key for key in tool_context.state.to_dict() if key.startswith("aether:epoch:")]:
-        tool_context.state[key] = None
-
-
-@pytest.mark.parametrize("forgets", [None, forget_epochs], ids=["kept", "forgotten"])
-@pytest.mark.parametrize("window", WINDOWS[:1])
-def test_what_was_said_stays_where_marks_alone_are_too_much(window: int, forgets: Any) -> None:
-    text = findings("desk", 3)
-    writer = alone("writer", calls("w", 2, "written"), after_tool_callback=forgets)
-    many = [call("query_orders", page=f"p{at}") for at in range(300)]
-    desk = agent("desk", [*calls("d", 1), [text, *many, *passing("", "writer")[1:]]], sub_agents=[writer])
-    made = team(desk, desk, writer)
-    chat = run(made, PackPolicy(max_input_tokens=window), state={"plan": PLAN})
-    within(made, window)
-    for raw, left in requests_of(chat, "writer"):
-        (pack,) = packs(left)
-        said = payload.answered(pack)
-        assert f"{LABEL}" not in pack
-        assert said.endswith(f"\n[desk] said:\n{BEGIN}\n{text}\n{END}")
-        assert quoted(raw)[1].startswith(said.partition("\n")[2].partition("\n[desk]")[0])
     chat.replays()

@@ -349,9 +349,6 @@ def test_the_model_can_ask_for_a_cut_itself_once() -> None:
     chat.replays()
 
 
-# effectiveness
-
-
 # speed
 
 

@@ -30,7 +30,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
-from scripted import Chat, Failure, Scripted, Sent, call, faults
+from scripted import Chat, Scripted, Sent, call, faults
 
 from aether_context import Manifest, PackPolicy
 from aether_context.cli.verification import Verifier
@@ -385,31 +385,6 @@ def test_an_invocation_that_waits_for_a_result_is_resumed_in_its_epoch(window: i
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.parametrize("window", [60_000, 2_500])
-def test_an_invocation_that_failed_midway_is_resumed_in_its_epoch(window: int) -> None:
-    chat = Chat(
-        script=[*reading(3), *reading(5)[:-1], Failure("down"), *reading(5, "done after all", begin=5)],
-        tools=[read_page],
-        policy=PackPolicy(max_input_tokens=window),
-        state=PLAN,
-        app_settings={"resumability_config": ResumabilityConfig(is_resumable=True)},
-    )
-    chat.say("msg_0: read three")
-    with pytest.raises(Failure):
-        chat.say("msg_1: read ten")
-    failed = len(chat.sent)
-    broken_off = asyncio.run(chat.held()).events[-1].invocation_id
-
-    async def resume() -> list[Event]:
-        run = chat.runner.run_async(user_id="ann", session_id="s1", invocation_id=broken_off)
-        return [event async for event in run]
-
-    said = [event.content.parts[0].text for event in asyncio.run(resume()) if event.content]
-    assert said[-1] == "done after all"
-    assert chat.sent[failed].wires == chat.sent[failed - 1].wires, "the call that failed is made again as it was"
-    checked(chat)
-
-
 def order_slowly(title: str) -> dict[str, str]:
     """Orders a book and says so at once; the book takes days."""
     return {"status": "ordered_1"}
@@ -433,6 +408,3 @@ def test_a_late_result_in_the_place_of_an_earlier_one_is_history_rewritten(resta
     assert manifests[-2].epoch_reason == "history_rewritten"
     assert "here_1" in "".join(chat.sent[-2].wires)
     assert "ordered_1" not in "".join(chat.sent[-2].wires)
-
-
-# streaming

@@ -16,7 +16,6 @@ from aether_context.evidence import EvidenceRecord
 
 PAGE = "\n".join(f"Clause {at}: the tenant keeps item {at} in order." for at in range(1, 600))
 PAGE = PAGE.replace("Clause 377: the tenant keeps item 377 in order.", "Clause 377: the retention period is 41 days.")
-URL = "https://example.org/lease?lang=en"
 PLAN = {
     "task_id": "t1",
     "step": {
@@ -118,25 +117,4 @@ def test_a_later_result_says_which_one_it_supersedes_and_nothing_sent_changes():
     sent = [one.wires for one in talk.sent[: len(reads) + 1]]
     for earlier, later in zip(sent, sent[1:], strict=False):
         assert later[: len(earlier)] == earlier
-    talk.replays()
-
-
-def test_readers_and_the_payload_say_what_is_superseded():
-    prices = iter((4, 5))
-
-    async def look(tool_context: ToolContext) -> str:
-        """Looks up the price."""
-        await keep_evidence(tool_context, f"the price is {next(prices)}", source=URL, covers=["a1"])
-        return "kept"
-
-    talk = chat([call("look"), call("look"), "noted"], [look])
-    talk.say("go")
-    old, new = (one["uri"] for one in known(talk))
-    talk.llm.script += [call("read_artifact", uri=old), call("read_artifact", uri=new), "done"]
-    talk.say("read them")
-    assert f"{old} [covers a1] [superseded by {new}] (summary: the price is 4)" in talk.sent[-1].text
-    assert f"{new} [covers a1] (summary: the price is 5)" in talk.sent[-1].text
-    before, after = answers(talk, "read_artifact")
-    assert before == {"lines": "1 of 1", "text": "the price is 4", "superseded_by": new}
-    assert "superseded_by" not in after
     talk.replays()

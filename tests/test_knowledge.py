@@ -106,6 +106,3 @@ def test_an_unknown_item_is_an_error_that_names_the_known_ones() -> None:
     assert state == fresh()
     with pytest.raises(KnowledgeError, match="no acceptance items: leave covers empty"):
         add_evidence({}, uri="artifact://r.md", summary="x", covers="a1")
-
-
-# together

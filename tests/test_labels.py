@@ -37,12 +37,6 @@ def offloading(**more: Any) -> PackPolicy:
     return PackPolicy(**{"max_input_tokens": 16_000, **more}, offload={"extract_tokens": 80})
 
 
-# budgets
-
-
-# reasons
-
-
 # addresses
 
 ADDRESS = re.compile(r"artifact://\w[\w./-]*\w")
@@ -110,12 +104,6 @@ def test_an_item_whose_only_proof_was_dropped_is_needed(uris: tuple[str, str]) -
     dropped = {item for row in rows if row.state == "dropped" for item in row.covers}
     needed = [{item for item in one.evidence_needed if item in ("a1", "a2")} for one in chat.manifests()]
     assert needed == [dropped] * 3
-
-
-# a step that is sent
-
-
-# tools without a record
 
 
 # readers

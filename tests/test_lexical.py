@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import datetime
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Plus
 
 from aether_context.retrieval import pool as pools
-from aether_context.retrieval.embedders import quantized
-from aether_context.retrieval.pool import Pool, bm25, packed
+from aether_context.retrieval.pool import bm25, packed
 from aether_context.retrieval.terms import hash_of, named_times, terms
 
 
@@ -55,30 +53,6 @@ def scores(texts, query):
 def test_bm25_agrees_with_rank_bm25(texts, query):
     known = [word for word in query if any(word in text for text in texts)]
     assert scores(texts, query) == pytest.approx(reference(texts, known), abs=1e-9)
-
-
-vectors = st.lists(st.lists(st.floats(-1, 1, allow_nan=False), min_size=6, max_size=6), min_size=1, max_size=20).map(
-    lambda rows: np.array(rows, dtype=np.float32)
-)
-
-
-def cosines(rows, query):
-    pool = Pool()
-    pool.extend([b""] * len(rows), quantized(rows), [None] * len(rows), [-1] * len(rows))
-    _, parts = pool.answers("", quantized(query[None, :]))
-    return parts["cosine"]
-
-
-@given(vectors)
-def test_similarities_are_near_the_cosine(rows):
-    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
-    found = cosines(rows, rows[0])
-    for row, length, similarity in zip(rows, lengths, found, strict=True):
-        if length > 1e-30 and lengths[0] > 1e-30:
-            cosine = float(row.astype(np.float64) @ rows[0] / length / lengths[0])
-            assert similarity == pytest.approx(cosine, abs=0.03)
-        else:
-            assert abs(similarity) <= 1.0000001
 
 
 def seconds(*date):

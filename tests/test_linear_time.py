@@ -114,7 +114,6 @@ FAMILIES: Mapping[str, Callable[[int], str]] = {
 }
 
 COUNTER = counter_for("")
-ALWAYS = OffloadSettings(tools={"t": "always"})
 
 
 def content(text: str, kind: str = "text", role: str = "user") -> Content:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -92,29 +91,3 @@ def test_results_of_agents_that_run_side_by_side_as_tools_reach_their_caller() -
         model.script.extend([call("read_artifact", uri=uri, start_line=200, lines=3), "seen"])
         assert "199: step" in str(results(chat.say(f"What does {uri} say?"))[-1])
     assert len(json.dumps(aether(chat))) < MOST_BYTES
-
-
-def test_what_a_rewind_took_back_supersedes_nothing() -> None:
-    said = iter(["first ", "second "])
-
-    def read_now() -> dict[str, Any]:
-        """Reads what is there now."""
-        word = next(said)
-        return {"result": "\n".join(f"{at}: {word}{at * 37 % 1009}" for at in range(240))}
-
-    chat = Chat(script=[call("read_now"), "one", call("read_now"), "two"], tools=[read_now], policy=POLICY)
-    chat.say("Read it.")
-    again = chat.say("Read it again.")
-    (uri,) = {
-        str(part.function_response.response["artifact"]).split(" ")[0]
-        for content in chat.sent[1].contents
-        for part in content.parts or ()
-        if part.function_response and part.function_response.response
-    }
-    rewinding = chat.runner.rewind_async(
-        user_id="ann", session_id="s1", rewind_before_invocation_id=again[0].invocation_id
-    )
-    asyncio.run(rewinding)
-    answer = read(chat, uri)
-    assert "first" in str(answer)
-    assert "superseded_by" not in answer

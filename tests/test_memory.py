@@ -7,23 +7,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.apps import App
 from google.adk.cli.service_registry import get_service_registry
 from google.adk.memory.memory_entry import MemoryEntry
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_response import LlmResponse
-from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
 from google.genai import types
-from scripted import new_store
 
-from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
+from aether_context.adk import HybridMemoryService, register_memory_service
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Memory
-from aether_context.retrieval.embedders import StaticEmbedder, unit
-from aether_context.store.replay import Replayer
+from aether_context.retrieval.embedders import unit
 
 WHO = {"app_name": "app", "user_id": "ann"}
 
@@ -35,10 +26,6 @@ def entry(text, **more):
 async def found(service, query, **who):
     response = await service.search_memory(**{**WHO, **who}, query=query)
     return [one.content.parts[0].text for one in response.memories]
-
-
-def said(count, user="ann"):
-    return [Memory(name=f"m{at}", text=f"The code of {user} is number{at}.") for at in range(count)]
 
 
 # the service
@@ -64,58 +51,6 @@ def test_uris_are_understood_and_wrong_ones_say_so(tmp_path):
         HybridMemoryService("hybrid://m?limit=many")
     with pytest.raises(SearchIndexError, match="begins with hybrid://"):
         HybridMemoryService("redis://m")
-
-
-# with a runner
-
-
-class Answer(BaseLlm):
-    """Calls a tool if it is told to, then answers; keeps what it was asked."""
-
-    model: str = "gemini-2.5-flash"
-    calls: list = []
-    seen: list = []
-
-    async def generate_content_async(self, llm_request, stream=False):
-        self.seen.append(
-            "\n".join(
-                part.text or str(part.function_response or "")
-                for content in llm_request.contents
-                for part in content.parts
-            )
-        )
-        part = types.Part(text="noted")
-        if self.calls:
-            part = types.Part(function_call=types.FunctionCall(name="load_memory", args={"query": self.calls.pop()}))
-        yield LlmResponse(content=types.Content(role="model", parts=[part]))
-
-
-async def ask(service, text, *, tools=(), calls=(), plugins=()):
-    model = Answer(calls=list(calls), seen=[])
-    app = App(name="app", root_agent=LlmAgent(name="agent", model=model, tools=list(tools)), plugins=list(plugins))
-    runner = Runner(app=app, session_service=InMemorySessionService(), memory_service=service)
-    held = await runner.session_service.create_session(app_name="app", user_id="ann")
-    async for _ in runner.run_async(user_id="ann", session_id=held.id, new_message=types.UserContent(text)):
-        pass
-    return model.seen
-
-
-def remembering(count=0, embedder=None):
-    service = HybridMemoryService(embedder=embedder)
-    service.memories.add("app", "ann", [Memory(name="key", text="The spare key hangs behind the clock."), *said(count)])
-    return service
-
-
-def test_the_pack_ranks_by_the_services_scores_and_replays():
-    store = new_store()
-    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=4_000), store=store)
-    (seen,) = asyncio.run(ask(remembering(), "Where is the timepiece for the spare key?", plugins=[plugin]))
-    assert "behind the clock" in seen
-    (manifest,) = store.manifests()
-    (fate,) = [one for one in manifest.rows if one.id == "mem_key"]
-    assert set(fate.scores) == {"similarity", "mmr"}
-    assert (manifest.embedder, manifest.memory_embedder) == ("none", StaticEmbedder().name)
-    assert Replayer(store).replay(manifest).matches
 
 
 # the file

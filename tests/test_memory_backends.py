@@ -9,7 +9,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,6 @@ def entry(text: str, **more: Any) -> MemoryEntry:
 async def found(service: HybridMemoryService, query: str, **who: str) -> list[str]:
     response = await service.search_memory(**{**WHO, **who}, query=query)
     return [one.content.parts[0].text for one in response.memories]
-
-
-def said(numbers: Sequence[int], user: str = "ann") -> list[Memory]:
-    return [Memory(name=f"m{at}", text=f"The code of {user} is number{at}.") for at in numbers]
 
 
 def names(memories: Memories, query: str = "code", user: str = "ann", limit: int = 20_000) -> list[str]:
@@ -191,18 +187,6 @@ def test_a_file_finds_what_a_process_does(tmp_path: Path, embedder: str) -> None
         assert there.memories.search("app", "ann", query, 50) == here.memories.search("app", "ann", query, 50)
     for service in services:
         asyncio.run(service.close())
-
-
-def test_thousands_of_memories_are_written_found_and_read_again(opened: Open) -> None:
-    memories = opened().memories
-    assert memories.add("app", "ann", said(range(2_500))) == 2_500
-    assert memories.add("app", "ann", said(range(2_500))) == 0
-    assert memories.search("app", "ann", "number1341", 1)[0].memory.name == "m1341"
-    memories.delete("app", "ann", name="m1341")
-    again = opened().memories
-    assert again.search("app", "ann", "number1340", 1)[0].memory.name == "m1340"
-    assert all(one.memory.name != "m1341" for one in again.search("app", "ann", "number1341", 50))
-    assert again.users() == [("app", "ann", 2_499)]
 
 
 # deleting
@@ -344,6 +328,3 @@ def test_memories_move_from_anywhere_to_anywhere(memories: Memories) -> None:
         assert [memory.name for memory in memories.all("app", "ann")] == ["a"]
         assert moved(revive=True) == 1
         assert [memory.name for memory in memories.all("app", "ann")] == ["a", "b"]
-
-
-# URIs of databases

@@ -70,12 +70,6 @@ def test_no_way_of_finding_candidates_reaches_another_owner(postgres: Server, mo
     service.memories.close()
 
 
-# the tables
-
-
-# URIs
-
-
 # servers that are away
 
 

@@ -105,29 +105,11 @@ def as_invoices(at: int) -> Any:
     return {"invoice": {"customer_id": "C-7", "invoice_number": f"O-{at}", "lines": lines}}
 
 
-def as_tickets(at: int) -> Any:
-    return [{"key": f"O-{at}", "fields": {"estimate": str(amount(at)), "assignee": {"name": "Ada"}}}]
-
-
 def as_a_table(at: int) -> Any:
     return {"columns": ["id", "total"], "rows": [[f"O-{at}{n}", amount(at * 10 + n)] for n in range(3)]}
 
 
-def as_lines(at: int) -> Any:
-    return "\n".join(f"Order O-{at}{n}\ntotal: {amount(at * 10 + n)}" for n in range(3))
-
-
-def as_a_bare_answer(at: int) -> Any:
-    return {"total": amount(at), "status": "open"}
-
-
-def as_a_sum(at: int) -> Any:
-    return {"sums": [{"total": amount(at)}, {"total": amount(at + 1)}]}
-
-
-@pytest.mark.parametrize(
-    "shape", [as_records, as_text, as_invoices, as_tickets, as_a_table, as_lines, as_a_bare_answer, as_a_sum]
-)
+@pytest.mark.parametrize("shape", [as_records, as_text, as_invoices, as_a_table])
 def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], Any]) -> None:
     def look_up(reference: str) -> Any:
         """Looks a reference up."""
@@ -140,5 +122,5 @@ def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], A
     entities = {entity for found in parse("\n".join(entries)).values() for entity in found}
     assert entries
     with_numbers = [entity for entity in entities if re.search(r"\d{4}\.\d", entity)]
-    assert with_numbers or shape in (as_a_table, as_lines, as_a_bare_answer, as_a_sum)
+    assert with_numbers or shape is as_a_table
     assert [entity for entity in with_numbers if not re.search(r"\bO-\d", entity)] == []

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import pkgutil
 import re
 import runpy
 import subprocess
@@ -34,11 +33,6 @@ def loaded_by(code, after=""):
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
     return {*names, *(name.partition(".")[0] for name in names)}
-
-
-def modules():
-    found = pkgutil.walk_packages(aether_context.__path__, f"{aether_context.__name__}.")
-    return [module.name for module in found]
 
 
 def test_public_names_are_sorted_and_all_there():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -58,18 +57,6 @@ def test_memories_of_a_plain_chat_are_explained_in_a_line(contract: str) -> None
     chat.say("How short should answers be?")
     assert chat.sent[0].system == chat.raw[0].system
     assert len(rules_of(chat.sent[0])) == 1
-
-
-def test_recalled_turns_stand_in_their_order_with_the_date_as_what_was_said_then() -> None:
-    chat = long_chat()
-    last = chat.sent[-1].human()
-    lines = re.findall(r"^- (\d{4}-\d\d-\d\d) (?:user|clerk) said: (.*)$", last, re.MULTILINE)
-    asked = [int(found.group(1)) for _, text in lines if (found := re.match(r"Please book table (\d+)", text))]
-    assert len(asked) > 1
-    assert asked == sorted(asked)
-    assert all(abs((datetime.now(UTC) - datetime.fromisoformat(f"{day}T00:00Z")).days) <= 1 for day, _ in lines)
-    assert "Please book table 3" not in last.partition("USER REQUEST:")[2]
-    assert not re.search(r"^- (user: )?Please book", last, re.MULTILINE)
 
 
 def make_plan(tool_context: ToolContext) -> str:

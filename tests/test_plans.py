@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from scripted import Chat, call, delete_all, look_up, send_mail
+from scripted import Chat, delete_all, look_up, send_mail
 
 from aether_context import PackPolicy
 from aether_context.adk.packer import InvalidPlan
-from aether_context.adk.tools import planning_tools
 from aether_context.state import read_state
 
 TOOLS = (look_up, send_mail, delete_all)
@@ -254,22 +253,6 @@ def test_a_warning_is_logged_once_and_quotes_nothing(caplog: pytest.LogCaptureFi
     told = [record.getMessage() for record in caplog.records if "plan.constraints.risk" in record.getMessage()]
     assert len(told) == 1
     assert "secret" not in told[0]
-
-
-def test_a_board_that_a_model_wrote_can_be_worked_on() -> None:
-    plan = json.dumps(
-        {"Steps": {"s1": {**STEP, "Status": "TODO"}, "S2": {"text": "Write", "depends_on": "S1"}}, "more": 1}
-    )
-    chat = Chat(
-        script=[call("claim_step", step_id="s1"), call("complete_step", step_id="s1"), call("list_steps"), "ok"],
-        tools=planning_tools(),
-        state={"plan": plan},
-    )
-    events = chat.say("go")
-    answers = [one.response for event in events for one in event.get_function_responses()]
-    assert "claimed" in answers[0]
-    assert answers[1]["done"] == "s1"
-    assert answers[2]["can_be_claimed"] == ["S2"]
 
 
 @pytest.mark.parametrize(

@@ -40,16 +40,6 @@ def run(*arguments: str, code: int = 0) -> Result:
     return result
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    """A file with a planned session that waits for a message."""
-    told = "what the rules say of late orders " * 20
-    _, session = chatted("hello", "and then?", state={"plan": PLAN}, script=[told, "more"])
-    path = tmp_path / "session.json"
-    path.write_text(session.model_dump_json(), encoding="utf-8")
-    return path
-
-
 # what is previewed is what is sent
 
 
@@ -106,9 +96,6 @@ def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> No
     assert found.replaced == sum(act.replaced for act in acts)
     assert found.lost_tokens == max(act.lost_tokens for act in acts)
     assert found.pack.checksum == chat.manifests()[-1].checksum
-
-
-# nothing is touched
 
 
 # what goes wrong

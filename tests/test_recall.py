@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 import time
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from google.adk.events.event import Event
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import small
-from restarting import Restarting, same_requests
-from scripted import Chat, call, inside, look_up, new_store
+from scripted import Chat, call, inside, look_up
 
 from aether_context import Manifest
 from aether_context.adk import bounds
@@ -112,22 +108,6 @@ def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() 
     chat.replays()
 
 
-def test_another_worker_sends_the_same_bytes(tmp_path: Path) -> None:
-    policy = small(1_200)
-
-    def make(plugin: Any, place: str) -> Chat:
-        service = SqliteSessionService(db_path=str(tmp_path / place))
-        script = [one for at in range(30) for one in (call("look_up", key=f"k{at}"), f"I see {at}.")]
-        chat = Chat(policy=policy, plugin=plugin, sessions=service, script=script, tools=[look_up])
-        chat.say(*FACTS, *chatter(20), *ASKED)
-        return chat
-
-    steady = make(None, "one.db")
-    restarted = make(Restarting(policy=policy, store=new_store(), on_error="raise"), "two.db")
-    same_requests(steady, restarted)
-    steady.replays()
-
-
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
     end = len(history) if end is None else end
     return [*read_spoken(history, events, end, most=9_999, mask=str).turns]
@@ -176,21 +156,7 @@ def test_a_passage_of_a_long_message_comes_back_alone() -> None:
     chat.replays()
 
 
-# other services
-
-
 # embedders
-
-
-class Counting:
-    """Gives every text the same vector, and counts the texts."""
-
-    def __init__(self) -> None:
-        self.texts = 0
-
-    def embed(self, texts: Any, *, purpose: str = "entry") -> Vectors:
-        self.texts += len(texts)
-        return np.ones((len(texts), 4), dtype=np.float32) / 2
 
 
 class Loading:
@@ -234,14 +200,3 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
     assert manifest.embedder == "loading"
     assert not any("embedder" in problem for problem in manifest.degradations)
     chat.replays()
-
-
-def test_each_turn_is_embedded_once() -> None:
-    counting = Counting()
-    register_embedder("counting", counting)
-    chat = talk(retrieval={"embedder": "counting"})
-    turns = asyncio.run(chat.held()).events
-    before = counting.texts
-    chat.say(ASKED[0], ASKED[1])
-    assert before < 3 * len(turns)
-    assert counting.texts - before <= 2 * 2 + 2, "two new turns each and a query"

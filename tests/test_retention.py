@@ -126,9 +126,6 @@ def test_an_agent_that_is_running_while_its_user_is_forgotten_records_whole_pack
     chat.replays()
 
 
-# sessions of agents that run as tools
-
-
 # on the command line
 
 

@@ -101,9 +101,6 @@ def worth(pack: Pack, fate: CandidateOutcome) -> tuple[object, ...]:
     return (-len(items.intersection(fate.covers)), -fate.time, fate.id)
 
 
-# the sessions themselves
-
-
 # the order
 
 

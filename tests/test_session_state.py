@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from failing import FailingFileSystem
 from google.adk.events.event import Event
-from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.state import State
-from plans import aether, cached_input_costs, planned, small
-from restarting import Restarting, same_requests
-from scripted import Chat, call, new_store
+from plans import aether, planned
+from scripted import Chat, call
 
-from aether_context import PackPolicy, PackStore
-from aether_context.adk import ContextPackPlugin
+from aether_context import PackPolicy
 from aether_context.adk.session import load_epoch, save_epoch
 from aether_context.canonical import strings
 from aether_context.conversation.summary import SUMMARY_TITLE
@@ -105,63 +99,3 @@ def test_any_text_comes_back_from_a_state_that_any_store_takes(odd: str) -> None
     assert stored.count("my own words") == 0
     assert load_epoch(json.loads(stored), identity, lambda message: own) == after
     assert load_epoch(json.loads(stored), identity, lambda message: "").payloads == (whole,)
-
-
-# going on, in another process
-
-
-STORES: dict[str, Callable[[], PackStore]] = {
-    "its own": new_store,
-    "one that is away": lambda: PackStore("failing://away"),
-}
-
-
-class Elsewhere(Restarting):
-    """For every model call a new plugin, as in another worker, which has no store in common with the one before."""
-
-    def __init__(self, store: Callable[[], PackStore], **settings: Any) -> None:
-        self.store_of, self.workers = store, list[ContextPackPlugin]()
-        super().__init__(store=store(), **settings)
-
-    async def before_model_callback(self, **given: Any) -> Any:
-        self.workers.append(ContextPackPlugin(**{**self.settings, "store": self.store_of()}))
-        self.latest = self.workers[-1]
-        return await self.latest.before_model_callback(**given)
-
-    async def after_run_callback(self, **given: Any) -> None:
-        """A worker does not wait for its store."""
-
-    async def close(self) -> None:
-        FailingFileSystem.down = False
-        for worker in self.workers:
-            await worker.close()
-
-
-@pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(tmp_path / "spool"))
-    monkeypatch.setattr(FailingFileSystem, "down", True)
-
-
-@cached_input_costs(0.001)
-@pytest.mark.usefixtures("away")
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("known", ["nothing", "plan"])
-def test_a_worker_with_another_store_sends_the_same_bytes(store: str, known: str, tmp_path: Path) -> None:
-    # A result that no store takes stays whole, so where results are offloaded workers send what their stores allow.
-    settings = {"retrieval": {"recall": False}, "offload": {"mode": "off"}}
-    policy = small(2_500, **settings)
-
-    async def held(name: str, plugin: BasePlugin | None) -> Chat:
-        service = DatabaseSessionService(db_url=f"sqlite+aiosqlite:///{tmp_path / name}")
-        state = planned() if known == "plan" else {}
-        chat = reading(policy=policy, state=state, plugin=plugin, sessions=service)
-        for at in range(10):
-            await chat.tell(asked(at))
-        await chat.runner.close()
-        await service.close()
-        return chat
-
-    steady = asyncio.run(held("steady.db", None))
-    assert any(one.contents[0].parts[0].text.startswith(SUMMARY_TITLE) for one in steady.sent)
-    same_requests(steady, asyncio.run(held("others.db", Elsewhere(STORES[store], policy=policy, on_error="raise"))))

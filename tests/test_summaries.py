@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 from unittest.mock import patch
 
@@ -112,20 +111,3 @@ def test_a_summary_cannot_forge_a_header():
     human = chat.sent[0].human()
     assert "obey me" in human
     assert human.count("\nUSER REQUEST:\n") == 1
-
-
-def test_a_run_that_is_cancelled_while_a_summary_is_written_stops_the_model_too():
-    llm = writer(delay_seconds=30.0)
-    chat, _ = talk_with(llm)
-
-    async def cancelled() -> set[asyncio.Task[Any]]:
-        run = asyncio.create_task(chat.tell(ASK))
-        while not llm.asked:
-            await asyncio.sleep(0.01)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        await asyncio.sleep(0.05)
-        return {task for task in asyncio.all_tasks() if "_ask" in repr(task)}
-
-    assert asyncio.run(cancelled()) == set()

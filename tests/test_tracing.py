@@ -209,6 +209,3 @@ def test_the_page_names_whatever_is_exported(traces: Traces) -> None:
     layers = {f"aether_context.tokens.{layer}" for layer in ("task", "tools", "evidence", "memory", "conversation")}
     assert len(exported) > 15
     assert {name for name in exported - layers if f"`{name}`" not in page} == set()
-
-
-# over the wire

@@ -45,9 +45,6 @@ def test_a_tool_loop_with_cuts_is_played_byte_for_byte():
     assert found.same == len(found.kept) == 29
 
 
-# what counts as used
-
-
 # the grid
 
 

@@ -15,10 +15,9 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.session import Session
-from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import messages, planned, small, turns, words
-from scripted import Chat, big_file, call, exact, faults, look_up, new_store
+from scripted import Chat, big_file, call, exact, look_up, new_store
 
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
@@ -65,27 +64,6 @@ def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:
     assert len(chat.sent) == 2
     for one in chat.sent:
         assert one.contents[0].parts[0].hologram == {"beam": [1, 2, 3]}
-
-
-def test_a_late_result_of_a_long_running_tool_is_carried() -> None:
-    def order(item: str) -> dict[str, str]:
-        """Orders an item; it takes days."""
-        return {"status": "pending"}
-
-    chat = Chat(
-        script=[call("order", item="tea"), "ordered", "arrived"],
-        tools=[LongRunningFunctionTool(order)],
-        state=planned(),
-    )
-    events = chat.say("order tea")
-    asked = next(one for event in events for one in event.get_function_calls())
-    late = types.Part(
-        function_response=types.FunctionResponse(id=asked.id, name="order", response={"status": "delivered"})
-    )
-    chat.say(types.Content(role="user", parts=[late]))
-    assert "delivered" in "".join(chat.sent[-1].wires)
-    assert faults(chat.sent[-1].contents) == []
-    chat.replays()
 
 
 # the session's own events

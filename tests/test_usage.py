@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import scripted
 from google.adk.agents import LlmAgent, ParallelAgent
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.base_session_service import BaseSessionService
@@ -188,24 +187,6 @@ def test_cached_tokens_are_inside_the_input_and_cost_less() -> None:
     assert totals(cached).cached_share == 0.9
     assert totals(plain).cached_share is None
     assert totals(plain).cost_usd - totals(cached).cost_usd == 900 * Decimal("0.27") / 1_000_000
-
-
-def test_a_failure_in_accounting_costs_neither_the_run_nor_the_pack(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(ContextPackPlugin):
-        def break_down(self) -> None:
-            def fails(*_: Any) -> Any:
-                raise Failure("the ledger is broken")
-
-            for name in ("enter", "admit", "track"):
-                setattr(self._packer.ledgers, name, fails)
-
-    plugin = Broken(store="memory://broken-ledger")
-    plugin.break_down()
-    chat = Chat(plugin=plugin, state={"plan": {"step": {"text": "Go", "acceptance": ["gone"]}}})
-    chat.say("one", "two")
-    assert all("CONTEXT PACK" in one.human() for one in chat.sent)
-    assert [one.degradations for one in chat.manifests()] == [(), ()]
-    assert "the ledger is broken" in caplog.text
 
 
 # what happens at a limit
@@ -485,13 +466,3 @@ def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_
     assert (error.scope, error.limit) == (scope, 900)
     assert 0 < error.used <= 900
     assert 0 < len(worker.model.sent) < 20  # type: ignore[union-attr]
-
-
-def test_an_answer_that_a_callback_replaced_is_counted_once() -> None:
-    def replace(callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse:
-        return LlmResponse(content=types.ModelContent("something else"))
-
-    chat = Chat(settings={"after_model_callback": replace})
-    chat.say("one", "two", "three")
-    assert held(chat) == []
-    assert totals(chat)[:3] == (3, 360, 21)

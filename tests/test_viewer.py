@@ -67,22 +67,6 @@ def test_the_list_names_each_session_with_what_it_used(long_chat: Chat, browser:
     assert all(f'<td class="r">{figure:,}</td>' in row for figure in (len(outcomes), *used))
 
 
-def test_the_list_is_narrowed_by_names_and_words() -> None:
-    store = new_store()
-    for user, app in (("ann", "shop"), ("Böb", "bank")):
-        Chat(store=store, user=user, app_name=app, session=f"of-{user}").say("hello")
-    browser = Browser(store)
-
-    def found(query: str) -> list[str]:
-        return re.findall(r'class="go wrap"[^>]*>([^<]+)<', browser.open(f"/?{query}").html)
-
-    assert found("") == ["of-Böb", "of-ann"]
-    assert found("app=bank") == found("words=BÖB") == found("user=B%C3%B6b") == ["of-Böb"]
-    assert found("words=SHOP+of-ann") == found("app=shop&user=ann&words=clerk") == ["of-ann"]
-    assert found("words=shop+bank") == found("app=nobody") == []
-    assert "that match" in browser.open("/?words=nothing-like-it").text
-
-
 def test_many_sessions_and_calls_come_in_pages() -> None:
     store = new_store()
     for number in range(27):
@@ -321,9 +305,6 @@ def test_a_name_that_is_not_this_machines_is_refused(long_chat: Chat) -> None:
         assert TestClient(app).get("/", headers={"host": host}).status_code == 200
     for host in ("evil.example", "evil.example:8321", "localhost.evil.example", ""):
         assert TestClient(app).get("/", headers={"host": host}).status_code == 421
-
-
-# where it stands
 
 
 # the command

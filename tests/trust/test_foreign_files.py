@@ -150,14 +150,3 @@ def test_every_command_passes_over_them(project: dict[Path, bytes]) -> None:
         assert result.exit_code in ((0, 1) if words in ("diff",) else (0,)), (words, result.output)
     assert "5 of 5 packs passed" in run("verify").stdout
     assert lost(project) == []
-
-
-def test_an_agent_goes_on_among_them(project: dict[Path, bytes]) -> None:
-    chat = Chat(
-        plugin=ContextPackPlugin(store=STORE, on_error="raise"),
-        script=[call("big_file", name="log"), "read", "again"],
-        tools=[big_file],
-    )
-    chat.say("Read the log.", "Thanks.")
-    assert run("verify", "--replay").exit_code == 0
-    assert lost(project) == []

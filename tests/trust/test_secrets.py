@@ -382,6 +382,3 @@ def test_a_pack_says_what_its_hashes_are_of(tmp_path: Path) -> None:
     plain.say("Hello.", f"I am {SECRETS['mail']}.", "Who am I?")
     assert [one.checksum for one in plain.manifests()] == [one.checksum for one in chat.manifests()]
     assert not any("otherwise" in told for one in chat.manifests() for told in one.degradations)
-
-
-# the time it takes
