@@ -1,7 +1,4 @@
-"""A context manager with a token budget: budgets, counting, errors, degradation, previews, summaries.
-
-Anchors, heads and tails themselves are in `test_heads_tails`; the arithmetic of accounts is in `test_ledger`.
-"""
+"""What a budget says where it cannot be kept, and that no log holds what was said."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ import logging
 from typing import Any
 
 import pytest
-from packs import pack_input, said, turns
+from packs import pack_input, said
 from scripted import Chat, call, look_up
 
 from aether_context import PackPolicy
 from aether_context.errors import ContextOptimizationError
-from aether_context.pack import Content
 from aether_context.packing import build_pack
 
 SMALL = PackPolicy(max_input_tokens=3_000, usage={"gate": 0})
@@ -22,10 +18,6 @@ SMALL = PackPolicy(max_input_tokens=3_000, usage={"gate": 0})
 
 def loop(count: int) -> list[Any]:
     return [*(call("look_up", key=f"k{at}") for at in range(count)), "done"]
-
-
-def talk(count: int = 25, size: int = 8) -> list[Content]:
-    return turns(count, size)
 
 
 # errors
@@ -38,7 +30,7 @@ def test_what_cannot_be_brought_down_to_its_budget_fails_with_the_numbers() -> N
     assert caught.value.needed > caught.value.budget == 900
 
 
-# speed
+# privacy
 
 
 def test_nothing_that_was_said_is_logged(caplog: pytest.LogCaptureFixture) -> None:
