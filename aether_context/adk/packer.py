@@ -377,7 +377,7 @@ class RequestPacker:
             read = await self._recall.turns(read, *wanted)
             if read.source.search.turns is not None:
                 pack = await build(read.source)
-        if self._asks_models and pack.summary_requests:
+        if self._asks_models and pack.to_store.summary_requests:
             pack, cost = await self._summarizer.summarize(pack, policy, build)
             read = read._replace(summary_cost=cost)
         return read, pack
@@ -439,15 +439,15 @@ class RequestPacker:
         if (logs or span.recording) and self.policy.record != "off":
             place = self.store.uri_of(identity.app, identity.user, identity.session, name)
         span.packed(pack, name, place)
-        for problem in pack.degradations:
+        for problem in pack.verdict.problems:
             if problem.startswith("strategy "):
                 self._failures.report(problem)
-        if pack.over_window:
+        if pack.tokens.over_window:
             logger.warning(
                 "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
                 name,
                 pack.source.window,
-                pack.over_window,
+                pack.tokens.over_window,
             )
         if logs:
             shares = pack.allocation.layers.items()
@@ -482,7 +482,7 @@ class RequestPacker:
         if last is None:
             return READ_TOKENS
         budget = last.pack.allocation.budget
-        free = budget - last.pack.request_tokens
+        free = budget - last.pack.tokens.expected
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
         return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
 

@@ -79,10 +79,10 @@ def _system(text: str, contract: bool) -> str:
 
 def _marks(draft: Draft, system: str) -> dict[str, str]:
     """Short digests of what an epoch begins with."""
-    source, scope = draft.input, draft.scope
+    source, scope = draft.input, draft.tools
     step = source.step
     planned = source.validity != "unplanned"
-    sent = {tool.name for tool in scope.tools}
+    sent = {tool.name for tool in scope.sent}
     digests = [tool.digest for tool in source.request.tools if tool.name in sent]
     chosen = {"scope": scope.key} if scope.key else {}
     return {
