@@ -42,9 +42,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == draft.human else item.content for item in kept]
     tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
-    sent = {
-        recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
-    }
+    sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
     def found(layer: Layer, k: int, more: int = 0) -> Ranking:
         result = retrieval.retrieve(
