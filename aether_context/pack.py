@@ -47,11 +47,16 @@ NOTHING: Final[Mapping[str, Any]] = {}
 """The default of a named tuple's mapping; what a value holds is never changed in place."""
 
 
+def noted(event: Any) -> Mapping[str, Any]:
+    """What this package wrote into the metadata of an event of a session."""
+    found = (event.custom_metadata or {}).get(METADATA)
+    return found if isinstance(found, Mapping) else NOTHING
+
+
 def pack_of_event(event: Any) -> tuple[int, str]:
     """The number in its session, and the id, of the pack whose answer an event of the session holds; 0 and empty where
     it holds none."""
-    noted = (getattr(event, "custom_metadata", None) or {}).get(METADATA)
-    number, pack_id = (noted.get("number"), noted.get("pack_id")) if isinstance(noted, Mapping) else (None, None)
+    number, pack_id = (noted(event).get(name) for name in ("number", "pack_id"))
     return (number, pack_id) if type(number) is int and number > 0 and isinstance(pack_id, str) else (0, "")
 
 

@@ -26,7 +26,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
-from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
+from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
 from aether_context.adk.call import AgentKey, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
@@ -168,8 +168,7 @@ class RequestPacker:
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
         )
-        library = Library(self._recorder.store, self._records, policy.redact)
-        self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
+        self._readers = Readers(self._recorder.store, self._records, self._room, policy.redact).tools
         tokenizers = {"gemini-local": local_tokenizer}
         self._counters = Counters(policy.tokens, clock=time.monotonic, tokenizers=tokenizers)
         self._cache = TokenCache()

@@ -144,7 +144,7 @@ class Gatherer:
                     can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
                     asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                     window_mark=window.mark,
-                    readings=records.readings(),
+                    readings=records.readings,
                 ),
                 usage=Usage(growth=_growth(events, identity.invocation), offloaded_tokens=call.offloaded_tokens),
                 problems=planned.problems,
@@ -398,7 +398,7 @@ async def _memories(
 def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
     """Candidates with what the session's records say of their addresses, and without addresses that only a reader
     resolves where the request declares none."""
-    readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
+    readings, hashes = records.readings, {record.uri: record.digest for record in records.by_digits.values()}
     found: list[Candidate] = []
     for candidate in candidates:
         uri = candidate.uri
