@@ -27,8 +27,8 @@ from aether_context.policy import Limit, Range
 LINES = 31_055
 """The number only goes down: a change that needs more lines says what went for it. So does that of settings."""
 SETTINGS = 50
-FILES = 57
-FUNCTIONS = 385
+FILES = 56
+FUNCTIONS = 376
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 
