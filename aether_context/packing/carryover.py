@@ -236,7 +236,7 @@ def packed_message(
     sizes = sizes_beside_text(raw, counter)
     places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
     content = content_of_parts(raw.role, [text_part(packed.text), *(raw.parts[at] for at in places)])
-    return content, () if len(places) == len(sizes) else ((origin, -1), *((origin, at) for at in places))
+    return content, ((origin, -1), *((origin, at) for at in places))
 
 
 def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:

@@ -70,20 +70,11 @@ def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: PackCounter
         origin=first.origin,
         form="merged",
         tokens=counter.content(normal.content),
-        members=tuple(_member(contents[index], place) for index, place in normal.members),
+        members=tuple(
+            contents[index].members[place] if contents[index].members else (contents[index].origin, place)
+            for index, place in normal.members
+        ),
     )
-
-
-def _member(item: Outgoing, place: int) -> tuple[int, int]:
-    """Where a part of an outgoing content comes from: origin and place there, -1 for what was made here."""
-    if item.members:
-        return item.members[place]
-    if item.origin < 0:
-        return (-1, -1)
-    if item.form != "payload":
-        return (item.origin, place)
-    others = [at for at, part in enumerate(item.raw.parts) if part.kind != "text"]
-    return (item.origin, others[place - 1] if place else -1)
 
 
 # What the layers of a pack cost by another counter; nothing of the pack is decided anew.

@@ -87,12 +87,8 @@ def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types
 
     Whatever else a part holds, signatures too, is carried.
     """
-    known, origin, members = pack.source.request.contents, sent.origin, sent.members
-    if not members and sent.form == "payload":
-        others = (at for at, part in enumerate(known[origin].parts) if part.kind != "text")
-        members = ((origin, -1), *((origin, at) for at in others))
-    elif not members:
-        members = tuple((origin, at) for at in range(len(sent.content.parts)))
+    known = pack.source.request.contents
+    members = sent.members or tuple((sent.origin, at) for at in range(len(sent.content.parts)))
     parts = [
         types.Part(text=wanted.text)
         if origin < 0 or at < 0
