@@ -262,18 +262,18 @@ def offloaded(response, tool="t", **changes):
 
 def test_a_short_result_is_its_own():
     found = offloaded({"result": "fine"})
-    assert found.form == "verbatim"
+    assert found.record.form == "verbatim"
     assert found.response == {"result": "fine"}
-    assert evidence_key(found.uri)
+    assert evidence_key(found.record.uri)
 
 
 def test_other_fields_of_a_result_stay_word_for_word():
     found = offloaded({"stdout": log(300), "exit_code": 3, "stderr": "warn"})
-    assert found.form == "extract"
+    assert found.record.form == "extract"
     assert found.response["exit_code"] == 3
     assert found.response["stderr"] == "warn"
     assert found.data.decode() == log(300)
-    assert found.response["artifact"].startswith(f"{found.uri} has all 300 lines")
+    assert found.response["artifact"].startswith(f"{found.record.uri} has all 300 lines")
 
 
 def test_a_result_of_many_values_stays_json():
@@ -283,11 +283,11 @@ def test_a_result_of_many_values_stays_json():
         "artifact": "a",
     }
     found = offloaded(response)
-    assert found.form == "extract"
+    assert found.record.form == "extract"
     assert json.loads(found.data) == response
     assert found.response["next"] == "p2"
     assert found.response["artifact"] == "a"
-    assert found.uri in found.response["artifact_"]
+    assert found.record.uri in found.response["artifact_"]
 
 
 @pytest.mark.parametrize(
@@ -300,20 +300,20 @@ def test_a_result_of_many_values_stays_json():
     ],
 )
 def test_errors_are_never_offloaded_away(error):
-    assert offloaded(error).form == "verbatim"
-    assert offloaded(error, tools={"t": "always"}).form == "verbatim"
+    assert offloaded(error).record.form == "verbatim"
+    assert offloaded(error, tools={"t": "always"}).record.form == "verbatim"
 
 
 def test_nothing_is_offloaded_that_would_not_be_cheaper():
     response = {"result": "\n".join(f"unique_{at}_{at * 7919}" for at in range(30))}
-    assert offloaded(response, tools={"t": "always"}, extract_tokens=4_000).form == "verbatim"
+    assert offloaded(response, tools={"t": "always"}, extract_tokens=4_000).record.form == "verbatim"
 
 
 def test_a_result_that_is_short_without_its_envelope_is_shown_whole():
     rows = [{"name": f"n{at}", "value": at} for at in range(40)]
     text = json.dumps(rows, indent=8)
     found = offloaded({"result": text}, extract_tokens=400)
-    assert found.form == "whole"
+    assert found.record.form == "whole"
     assert "artifact" not in found.response
     table = json.loads(found.response["result"])
     assert [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] == rows
@@ -327,14 +327,14 @@ def test_output_that_ends_in_the_middle_says_so():
 
 def test_rules_of_single_tools():
     response = {"result": log(300)}
-    assert offloaded(response, tools={"t": "never"}).form == "verbatim"
+    assert offloaded(response, tools={"t": "never"}).record.form == "verbatim"
     short = {"result": "\n".join(f"step {at} of the build is done and nothing else is to be said" for at in range(20))}
-    assert offloaded(short, extract_tokens=400).form == "verbatim"
-    assert offloaded(short, tools={"t": "always"}, extract_tokens=40).form == "extract"
+    assert offloaded(short, extract_tokens=400).record.form == "verbatim"
+    assert offloaded(short, tools={"t": "always"}, extract_tokens=40).record.form == "extract"
     register_extractor("first_line", lambda text, *, max_tokens, counter, query: text.split("\n")[0])
     found = offloaded(response, tools={"t": "first_line"})
     assert found.response["result"] == log(1)
-    assert found.uri in found.response["artifact"]
+    assert found.record.uri in found.response["artifact"]
     with pytest.raises(PolicyError, match="did you mean 'first_line'"):
         offloaded(response, tools={"t": "frist_line"})
     with pytest.raises(PolicyError, match="is a rule"):
@@ -345,8 +345,8 @@ def test_rules_of_single_tools():
 def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
     found, again = offloaded(response, extract_tokens=40), offloaded(dict(response), extract_tokens=40)
     assert found == again
-    if found.form != "verbatim":
-        assert COUNTER.count(canonical_json(dict(found.response))) <= 0.76 * found.tokens + 1
+    if found.record.form != "verbatim":
+        assert COUNTER.count(canonical_json(dict(found.response))) <= 0.76 * found.record.tokens + 1
 
 
 def test_policy_section():

@@ -177,18 +177,8 @@ class Offloader:
                 content,
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
-            if found.form != "verbatim":
-                record = EvidenceRecord(
-                    **origin,
-                    uri=found.uri,
-                    digest=found.digest,
-                    size_bytes=len(found.data),
-                    lines=found.lines,
-                    tokens=found.tokens,
-                    media_type=found.media_type,
-                    form=found.form,
-                    query=query,
-                )
+            if found.record.form != "verbatim":
+                record = found.record.model_copy(update={**origin, "query": query})
                 evidence.append((record, found.data))
                 self._shown.put((given.tool, structure(content), query, window), found)
         return evidence
@@ -387,10 +377,10 @@ class Offloader:
             masked = self._mask.json(content)
             found = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
             self._shown.put(key, found)
-        if found.form == "verbatim":
+        if found.record.form == "verbatim":
             return None
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
-        known.saved_tokens += max(0, found.tokens * size // len(found.data) - found.shown_tokens)
+        known.saved_tokens += max(0, found.record.tokens * size // len(found.data) - found.shown_tokens)
         return superseding(found.response, known.earlier(record))
 
 
