@@ -260,7 +260,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
         answer = chat.llm._response
 
         def respond(reply: Any, reported: int) -> LlmResponse:
-            last = list(plugin._packer._last.values())[-1]
+            *_, last = plugin._packer._last._entries.values()
             return answer(reply, round(ratio * last.pack.counted_tokens) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)
