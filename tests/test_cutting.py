@@ -102,6 +102,34 @@ def test_a_recap_never_parts_an_exchange_whose_answer_comes_late():
     assert pack.contents[1].outcome == "summary"
 
 
+def test_the_edge_of_a_cut_is_shortened_where_it_is_a_message():
+    contents = [said("Go on."), *(said(lines(f"a{at}", 30), "model") for at in range(6)), said("And which is late?")]
+    conversation, made = left(contents, 900)
+    (short,) = made.replaced
+    assert not contents[short.index].calls
+    assert 850 < held(conversation, made) <= 900
+
+
+@pytest.mark.parametrize("recall", [True, False])
+@pytest.mark.parametrize("last_turns", [1, 3])
+def test_a_cut_keeps_the_models_last_answer_and_its_question(recall: bool, last_turns: int):
+    def text(who: str, at: int, size: int) -> str:
+        return f"{who} {at}: " + " ".join(f"{who[0]}{at}w{word}" for word in range(size))
+
+    policy = PackPolicy(max_input_tokens=4_000, retrieval={"recall": recall}, conversation={"last_turns": last_turns})
+    chat = Chat(script=[text("Answer", at, 140) for at in range(16)], policy=policy)
+    chat.say(*(text("Question", at, 50) for at in range(16)))
+    cuts = 0
+    for at, (sent, manifest) in enumerate(zip(chat.sent, chat.manifests(), strict=True)):
+        if any(event.stage == "cut" for event in manifest.truncation_events):
+            cuts += 1
+            texts = [part.text for content in sent.contents for part in content.parts]
+            assert text("Answer", at - 1, 140) in texts
+            assert text("Question", at - 1, 50) in texts
+    assert cuts > 1
+    chat.replays()
+
+
 def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:
     contents = [said("So it is.", "model")] * calls
     conversation = Conversation.of(contents, window=10_000)

@@ -155,6 +155,17 @@ def protected(parts: Sequence[Unit], human: int | None) -> frozenset[int]:
     return frozenset(kept)
 
 
+def latest_answer(parts: Sequence[Unit]) -> frozenset[int]:
+    """Positions of the model's last answer before the latest turn and of the human messages of its turn; empty where
+    there is none."""
+    answers = (at for at in range(len(parts) - 1, -1, -1) if parts[at].turn < parts[-1].turn)
+    answer = next((at for at in answers if parts[at].kind == "message"), None)
+    if answer is None:
+        return frozenset()
+    turn = parts[answer].turn
+    return frozenset(at for at, unit in enumerate(parts) if at == answer or (unit.turn, unit.kind) == (turn, "human"))
+
+
 class Cut(NamedTuple):
     """What a cut leaves out: indices of the contents, unit by unit in the order in which they leave, a turn's human
     message with the last of its answers. ``over`` are the tokens by which the rest is above the target, below it where
