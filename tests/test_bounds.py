@@ -268,7 +268,7 @@ def test_more_calls_at_once_than_there_is_room_for_become_one_text_that_stays() 
     assert 'look_many({"key":"key-177"}): {"key":"key-177","value":"vvv' in str(texts[0])
     assert not any(part.function_call for part in chat.sent[1].contents[1].parts or ())
     rows = [row for row in chat.manifests()[1].rows if row.layer == "conversation"]
-    assert [(row.state, row.reason) for row in rows] == [("hidden", "window"), ("extract", "window")]
+    assert [(row.form, row.reason) for row in rows] == [("told", "window"), ("told", "window")]
     assert all(manifest.over_window == 0 for manifest in chat.manifests())
     chat.replays()
 

@@ -99,7 +99,7 @@ def test_a_recap_never_parts_an_exchange_whose_answer_comes_late():
     source = pack_input([question, slow, *reads, answered("slow", "s", "done")], window=2_000)
     pack = build_pack(source, PackPolicy(max_input_tokens=2_000))
     assert [item.origin for item in pack.contents[:3]] == [0, -1, 1]
-    assert pack.contents[1].outcome == "summary"
+    assert pack.contents[1].form == "summary"
 
 
 def test_the_edge_of_a_cut_is_shortened_where_it_is_a_message():

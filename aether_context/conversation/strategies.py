@@ -109,7 +109,11 @@ class Cutting:
         ends_in_results = bool(parts) and any(
             response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
         )
-        reason = self._reason(conversation)
+        reason = self.reason if budget.net is None else "byte_net"
+        if conversation.forced:
+            reason = "by_hand"
+        elif self.reason == "high_water" and conversation.used > budget.most:
+            reason = "window"
         summary = ""
         left, replaced = Cut(), tuple[Replaced, ...]()
         # The second round knows how long the summary is; a model is asked for one there alone.
@@ -151,13 +155,6 @@ class Cutting:
             return result
         return decided(conversation, self.name, note=_FREES_NOTHING if conversation.forced else "")
 
-    def _reason(self, conversation: Conversation) -> Reason:
-        if conversation.forced:
-            return "by_hand"
-        if self.reason == "high_water" and conversation.used > conversation.budget.most:
-            return "window"
-        return self.reason if conversation.budget.net is None else "byte_net"
-
 
 def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, tuple[Replaced, ...]]:
     """The cut without the unit that leaves last, where extracts of it free as much as has to leave: of the responses of
@@ -181,17 +178,15 @@ def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[C
     )
 
 
-# Whole turns are left out from the oldest until the request is under a ceiling; nothing is kept of that anywhere.
-#
-# What is left out follows from the host's own history up to the message that the model answers, what a payload adds
-# to that message, the system instruction, the declarations and the ceiling. Every call of an invocation therefore
-# comes to the same result as its first one, any reader can compute it, and a higher ceiling brings the turns back.
-# The ceiling is not a target, and the latest turn stays even where it alone is above it.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingTurns:
-    """The strategy ``sliding_turns``, with its ceiling; 0 turns it off."""
+    """Whole turns are left out from the oldest until the request is under a ceiling; nothing is kept of that anywhere.
+
+    What is left out follows from the host's own history up to the message that the model answers, what a payload adds
+    to that message, the system instruction, the declarations and the ceiling. Every call of an invocation therefore
+    comes to the same result as its first one, any reader can compute it, and a higher ceiling brings the turns back.
+    The ceiling is not a target, and the latest turn stays even where it alone is above it. A ceiling of 0 is none.
+    """
 
     tokens: int
     name: ClassVar[str] = "sliding_turns"
@@ -216,13 +211,10 @@ class SlidingTurns:
 
 
 def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> Collection[int]:
-    """The indices of the oldest whole turns that have to go so that the request up to a content is under the ceiling.
+    """The indices of the oldest whole turns that have to go so that the request up to ``last`` is under the ceiling.
 
-    Turns with an anchor stay.
-
-    Args:
-        last: index of the last content that counts; its turn stays.
-        bare: whether that turn is a question alone. Then the turn before stays, too, where the window takes it.
+    Turns with an anchor stay, and that of ``last``; where it is ``bare``, a question alone, so does the turn before it
+    as far as the window takes it.
     """
     turns: dict[int, list[int]] = {}
     for unit in units(conversation.contents):
@@ -246,12 +238,9 @@ def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> 
     ).gone
 
 
-# Nothing is left out: contents are normalized and recorded, and the window is all that limits them.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untouched:
-    """The strategy ``none``."""
+    """Nothing is left out: contents are normalized and recorded, and the window is all that limits them."""
 
     name: ClassVar[str] = "none"
     early: ClassVar[bool] = True

@@ -35,8 +35,7 @@ class _Waiting:
     """
 
     def __init__(self) -> None:
-        self._units: list[int] = []
-        self._answered: set[int] = set()
+        self._units: list[int | None] = []  # None for a call that waits no longer
         self._queues: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
 
     def add(self, unit: int, *names: tuple[str, str, str]) -> None:
@@ -48,13 +47,13 @@ class _Waiting:
         """The unit of the earliest call with one of these names, which waits no longer; None where none waits."""
         queues = [self._queues[name] for name in names]
         for queue in queues:
-            while queue and queue[0] in self._answered:
+            while queue and self._units[queue[0]] is None:
                 queue.popleft()
         first = min((queue[0] for queue in queues if queue), default=None)
         if first is None:
             return None
-        self._answered.add(first)
-        return self._units[first]
+        unit, self._units[first] = self._units[first], None
+        return unit
 
 
 _PERSON = "user"

@@ -1,4 +1,4 @@
-"""What the epoch carries into this call: shortened responses, packed messages; and what the given layers measure."""
+"""What the epoch carries into this call: shortened responses and packed messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.conversation.extracts import query_of, quoted_alone, shorten_content, words_before
 from aether_context.conversation.strategy import gain
-from aether_context.pack import Content, EpochReason, Outcome, Outgoing, PackedMessage, PackInput
+from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.text.json_lines import PIECE, pieces
@@ -32,22 +32,24 @@ def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
     source = draft.input
     epoch, request = source.epoch, source.request
-    explains = draft.policy.payload.contract == "system" and request.system_is_text and not source.passthrough_reason
+    explains = (
+        draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
+    )
     standing = epoch.contract and explains
     marks = _marks(draft, _system(request.system, standing))
     if not epoch.number:
         draft.changed = "first_call"
-    elif source.rewritten:
+    elif source.request.rewritten:
         draft.changed = "history_rewritten"
     else:
         differs = (reason for mark, reason in _REASONS.items() if marks[mark] != epoch.marks.get(mark, ""))
         draft.changed = next(differs, None)
     new_step = draft.changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
-    draft.keeps = not draft.at_cut and not source.first_call and not new_step
+    draft.keeps = not draft.at_cut and not source.request.first_call and not new_step
     # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
     # payload explains itself, in as many words as its sections need.
     new_head = any(marks[mark] != epoch.marks.get(mark, "") for mark in ("system", "tools"))
-    breaks = not epoch.number or source.rewritten or new_head
+    breaks = not epoch.number or source.request.rewritten or new_head
     may_begin = explains and not draft.keeps and source.validity != "unplanned"
     draft.contract = standing or (may_begin and breaks)
     draft.system = _system(request.system, draft.contract)
@@ -60,36 +62,13 @@ def restore_forms(draft: Draft) -> None:
     draft.incoming = draft.items = _items(draft, packed_by_index)
     draft.states = epoch.strategies
     draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
-    draft.extracts, draft.told = epoch.extracts, epoch.told
     draft.largest = draft.packed.largest if draft.packed is not None else None
     draft.step = source.step
-    for unit in units(request.contents) if epoch.told else ():
+    telling = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
+    for unit in units(request.contents) if telling else ():
         origins = [at for at in unit.indices if at != draft.human and at not in packed_by_index]
-        if origins and draft.keys[origins[-1]] in epoch.told:
-            tell(draft, origins, epoch.told[draft.keys[origins[-1]]])
-
-
-def measure(draft: Draft) -> None:
-    """Measures the layers that are not chosen but given."""
-    source, counter = draft.input, draft.counter
-    # What a payload would add to the human message, its evidence and memories aside.
-    task = 0
-    if not draft.keeps and draft.human is not None:
-        task = counter.count(payload.step_text(source.step))
-        if source.validity != "unplanned" or source.candidates:
-            task += draft.frame_tokens()
-            listed = draft.scope.listed
-            task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
-    human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
-    used = sum(draft.packed_tokens.values())
-    draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
-    other_tools = source.request.other_tools
-    draft.measured = {
-        "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools))
-        + draft.uncounted_tokens,
-        "task": max(0, task + human_tokens - used),
-        "tools": sum(counter.tools(draft.scope.tools)) + sum(counter.count_all(other_tools)),
-    }
+        if origins and draft.keys[origins[-1]] in telling:
+            tell(draft, origins, telling[draft.keys[origins[-1]]])
 
 
 def _system(text: str, contract: bool) -> str:
@@ -118,20 +97,21 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 
 def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    forms: list[tuple[Content, Outcome, tuple[tuple[int, int], ...]]] = []
+    forms: list[tuple[Content, SentForm, tuple[tuple[int, int], ...]]] = []
     for index, raw in enumerate(request.contents):
         if (packed := packed_by_index.get(index)) is not None:
             content, members = packed_message(raw, index, packed, counter)
             forms.append((content, "payload", members))
-        elif (ceiling := epoch.extracts.get(draft.keys[index])) is not None:
-            content = shorten_content(raw, ceiling, counter=counter, query=query_of(request.contents, index))
+        elif (short_form := epoch.forms.get(draft.keys[index])) is not None and short_form[0] == "extract":
+            content = shorten_content(raw, short_form[1], counter=counter, query=query_of(request.contents, index))
+            draft.change("extract", "window", [index], short_form[1])
             forms.append((content, "extract", ()))
         else:
-            forms.append((raw, "verbatim", ()))
+            forms.append((raw, "whole", ()))
     counts = counter.contents([content for content, _, _ in forms])
     return tuple(
-        Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tokens, members=members)
-        for index, (raw, (content, outcome, members), tokens) in enumerate(
+        Outgoing(content=content, raw=raw, origin=index, form=form, tokens=tokens, members=members)
+        for index, (raw, (content, form, members), tokens) in enumerate(
             zip(request.contents, forms, counts, strict=True)
         )
     )
@@ -149,14 +129,13 @@ def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
         content=text,
         raw=contents[last],
         origin=last,
-        outcome="told",
+        form="told",
         tokens=draft.counter.content(text),
         members=tuple((last, -1) for _ in text.parts),
     )
     gone = frozenset(origins[:-1])
     draft.items = tuple(made if item.origin == last else item for item in draft.items if item.origin not in gone)
-    draft.hidden, draft.reasons = draft.hidden | gone, {**draft.reasons, **dict.fromkeys(gone, "window")}
-    draft.told = {**draft.told, draft.keys[last]: max_tokens}
+    draft.change("told", "window", origins, max_tokens)
 
 
 _TOLD = "[Calls and what they returned, in one text, since they find no room one by one]"
@@ -242,7 +221,7 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
         saved=counter.content(packed) - tokens[latest],
         calls=_CALLS,
         resent=sum(tokens[latest:unsent]),
-        cached_price=draft.input.cached_price,
+        cached_price=draft.input.host.cached_price,
     )
     return staying[:-1] if gained > 0 else staying
 
