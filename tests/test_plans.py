@@ -54,8 +54,10 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("questions of any kind", {"open_questions": [{"x": {}}, "Which rule?"]}, "plan.open_questions.0"),
     ("a number for an id", {"task_id": 42}, ""),
     ("no goal", {"goal": None}, ""),
-    ("a key of another name", {"open_question_list": ["x"]}, "did you mean 'open_questions'"),
-    ("a misplaced key", {"risk": "High"}, "did you mean 'constraints.risk'"),
+    ("a key of another name", {"open_question_list": ["x"]}, ""),
+    ("a limit beside the others", {"risk": "High"}, ""),
+    ("a key with a slip", {"expected_tool_cals": 3}, "did you mean 'expected_tool_calls'"),
+    ("a key of the application's", {"colour": "red"}, "plan.colour is unknown and was not read"),
 ]
 
 
@@ -82,12 +84,12 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("another status", {"status": "lost"}, "plan.step.status"),
     ("notes of any kind", {"notes": [{"text": "one"}, {"note": "two"}, 3]}, "plan.step.notes.1"),
     ("keys in capitals", {"Tools": ["look_up"], "tools": None}, ""),
-    ("items by description", {"acceptance": [{"description": "the rule is cited"}]}, "'description' was read"),
-    ("items by criterion", {"acceptance": [{"id": "a1", "Criterion": "the rule is cited"}]}, "'Criterion' was read"),
-    ("items with a name", {"acceptance": [{"name": "the rule is cited", "done": False}]}, "'name' was read"),
+    ("items by description", {"acceptance": [{"description": "the rule is cited"}]}, ""),
+    ("items by criterion", {"acceptance": [{"id": "a1", "Criterion": "the rule is cited"}]}, ""),
+    ("items with a name", {"acceptance": [{"name": "the rule is cited", "done": False}]}, ""),
     ("a name and a text", {"acceptance": [{"name": "a1", "text": "the rule is cited"}]}, ""),
     ("another key", {"acceptance_criteria": ["x"]}, ""),
-    ("a misspelled key beside the right one", {"acceptence": ["y"]}, "'acceptance', which is given as well"),
+    ("a misspelled key beside the right one", {"acceptence": ["y"]}, "did you mean 'acceptance'?"),
     ("a long text", {"text": "Find the rule " * 5_000}, "plan.step.text was cut"),
 ]
 
@@ -221,13 +223,13 @@ def test_a_broken_step_is_invalid_and_its_scope_is_closed(plan: Any, caplog: pyt
 
 
 def test_the_answer_to_a_planner_names_the_fields() -> None:
-    step = {"id": "s1", "description": "Find the rule", "acceptance": [{"id": "a1"}]}
+    step = {"id": "s1", "sentence": "Find the rule", "acceptance": [{"id": "a1"}]}
     chat = Chat(state={"plan": {"step": step}}, policy=PackPolicy(on_invalid="respond"))
     (event,) = chat.say("go")
     assert event.content is not None
     text = (event.content.parts or [])[0].text or ""
     assert "no step and no acceptance list" in text
-    assert "plan.step.description is unknown: did you mean 'text'?" in text
+    assert "plan.step.sentence is unknown and was not read" in text
     assert "plan.step.acceptance.0 was ignored: it has no text" in text
 
 
@@ -378,7 +380,7 @@ def test_a_change_keeps_what_it_does_not_read() -> None:
 
 def test_knowledge_is_read_item_by_item() -> None:
     knowledge = {
-        "notes": ["one", {"text": "two", "time": "2026-01-20", "ttl_seconds": "1 hour"}, {"note": "x"}, 7],
+        "notes": ["one", {"text": "two", "time": "2026-01-20", "ttl_seconds": "1 hour"}, {"remark": "x"}, 7],
         "memories": "User prefers concise output",
         "entities": {"Acme": "a customer"},
         "evidence": [{"uri": "artifact://a.md", "covers": "a1, a2", "time": "2026-01-20T10:00:00Z"}, {"url": "b"}],
@@ -393,7 +395,7 @@ def test_knowledge_is_read_item_by_item() -> None:
     said = "\n".join(read.problems)
     assert "knowledge.notes.2 was ignored: it has no text" in said
     assert "knowledge.notes.3 was ignored" in said
-    assert "did you mean 'uri'" in said
+    assert [one.uri for one in evidence] == ["artifact://a.md", "b"]
 
 
 def test_hostile_plans_are_read_fast_and_reported_briefly() -> None:
@@ -419,34 +421,33 @@ class Stage:
     tools: tuple[str, ...] = ("look_up",)
 
 
+ELSEWHERE: list[tuple[str, Any]] = [
+    ("steps by another name", {"goal": "A letter", "plan_steps": [STEP]}),
+    ("JSON by another name", {"output": json.dumps({"step": STEP})}),
+    ("a step in a step", {"step": {"current": STEP}}),
+    ("YAML", "step:\n  text: Find the rule\n  tools:\n    - look_up\n"),
+    ("Markdown", "## Step\nFind the rule\n## Allowed tools\n- look_up\n"),
+    ("tools by another name", {"goal": "A letter", "phases": [{"toolsToUse": ["look_up"]}]}),
+    ("tools with a slip", {"goal": "A letter", "phases": [{"tolls": ["look_up"]}]}),
+    ("a model", {"goal": "A letter", "phases": [Phase()]}),
+    ("a dataclass", {"goal": "A letter", "phases": [Stage()]}),
+]
+
+
+@pytest.mark.parametrize("plan", [one[1] for one in ELSEWHERE], ids=[one[0] for one in ELSEWHERE])
+def test_a_list_of_tools_is_read_wherever_the_step_stands(plan: Any) -> None:
+    assert planned(plan).sent[0].declared == ("look_up",)
+
+
 @pytest.mark.parametrize(
     "plan",
     [
-        {"goal": "A letter", "plan_steps": [{**STEP, "tools": ["look_up"]}]},
-        {"output": json.dumps({"step": {**STEP, "tools": ["look_up"]}})},
-        {"step": {"current": {**STEP, "tools": ["look_up"]}}},
-        "step:\n  text: Find the rule\n  tools:\n    - look_up\n",
-        "## Step\nFind the rule\n## Allowed tools\n- look_up\n",
-        {"goal": "A letter", "agenda": "Find the rule\ntools: look_up\n"},
-        {"goal": "A letter", "phases": [{"toolsToUse": ["look_up"]}]},
-        {"goal": "A letter", "phases": [{"tolls": ["look_up"]}]},
-        {"goal": "A letter", "phases": [Phase()]},
-        {"goal": "A letter", "phases": [Stage()]},
-        {"goal": "A letter", "phases": [{"name": n} for n in range(3_000)]},
+        {"goal": "A letter", "notice": "Find the rule\ntools: look_up\n"},
+        {"goal": "A letter", "notice": {"remarks": {"toolsToUse": ["look_up"]}}},
+        {"goal": "A letter", "notices": [Phase()]},
+        {"goal": "A letter", "notices": ["word " * 100] * 1_000},
     ],
-    ids=[
-        "steps by another name",
-        "JSON by another name",
-        "a step in a step",
-        "YAML",
-        "Markdown",
-        "YAML in a text of a mapping",
-        "tools by another name",
-        "tools with a slip",
-        "a model",
-        "a dataclass",
-        "more than is looked at",
-    ],
+    ids=["in a text", "in a mapping", "in a model", "more than is looked at"],
 )
 def test_a_list_of_tools_in_a_place_that_is_not_read_closes_the_scope(plan: Any) -> None:
     chat = planned(plan)

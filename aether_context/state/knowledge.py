@@ -19,21 +19,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError
 from aether_context.pack import valid
-from aether_context.state.schema import (
-    WRITING,
-    EvidenceShape,
-    NoteShape,
-    PlanShape,
-    Problems,
-    SessionState,
-    acceptance_of,
-    current_step,
-    done_steps,
-    evidence_id,
-    note_id,
-    read_plan,
-    read_state,
-)
+from aether_context.state.candidates import evidence_id, note_id, read_state
+from aether_context.state.plans import acceptance_of, current_step, done_steps, read_plan
+from aether_context.state.schema import WRITING, EvidenceShape, NoteShape, PlanShape, Problems, SessionState
 from aether_context.tokens import TokenCounter, counter_for
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
