@@ -18,16 +18,14 @@ from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from aether_context.canonical import plain
 from aether_context.errors import BoardError
-from aether_context.pack import AcceptanceItem, valid
+from aether_context.pack import AcceptanceItem
 from aether_context.state.plans import Reading, acceptance_of, done_steps, read_plan, read_step, ready_steps
-from aether_context.state.schema import WRITING, NoteShape, PlanShape, Problems, SessionState, StepShape
+from aether_context.state.schema import WRITING, NoteShape, PlanShape, Problems, SessionState, StepShape, read_shape
 from aether_context.text.spellings import field_of
-
-_NOTE = TypeAdapter(NoteShape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,16 +99,14 @@ class TaskBoard:
             BoardError: another worker has claimed it, it is done, or a step it depends on is not.
         """
         step, waiting = self.step(name), self.waiting(name)
-        problem = ""
-        if step.status == "done":
-            problem = "is done"
-        elif step.status == "claimed" and step.claimed_by != by:
-            problem = f"is claimed by {step.claimed_by!r}"
-        elif waiting:
-            problem = f"waits for {_names(waiting)}"
-        if problem:
-            ready = _names(step.id for step in self.ready()) if self.ready() else ""
-            advice = f"claim one of {ready}" if ready else "no step can be claimed now"
+        problems = {
+            "is done": step.status == "done",
+            f"is claimed by {step.claimed_by!r}": step.status == "claimed" and step.claimed_by != by,
+            f"waits for {_names(waiting)}": bool(waiting),
+        }
+        for problem in (problem for problem, holds in problems.items() if holds):
+            ready = [step.id for step in self.ready()]
+            advice = f"claim one of {_names(ready)}" if ready else "no step can be claimed now"
             raise BoardError(f"step {name!r} {problem}: {advice}", step=name)
         return self._with_step(step.model_copy(update={"status": "claimed", "claimed_by": by}))
 
@@ -137,20 +133,14 @@ class TaskBoard:
         step = self.step(name)
         if step.status == "claimed" and step.claimed_by == by:
             return step
-        if step.status == "done":
-            raise BoardError(f"step {name!r} is done already", step=name)
-        if step.status == "claimed":
-            raise BoardError(f"step {name!r} is claimed by {step.claimed_by!r}, not by {by!r}", step=name)
-        raise BoardError(f"step {name!r} is not claimed: claim it first", step=name)
+        problems = {"done": "done already", "claimed": f"claimed by {step.claimed_by!r}, not by {by!r}"}
+        raise BoardError(f"step {name!r} is {problems.get(step.status, 'not claimed: claim it first')}", step=name)
 
     def _with_step(self, changed: StepShape) -> TaskBoard:
         """The board with a changed step. A claimed step becomes the current one; any other stops being it."""
         steps = tuple(changed if step.id == changed.id else step for step in self.steps)
-        current = self.plan.current_step
-        if changed.status == "claimed":
-            current = changed.id
-        elif current == changed.id:
-            current = ""
+        other = "" if self.plan.current_step == changed.id else self.plan.current_step
+        current = changed.id if changed.status == "claimed" else other
         return replace(self, plan=self.plan.model_copy(update={"steps": steps, "current_step": current}))
 
 
@@ -179,7 +169,7 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
         kept_notes: list[object] = []
         moved: dict[str, list[str]] = {}
         for item in notes if isinstance(notes, (list, tuple)) else ():
-            note = valid(_NOTE, item)
+            note = read_shape(NoteShape, item, "", Problems())
             if note is None or note.step_id not in done:
                 kept_notes.append(item)
             else:
@@ -247,7 +237,10 @@ def _as_json(reading: Reading, before: PlanShape, after: PlanShape) -> dict[str,
     return _changed("plan", reading.fields, changes)
 
 
-_OTHER_WORDS = {"current_step": {"current_step", "step", "index", "step_id", "doing"}, "steps": {"steps", "open"}}
+_OTHER_WORDS = {
+    "current_step": {"current_step", "step", "index", "step_id", "doing"},
+    "steps": {"steps", "open", "statuses"},
+}
 """The fields of the plan that say the same as one, where that is written."""
 
 

@@ -84,7 +84,7 @@ def read_plan(value: object, problems: Problems) -> Reading:
     raw, ends_early = opened(value), False
     located = _locate(raw) if not isinstance(raw, str) else None
     for data, early in readings(raw) if isinstance(raw, str) else ():
-        if (found := _locate(data)) is not None and (early or found[0].keys() & {"step", "steps"}):
+        if (found := _locate(data)) is not None and (early or found[0].keys() & {"step", "steps", "open", "doing"}):
             located, ends_early = found, early
             break
     if located is None and isinstance(raw, Mapping):
@@ -179,7 +179,8 @@ def _locate(value: object) -> tuple[Known, Mapping[str, Any], Mapping[str, Any]]
     known, left = known_fields("plan", mappings[-1]) if rank != 2 else ({"step": [mappings[-1]]}, {})
     fields = dict(mappings[-1]) if rank != 2 else {"step": mappings[-1]}
     if numbered := _numbered(left):
-        known["steps"], left = [numbered], {key: item for key, item in left.items() if key not in numbered}
+        known.setdefault("steps", [numbered])
+        left, fields = ({key: item for key, item in part.items() if key not in numbered} for part in (left, fields))
     for mapping in reversed(mappings[:-1]):
         around, _ = known_fields("plan", mapping)
         for name in (around.keys() & _AROUND) - ({"step"} & known.keys()):
@@ -425,7 +426,10 @@ class _Reader:
                     known[name] = [*known.get(name, []), value]
                     continue
                 for leaves, item in found:
-                    item = (status_of(item) or "ready").replace("blocked", "ready") if target == "status" else item
+                    if target == "status":
+                        known_status = item if isinstance(item, Mapping) else {"status": item}
+                        status = _status(known_fields("step", known_status)[0])
+                        item = "ready" if status in ("", "blocked") else status
                     step = shape_of(StepShape, {target: [item]}, leaves[0].place, self.problems) or StepShape()
                     for leaf in leaves:
                         leaf.set(**{target: getattr(step, target)})

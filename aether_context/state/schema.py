@@ -366,15 +366,12 @@ class Problems:
 
     def unknown(self, words: str, left: Mapping[str, object], place: str) -> None:
         """Reports keys that stand for no field, each once for each kind of shape."""
-        for key in [" ".join(key.split())[:_MOST_KEY] for key, value in left.items() if value is not None][
-            :_MOST_PROBLEMS
-        ]:
+        for key in (" ".join(key[:_MOST_KEY].split()) for key, value in left.items() if value is not None):
             if (words, key) not in self._unknown and len(self._unknown) <= _MOST_PROBLEMS:
                 self._unknown.add((words, key))
                 near = spellings.near_field(words, key)
-                self.note(
-                    f"state {place}.{key} is unknown{f': did you mean {near!r}?' if near else ' and was not read'}"
-                )
+                advice = f": did you mean {near!r}?" if near else " and was not read"
+                self.note(f"state {place}.{key} is unknown{advice}")
 
 
 # Shapes, read by their words.
@@ -513,10 +510,12 @@ def raw_items(kind: type[Shape], value: object) -> list[Any] | None:
     for name, item in items_of(value) or ():
         status = spellings.status_of(item) if kind is StepShape else ""
         fields = opened(item)
-        if not name:
+        if not name and not (isinstance(fields, list) and kind is AcceptanceShape):
             result.append(marked(item).text if kind is AcceptanceShape and isinstance(item, str) else item)
         elif isinstance(item, bool) or status:  # a mapping that says of each item whether it is done
             result.append({"text": name, "status": status or str(item)} if kind is StepShape else name)
+        elif isinstance(fields, list) and kind is AcceptanceShape:
+            result += raw_items(kind, fields) or []
         elif isinstance(fields, str):
             result.append({"text": f"{name}: {item}"} if kind is NoteShape else {"id": name, kind.short_for: item})
         else:
@@ -557,9 +556,9 @@ def read_tools(given: Iterable[object], place: str, problems: Problems) -> tuple
     named: list[str] | None = None
     unread = 0
     for value in given:
-        if value in (None, "", [], {}, (), set()) or (
-            isinstance(value, str) and value.strip().casefold() in _ALL_TOOLS
-        ):
+        if value is None or (isinstance(value, (list, tuple, dict, set, frozenset)) and not value):
+            continue
+        if isinstance(value, str) and value.strip().casefold() in _ALL_TOOLS:
             continue
         names = [] if means_nothing(value) else [_tool_names(item) for item in _tool_items(value)]
         unread += names.count([])
@@ -575,13 +574,9 @@ def _tool_items(value: object) -> list[Any]:
     value = opened(value)
     if not isinstance(value, Mapping):
         return value if isinstance(value, list) else [value]
-    listed = [
-        value[key]
-        for key in value
-        if key in ("names", "allowed") or (field_of("step", str(key)) or ("",))[0] == "tools"
-    ]
-    if listed and "name" not in value and isinstance(opened(listed[0]), (list, str)):
-        return _tool_items(listed[0])
+    inner = known_fields("step", value)[0].get("tools") or [value[key] for key in ("names", "allowed") if key in value]
+    if inner and "name" not in value and isinstance(opened(inner[0]), (list, str)):
+        return _tool_items(inner[0])
     if any(isinstance(value.get(key), (str, Mapping)) for key in _NAME_KEYS):
         return [value]
     return [name for name, is_allowed in value.items() if is_allowed not in (False, "false", "no")]

@@ -56,7 +56,7 @@ def readings(text: str) -> Iterator[tuple[Any, bool]]:
     for start in starts:
         with suppress(ValueError, RecursionError):
             value, end = json.JSONDecoder().raw_decode(text, start) if start >= end else (None, end)
-            if isinstance(value, (dict, list)):
+            if isinstance(value, dict) or any(isinstance(item, dict) for item in value or ()):
                 yield value, False
     for start in starts[: 0 if end else 3]:
         last = max(text.rfind("}"), text.rfind("]")) + 1
@@ -261,7 +261,7 @@ class _Node:
                 for label, more in node.fields().items():
                     if label != "text" and not (label == "steps" and found.get("steps")):
                         found.setdefault(label, []).extend(more)
-        if self.is_item:
+        if self.is_item and not (self.level <= _MOST_HEADINGS and any(node.is_step for node in self.below)):
             found.setdefault("parts", []).extend(self.items())
         elif any(node.is_step for node in self.below) or _tells_of_steps(self.label or self.text):
             found.setdefault("steps", []).extend(self.items())

@@ -20,7 +20,7 @@ _MOST_NAME = 200
 _FOLDED = re.compile(r"[\W_]+")
 _ACCENT = re.compile(r"[\u0300-\u036f]+")
 _TOOLS_KEY = re.compile(
-    r"(?:allowed|available|required|needed)?tools?(?:names?|list|set|scope|needed|required|touse|used)?|tool[sz]?|to+l+s"
+    r"(?:allowed|available|required|needed|suggested|recommended|permitted|necessary|useful)?tools?(?:names?|list|set|scope|needed|required|touse|used)?|tool[sz]?|to+l+s"
 )
 """A key, folded, under which models give a list of tools. None of them may be overlooked, since a step without a list
 may use all tools."""
