@@ -25,7 +25,7 @@ from aether_context.adk.services.artifacts import resolve
 from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
-from aether_context.store.artifacts import relative_name
+from aether_context.store.artifacts import located
 
 HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
 
@@ -240,7 +240,7 @@ def test_the_event_loop_goes_on_while_a_store_is_slow(monkeypatch):
 )
 def test_uris_that_lead_elsewhere_are_refused(uri):
     with pytest.raises(ArtifactError, match="artifact URI"):
-        relative_name(uri)
+        located(uri, ("app", "ann", "s1"))
 
 
 def service_of(kind, tmp_path):

@@ -126,11 +126,10 @@ def test_memory_stays_bounded_while_the_session_counts_on() -> None:
 # estimates
 
 
-def test_the_output_expected_is_the_limit_else_the_p90_else_unknown() -> None:
+def test_the_output_expected_is_the_limit_else_the_p90_else_nothing() -> None:
     ledger = TokenLedger()
     first = ledger.estimate(500)
-    assert first.output_tokens is None
-    assert first.amounts["total"] == 500
+    assert (first.output_tokens, Totals.of(first).total_tokens) == (0, 500)
     for answer in range(1, 11):
         ledger.track(used(500, 10 * answer), **HERE)
     later = ledger.estimate(500)
@@ -284,23 +283,23 @@ def test_the_accounts_of_agents_and_of_invocations_sum_to_the_sessions(calls: li
         assert whole == report.session.totals
 
 
-# pressure
+# near a limit
 
 
 @pytest.mark.parametrize(("read", "level"), [(799, 0), (800, 1), (999, 1), (1_000, 2), (5_000, 2)])
-def test_pressure_begins_at_a_share_of_the_limit_and_grows_once_it_is_reached(read: int, level: int) -> None:
+def test_a_limit_is_near_from_a_share_of_it_on_and_then_reached(read: int, level: int) -> None:
     ledger = TokenLedger()
     ledger.track(used(read), **HERE)
-    pressure = ledger.pressure(limits(session={"total_tokens": 1_000}), **HERE)
-    assert (pressure.level if pressure is not None else 0) == level
+    near = ledger.near_limit(limits(session={"total_tokens": 1_000}), **HERE)
+    assert (near.level if near is not None else 0) == level
 
 
-def test_pressure_names_the_limit_of_which_most_is_used() -> None:
+def test_the_near_limit_is_the_one_of_which_most_is_used() -> None:
     ledger = TokenLedger()
     ledger.track(used(900, 99), **HERE)
-    pressure = ledger.pressure(limits(session={"input_tokens": 1_000}, agents={"*": {"output_tokens": 100}}), **HERE)
-    assert pressure is not None
-    assert (pressure.scope, pressure.measure, pressure.limit) == ("agent", "output", 100)
+    near = ledger.near_limit(limits(session={"input_tokens": 1_000}, agents={"*": {"output_tokens": 100}}), **HERE)
+    assert near is not None
+    assert (near.scope, near.measure, near.limit) == ("agent", "output", 100)
 
 
 def test_an_economical_policy_is_never_looser_than_the_one_it_comes_from() -> None:
@@ -400,20 +399,17 @@ def test_totals_are_none_or_sound_whatever_their_record_is(record: list[Any]) ->
     assert totals is None or all(value >= 0 for value in totals)
 
 
-def test_a_standing_leaves_out_what_equals_the_sessions() -> None:
+def test_a_standing_has_the_totals_of_session_invocation_and_agent() -> None:
     ledger = TokenLedger()
     ledger.track(used(100, 10, system_tokens=5), **HERE)
-    assert ledger.standing(**HERE) == [[1, 100, 10, 0.0, 0, 100, 5, 0, 0, 0, 1]]
     ledger.track(used(50, 5, system_tokens=5), invocation="i2", agent=HERE["agent"])
-    session, invocation = ledger.standing(invocation="i2", agent=HERE["agent"])
-    assert (session[:3], invocation[:3]) == ([2, 150, 15], [1, 50, 5])
-    assert 5 not in invocation[3:], "what was overhead is the session's alone"
-    session, invocation, agent = ledger.standing(invocation=HERE["invocation"], agent="other")
-    assert (session[0], invocation[:3], agent) == (2, [1, 100, 10], [0])
+    standing = ledger.standing(invocation="i2", agent=HERE["agent"])
+    assert [record[:3] for record in standing] == [[2, 150, 15], [1, 50, 5], []]
+    assert ledger.standing(invocation="i3", agent="other")[1:] == [[0], [0]]
     other = TokenLedger()
     here: Any = {"invocation": "i2", "agent": HERE["agent"]}
-    other.resume(ledger.standing(**here), **here)
-    assert other.standing(**here) == ledger.standing(**here)
+    other.resume(standing, **here)
+    assert other.standing(**here) == standing
 
 
 # accuracy

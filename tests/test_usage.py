@@ -119,7 +119,7 @@ def test_each_event_carries_its_call_and_the_totals_so_far() -> None:
     last = said[-1]
     assert last["pack_id"] == chat.manifests()[-1].pack_id
     assert last["request_tokens"] == chat.manifests()[-1].request_tokens
-    assert len(last["usage"]) == 1, "invocation and agent equal the session"
+    assert last["usage"][1:] == [[], []], "invocation and agent equal the session"
     assert "budget" not in last
 
 
@@ -286,7 +286,7 @@ def test_a_model_without_a_price_costs_unknown() -> None:
     chat = Chat(model="something-unknown")
     chat.say("hi")
     assert totals(chat).known_cost_usd is None
-    (record,) = held(chat)[0]["usage"]
+    record = held(chat)[0]["usage"][0]
     assert Totals.from_record(record) == totals(chat)
     assert totals(chat).unpriced_calls == 1
 
@@ -757,7 +757,7 @@ def test_a_long_history_is_known_without_reading_all_of_its_totals() -> None:
     def told(number: int, agent: str) -> Event:
         used = Totals.from_record([value * number for value in said["usage"][0]])
         assert used is not None
-        metadata = {"aether_context": {**said, "usage": [used.record()]}}
+        metadata = {"aether_context": {**said, "usage": [used.record(), [], []]}}
         return event.model_copy(update={"id": f"e{number}", "author": agent, "custom_metadata": metadata})
 
     async def extend() -> None:

@@ -10,17 +10,16 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from cachetools import LRUCache
+from aether_context.tokens.counters import SharedLRU
 
 _T = TypeVar("_T")
 
 RETRY_SECONDS = 30.0
 """How long a service is left out that was late several times in a row."""
 _MOST_LATE = 3
-_MOST_INVOCATIONS, _MOST_SERVICES = 2_048, 256
 _MOST_THREADS, _THREAD = 256, "aether-context-waited"
-_left: set[asyncio.Task[Any]] = set()
-"""Work that was late; the event loop itself holds only weak references to it."""
+_going: set[asyncio.Task[Any]] = set()
+"""Work that has not ended, in time or late; the event loop itself holds only weak references to it."""
 
 
 class Ended(Exception):
@@ -38,9 +37,11 @@ async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
         Ended: it raised what is no `Exception`, a cancellation that is none of its caller's for example.
     """
     task = asyncio.ensure_future(work)
+    _going.add(task)
+    task.add_done_callback(_forget)
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
             raise TimeoutError(f"no answer within {seconds:g} s")
         try:
             return task.result()
@@ -49,10 +50,7 @@ async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
         except BaseException as error:
             raise failure(error) from error
     finally:
-        if not task.done():
-            task.cancel()
-            _left.add(task)
-        task.add_done_callback(_forget)
+        task.cancel()
 
 
 def failure(error: BaseException) -> Exception:
@@ -92,6 +90,12 @@ async def in_thread(act: Callable[[], _T]) -> _T:
     return await asyncio.wrap_future(future)
 
 
+def _forget(ended: asyncio.Task[Any]) -> None:
+    _going.discard(ended)
+    if not ended.cancelled():
+        ended.exception()  # of no interest any more; one that nobody asks for is logged
+
+
 class LeftOut(TimeoutError):
     """It was late several times in a row, and is asked again in a while."""
 
@@ -109,10 +113,9 @@ class Waits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waited: LRUCache[str, float] = LRUCache(_MOST_INVOCATIONS)
-        self._late: LRUCache[str, tuple[int, float]] = LRUCache(_MOST_SERVICES)
+        self._waited: SharedLRU[str, float] = SharedLRU(2_048)
+        self._late: SharedLRU[str, tuple[int, float]] = SharedLRU(256)
         """How often a service was late since it answered last, and until when it is left out."""
-        self._lock = threading.Lock()
 
     async def within(
         self, service: str, invocation: str, work: Coroutine[Any, Any, _T], *, most_late: int = _MOST_LATE
@@ -125,35 +128,25 @@ class Waits:
         Raises:
             LeftOut: the service was late too often; one caller tries it again every now and then.
         """
-        with self._lock:
-            began, waited = self._clock(), self._waited.get(invocation, 0.0)
-            late, until = self._late.get(service, (0, 0.0))
-            if late >= most_late:
-                if began < until:
-                    work.close()
-                    raise LeftOut(f"it was late {late} times in a row")
-                self._late[service] = late, began + RETRY_SECONDS
+        began, waited = self._clock(), self._waited.get(invocation) or 0.0
+        late, until = self._late.get(service) or (0, 0.0)
+        if late >= most_late and began < until:
+            work.close()
+            raise LeftOut(f"it was late {late} times in a row")
+        # Whoever comes while this one tries leaves it out, where it was late too often.
+        self.answered(service, late, began)
         try:
             given = await within(max(0.0, self.seconds - waited), work)
         except TimeoutError:
             if waited < self.seconds / 2:  # else those before it have taken its time
-                with self._lock:
-                    self._late[service] = late + 1, self._clock() + RETRY_SECONDS
+                self.answered(service, late + 1, self._clock())
             raise
         finally:
-            with self._lock:
-                waited += self._clock() - began
-                self._waited[invocation] = max(waited, self._waited.get(invocation, 0.0))
+            waited += self._clock() - began
+            self._waited.put(invocation, max(waited, self._waited.get(invocation) or 0.0))
         self.answered(service)
         return given
 
-    def answered(self, service: str) -> None:
-        """Forgets that a service was late: it answered, in time or behind the call that waited for it."""
-        with self._lock:
-            self._late.pop(service, None)
-
-
-def _forget(ended: asyncio.Task[Any]) -> None:
-    _left.discard(ended)
-    if not ended.cancelled():
-        ended.exception()  # of no interest any more; one that nobody asks for is logged
+    def answered(self, service: str, late: int = 0, now: float = 0.0) -> None:
+        """Notes how often in a row a service was late by now; that it answered, maybe behind the call that waited."""
+        self._late.put(service, (late, now + RETRY_SECONDS))

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
+from pydantic import ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import in_thread, within
 from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
-from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, valid
+from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, noted, valid
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -31,7 +32,7 @@ from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
-from aether_context.usage.calibration import ANCHOR, RATIO, TokenRatio, UsageAnchor, calibration, report
+from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, report
 from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
@@ -76,6 +77,7 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
         return Reported()
     prompt, used = usage.prompt_token_count, max(0, usage.tool_use_prompt_token_count or 0)
     answer, thoughts = usage.candidates_token_count, usage.thoughts_token_count
+    cached, written = usage.cached_content_token_count, getattr(usage, "cache_creation_input_tokens", None)
     known = answer is not None or thoughts is not None
     output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
@@ -83,32 +85,23 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     return Reported(
         input_tokens=prompt,
         tool_use_tokens=used,
-        cached_tokens=_not_negative(usage.cached_content_token_count),
-        cache_write_tokens=_not_negative(getattr(usage, "cache_creation_input_tokens", None)),
+        cached_tokens=None if cached is None else max(0, cached),
+        cache_write_tokens=None if written is None else max(0, written),
         output_tokens=output,
     )
 
 
-def _not_negative(tokens: int | None) -> int | None:
-    return None if tokens is None else max(0, tokens)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Going:
+class _Call(NamedTuple):
     """The latest call of one agent and branch, from its request to its answer.
 
-    ``is_whole`` says that the estimate is of all that the model reads, not of the current turn only. ``contents`` are
-    the number of its contents and the last of them, ``passed`` a limit that it passes all the same.
+    ``expected`` is its usage as far as it is estimated before it. ``contents`` are the number of its contents and the
+    last of them, ``passed`` a limit that it passes all the same.
     """
 
     invocation: str
     model: str
     time: float
-    estimate: int = 0
-    is_whole: bool = False
-    system: int = 0
-    tools: int = 0
-    formatting: int = 0
+    expected: CallUsage
     contents: tuple[int, Content | None] = (0, None)
     passed: BudgetExceededError | None = None
 
@@ -120,7 +113,7 @@ class _Session:
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: Caller | None = None
     last_event: str = ""
-    going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(256))
+    calls: LRUCache[tuple[str, str], _Call] = field(default_factory=lambda: LRUCache(256))
 
 
 class _Account(NamedTuple):
@@ -163,11 +156,11 @@ class Ledgers:
             session.caller = caller_of(key)
             _resume(session, events)
             found = [
-                account.ledger.pressure(account.limits, invocation=account.where["invocation"], agent=agent)
+                account.ledger.near_limit(account.limits, invocation=account.where["invocation"], agent=agent)
                 for account in self._accounts(key, call.invocation.invocation_id, "", agent)
                 if account.limits.on_budget == "degrade"
             ]
-        return max(filter(None, found), key=lambda pressure: pressure.level, default=None)
+        return max(filter(None, found), key=lambda near: near.level, default=None)
 
     def admit(self, call: ModelCall, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
@@ -178,32 +171,14 @@ class Ledgers:
         if call.is_live:
             return None
         key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
-        slot = (call.invocation.branch or "", agent)
+        branch, time = call.invocation.branch or "", pack.identity.last_event_time
         with self._lock:
             session = self._session(key)
-            sent, before = pack.contents, session.going.get(slot)
-            # Where the contents go on from those of the call before, only the framing of new ones is counted.
-            formatting, new = 0, sent
-            known, last = before.contents if before is not None else (0, None)
-            if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
-                formatting, new = before.formatting, sent[known:]
-            framing = framing_of(model)
-            going = _Going(
-                invocation=call.invocation.invocation_id,
-                model=model,
-                time=pack.identity.last_event_time,
-                estimate=pack.request_tokens,
-                is_whole=not pack.source.passthrough_reason,
-                system=pack.allocation.layers["system"].used,
-                tools=pack.allocation.layers["tools"].used,
-                formatting=formatting + sum(frame_of(item.content, framing) for item in new),
-                contents=(len(sent), sent[-1].content if sent else None),
-            )
-            accounts = list(self._accounts(key, call.invocation.invocation_id, call.invocation.branch or "", agent))
-            limited = [account for account in accounts if account.limits.measures]
+            begun = _begun(call, pack, session.calls.get((branch, agent)))
+            accounts = list(self._accounts(key, begun.invocation, branch, agent))
             planned = None
-            if limited:
-                config, prices = call.request.config, prices_of(model, going.time)
+            if limited := [account for account in accounts if account.limits.measures]:
+                config, prices = call.request.config, prices_of(model, time)
                 if prices is None and any("cost" in account.limits.measures for account in limited):
                     self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
                 output_limit = (config.max_output_tokens or None) if config is not None else None
@@ -216,10 +191,10 @@ class Ledgers:
                         raise error
                     if account.limits.on_budget == "stop":
                         return _stopped(call, error)
-                    going.passed = going.passed or error
+                    begun = begun._replace(passed=begun.passed or error)
                     limit = (account.key, error.scope, error.name, error.measure, error.limit)
                     self._log_once(limit, f"session {account.key[2]!r}: {error}")
-            session.going[slot] = going
+            session.calls[branch, agent] = begun
             for account in accounts:
                 account.ledger.begin(planned, **account.where)
         return None
@@ -236,17 +211,16 @@ class Ledgers:
         branch, invocation = context.branch or "", context.invocation_id
         with self._lock:
             session = self._session(key)
-            going = session.going.get((branch, agent))
-            if going is None or going.invocation != invocation:
+            begun = session.calls.get((branch, agent))
+            if begun is None or begun.invocation != invocation:
                 if context.get_invocation_context().live_request_queue is not None:
                     return {}
                 events = context.session.events
-                time = events[-1].timestamp if events else 0.0
-                going = _Going(invocation=invocation, model=response.model_version or "", time=time)
+                time, nothing = events[-1].timestamp if events else 0.0, CallUsage(input_tokens=0, output_tokens=0)
+                begun = _Call(invocation, response.model_version or "", time, nothing)
             accounts = list(self._accounts(key, invocation, branch, agent))
-            own = accounts[0].where
-            before = session.ledger.counted(**own)
-            call = _call_usage(response, usage, going, before)
+            before = session.ledger.counted(**accounts[0].where)
+            call = _call_usage(response, usage, begun, before)
             for account in accounts:
                 if call is None:
                     account.ledger.fail(**account.where)
@@ -254,8 +228,8 @@ class Ledgers:
                     account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            noted: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
-        return noted if going.passed is None else noted | {"budget": _recorded(going.passed)}
+            told: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
+        return told if begun.passed is None else told | {"budget": _recorded(begun.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
         """All accounts of a session, None where no call of it was seen."""
@@ -287,14 +261,37 @@ class Ledgers:
             logger.warning("%s", text)
 
 
-def note(pressure: NearLimit) -> str:
-    """What a manifest says of a pack that was made economically. It stays the same while the pressure does."""
-    unit = {"cost": "US dollars", "total": "tokens"}.get(pressure.measure, f"{pressure.measure} tokens")
-    state = "reached" if pressure.level == 2 else "near"
-    return f"packed economically: the {pressure.scope}'s limit of {pressure.limit:,} {unit} is {state}"
+def note(near: NearLimit) -> str:
+    """What a manifest says of a pack that was made economically. It stays the same while the level does."""
+    unit = {"cost": "US dollars", "total": "tokens"}.get(near.measure, f"{near.measure} tokens")
+    state = "reached" if near.level == 2 else "near"
+    return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
 
 
-def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: CallUsage | None) -> CallUsage | None:
+def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
+    """A call as it is about to be made."""
+    model, sent, layers = call.request.model or "", pack.contents, pack.allocation.layers
+    # Where the contents go on from those of the call before, only the framing of new ones is counted.
+    formatting, (known, last) = 0, before.contents if before is not None else (0, None)
+    if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
+        formatting = before.expected.formatting_tokens
+    else:
+        known = 0
+    framing = framing_of(model)
+    expected = CallUsage(
+        input_tokens=pack.request_tokens,
+        output_tokens=0,
+        # Where the request is left alone, the estimate can be of the current turn only.
+        estimate=pack.request_tokens if not pack.source.host.passthrough_reason else None,
+        system_tokens=layers["system"].used,
+        tool_tokens=layers["tools"].used,
+        formatting_tokens=formatting + sum(frame_of(item.content, framing) for item in sent[known:]),
+    )
+    contents = (len(sent), sent[-1].content if sent else None)
+    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected, contents)
+
+
+def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: CallUsage | None) -> CallUsage | None:
     """What an answer used; what the provider did not report is estimated. None where the call failed.
 
     Args:
@@ -313,26 +310,18 @@ def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: C
         texts = [part.text for part in parts if part.text]
         calls = [part.function_call for part in parts if part.function_call is not None]
         texts += [f"{called.name} {canonical_json(plain(called.args))}" for called in calls]
-        output_tokens = counter_for(going.model).count("\n".join(texts))
+        output_tokens = counter_for(begun.model).count("\n".join(texts))
         output_tokens += before.output_tokens if before is not None and before.output_estimated else 0
-    return CallUsage(
-        input_tokens=going.estimate if silent else usage.billed_input,
+    return replace(
+        begun.expected,
+        input_tokens=begun.expected.input_tokens if silent else usage.billed_input,
         output_tokens=output_tokens,
         cached_tokens=usage.cached_tokens,
         cache_write_tokens=usage.cache_write_tokens or 0,
-        estimate=going.estimate if going.is_whole and not usage.tool_use_tokens else None,
+        estimate=begun.expected.estimate if not usage.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
-        system_tokens=going.system,
-        tool_tokens=going.tools,
-        formatting_tokens=going.formatting,
-    ).priced(going.model, going.time)
-
-
-def _noted(event: Event) -> Mapping[str, JSON]:
-    """What this package wrote into an event's metadata."""
-    noted = (event.custom_metadata or {}).get(METADATA)
-    return noted if isinstance(noted, Mapping) else {}
+    ).priced(begun.model, begun.time)
 
 
 def _resume(session: _Session, events: Sequence[Event]) -> None:
@@ -344,7 +333,7 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
     for event in reversed(events):
         if event.id == session.last_event:
             break
-        standing = _noted(event).get("usage")
+        standing = noted(event).get("usage")
         if not isinstance(standing, list):
             untold += [] if agents or event.partial else [event]
         elif event.author not in agents:
@@ -389,13 +378,25 @@ def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
     )
 
 
-# What providers report, kept for the next estimate: an anchor for each conversation, a ratio for each user and model.
+# What providers report, kept for the next estimate: a baseline for each conversation, a ratio for each user and model.
 #
-# A ratio stands in the session's state and, across sessions, in the store. The anchor stands in the metadata of the
-# last answer, so that it costs no state, and every process goes on from it alike: what this process remembers of a
-# conversation counts only where its events say nothing.
+# A ratio stands in the session's state and, across sessions, in the store. The baseline stands in the metadata of each
+# answer, so that it costs no state, and every process goes on from it alike. Between a request and its answer it is
+# kept here.
 
 _STATE_KEY = "aether:calibration"
+
+
+class _Reports(NamedTuple):
+    """What the estimates of one conversation go on from in an invocation: the last baseline, whether usage was reported
+    in this invocation, and the uncounted tokens of `Calibration`."""
+
+    baseline: UsageBaseline | None = None
+    here: bool = False
+    uncounted_tokens: Count = 0
+
+
+_REPORTS = TypeAdapter(_Reports, config=ConfigDict(defer_build=True))
 
 
 class _Owner(NamedTuple):
@@ -404,28 +405,6 @@ class _Owner(NamedTuple):
     app: str
     user: str
     by: str
-
-
-@dataclass(slots=True)
-class _Meter:
-    """One conversation's anchor. ``uncounted_tokens`` belongs to ``invocation``; usage came last in ``reported_in``."""
-
-    anchor: UsageAnchor | None = None
-    reported_in: str = ""
-    invocation: str = ""
-    uncounted_tokens: int = 0
-
-    def record(self, invocation: str) -> list[JSON]:
-        """The meter as the metadata of an event in an invocation holds it: a list without what is usual at its end."""
-        anchor = self.anchor
-        if anchor is None:
-            return []
-        values: list[JSON] = [anchor.model, anchor.epoch, anchor.counted, anchor.reported, int(anchor.whole)]
-        reported_in = "" if self.reported_in == invocation else self.reported_in
-        values += [self.uncounted_tokens, list(anchor.doubted or ()), reported_in]
-        while not values[-1]:
-            values.pop()
-        return values
 
 
 class Calibrations:
@@ -438,7 +417,7 @@ class Calibrations:
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
-        self._meters: SharedLRU[AgentKey, _Meter] = SharedLRU(2_048)
+        self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
     async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
@@ -453,66 +432,52 @@ class Calibrations:
         known = (ratio for ratio in found if ratio is not None)
         self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
-    def calibration(self, source: PackInput, counter: str, events: list[Event]) -> Calibration | None:
+    def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
         """What a request is estimated by, after what the session's events say of the last one."""
-        owner = _owner(source, counter)
-        known = self._meters.get(agent_key(source.identity))
-        # As its events have it; as it is remembered where they have none.
-        meter = _meter_of(events, source.identity, known) or known or _Meter()
-        if meter is not known:
-            self._meters.put(agent_key(source.identity), meter)
-        anchor, ratio = meter.anchor, self._ratios.get(owner) or TokenRatio()
-        if meter.invocation != source.identity.invocation:
-            beyond = anchor.report_minus_count if anchor is not None else 0
-            meter.invocation = source.identity.invocation
-            meter.uncounted_tokens = max(0, min(beyond, source.window // 2))
-        here = meter.reported_in == source.identity.invocation
+        identity, owner = source.identity, _owner(source, counter)
+        reports, invocation = _last_reports(events, identity)
+        if invocation != identity.invocation:
+            beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
+            reports = _Reports(reports.baseline, uncounted_tokens=max(0, min(beyond, source.window // 2)))
+        self._reports.put(agent_key(identity), reports)
         return calibration(
-            anchor,
-            ratio,
-            model=_mark(owner.by),
+            reports.baseline,
+            self._ratios.get(owner) or TokenRatio(),
+            model=owner.by,
             epoch=source.epoch.number,
-            here=here,
-            uncounted_tokens=meter.uncounted_tokens,
+            here=reports.here,
+            uncounted_tokens=reports.uncounted_tokens,
         )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
-        identity, owner = pack.identity, _owner(pack.source, counter)
-        meter = self._meters.get(agent_key(identity))
-        if meter is None or tokens > 2 * pack.source.window:
+        key, owner = agent_key(pack.identity), _owner(pack.source, counter)
+        reports = self._reports.get(key)
+        if reports is None or tokens > 2 * pack.source.window:
             return
         ratio = self._ratios.get(owner) or TokenRatio()
-        meter.anchor, learned = report(
-            meter.anchor,
-            ratio,
-            model=_mark(owner.by),
-            epoch=pack.epoch.number,
-            counted=pack.counted_tokens,
-            reported=tokens,
+        counted, epoch = pack.counted_tokens, pack.epoch.number
+        baseline, learned = report(
+            reports.baseline, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens
         )
-        meter.reported_in = identity.invocation
+        self._reports.put(key, reports._replace(baseline=baseline, here=True))
         if learned is not ratio:
             self._ratios.put(owner, learned)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
-        """What an answer's event says of its request: the estimate, and what another process goes on from."""
-        identity, noted = pack.identity, dict[str, JSON]()
-        if not pack.source.passthrough_reason:
-            noted["request_tokens"] = pack.request_tokens
-        meter = self._meters.get(agent_key(identity))
-        if meter is not None and meter.anchor is not None:
-            noted["meter"] = meter.record(identity.invocation)
-        return noted
+        """What an answer's event says of its request: the estimate, and what the next one goes on from."""
+        told: dict[str, JSON] = {}
+        if not pack.source.host.passthrough_reason:
+            told["request_tokens"] = pack.request_tokens
+        if (reports := self._reports.get(agent_key(pack.identity))) is not None:
+            told["reports"] = _REPORTS.dump_python(reports, mode="json")
+        return told
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
         """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
-        owner = _owner(source, counter)
+        owner, ratios = _owner(source, counter), _ratios(state)
         ratio = self._ratios.get(owner)
-        if ratio is None or not ratio.samples:
-            return
-        ratios = _ratios(state)
-        if ratio.moved(valid(RATIO, ratios.get(owner.by))):
+        if ratio is not None and ratio.samples and ratio.moved(valid(RATIO, ratios.get(owner.by))):
             recorded = RATIO.dump_python(ratio)
             state[_STATE_KEY] = {**ratios, owner.by: recorded}
             if store:
@@ -520,19 +485,12 @@ class Calibrations:
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
-    by = _by(source.request.model, counter)
-    return _Owner(source.identity.app, source.identity.user, by)
+    return _Owner(source.identity.app, source.identity.user, _by(source.request.model, counter))
 
 
 @lru_cache(maxsize=100)
 def _by(model: str, counter: str) -> str:
     return f"{model}-{short(hash_text(counter), 6)}"
-
-
-@lru_cache(maxsize=100)
-def _mark(by: str) -> str:
-    """What stands for a model and a counter in an anchor."""
-    return short(hash_text(by), 6)
 
 
 def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
@@ -541,27 +499,11 @@ def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     return ratios if isinstance(ratios, Mapping) else {}
 
 
-def _meter_of(events: list[Event], identity: Identity, known: _Meter | None) -> _Meter | None:
-    """What the last answer of this agent noted, where nothing is ``known`` an earlier one; None where none did."""
+def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:
+    """What the last answer of an agent noted, and its invocation; an empty one where none did."""
     for event in reversed(events):
-        if event.author != identity.agent or (event.branch or "") != identity.branch:
-            continue
-        record: Any = _noted(event).get("meter")
-        if isinstance(record, list):
-            break
-        if known is not None and event.content is not None and event.content.role == "model":
-            return None
-    else:
-        return None
-    if known is not None and known.invocation == event.invocation_id and known.record(known.invocation) == record:
-        return known
-    names = ("model", "epoch", "counted", "reported", "whole", "uncounted_tokens", "doubted", "reported_in")
-    anchor = dict(zip(names, record, strict=False))
-    uncounted_tokens, reported_in = anchor.pop("uncounted_tokens", 0), anchor.pop("reported_in", event.invocation_id)
-    anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
-    return _Meter(
-        anchor=valid(ANCHOR, anchor),
-        reported_in=reported_in if isinstance(reported_in, str) else "",
-        invocation=event.invocation_id,
-        uncounted_tokens=uncounted_tokens if type(uncounted_tokens) is int and uncounted_tokens > 0 else 0,
-    )
+        if event.author == identity.agent and (event.branch or "") == identity.branch:
+            reports = valid(_REPORTS, noted(event).get("reports"))
+            if reports is not None:
+                return reports, event.invocation_id
+    return _Reports(), ""

@@ -2,14 +2,14 @@
 
 Early strategies look at what the host sent alone, before the window is allocated; late ones at the water marks. A
 strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest, as under
-the default strategy. That net stops a quarter of the way above the low-water mark: of what a strategy chose to keep,
-more stays, and the next such cut is still far away.
+the default strategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from aether_context.canonical import short
 from aether_context.conversation import (
@@ -23,38 +23,33 @@ from aether_context.conversation import (
     strategies_of,
     units,
 )
-from aether_context.conversation.rewrites import (
+from aether_context.conversation.extracts import (
     LEAST_EXTRACT,
     part_tokens,
     query_of,
     quoted_alone,
     response_tokens,
     shorten_content,
-    sizes_beside_text,
 )
-from aether_context.conversation.strategies import SUMMARIZE_TRIGGER, Epochs
+from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
-from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.carryover import tell
+from aether_context.packing.carryover import sizes_beside_text, tell
 from aether_context.packing.draft import Draft
+from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
-NET = "emergency"
-"""What the net behind the strategies is called among them in a manifest."""
-_NET_SHARE = 0.25
-"""How far above the low-water mark the net stops, as a share of the way to the ceiling."""
-
 # The policy's strategies.
 
 
-def settle(draft: Draft) -> None:
+def trim_early(draft: Draft) -> None:
     """Applies the policy's early strategies, in their order."""
     early = [strategy for strategy in strategies_of(draft.policy.conversation) if strategy.early]
-    if not early or draft.input.passthrough_reason:
+    if not early or draft.input.host.passthrough_reason:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
@@ -71,26 +66,23 @@ def compact(draft: Draft) -> None:
 
     A cut by hand goes down to the low-water mark, or to that share of what there is where that is less.
     """
-    if draft.input.passthrough_reason:
-        draft.degradations, draft.states = (draft.input.passthrough_reason,), {}
+    if draft.input.host.passthrough_reason:
+        draft.degradations, draft.states = (draft.input.host.passthrough_reason,), {}
         return
     draft.budget = budget = _budget(draft)
-    settings, forced = draft.policy.conversation, draft.by_hand
+    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken(draft.items, draft.summary)
+    late = [strategy for strategy in strategies_of(settings) if not strategy.early]
     if forced:
-        share = int(settings.compact_to * draft.spoken(draft.items, draft.summary))
-        budget = budget._replace(low=min(budget.low, share))
-    elif is_quiet(draft, budget, draft.spoken(draft.items, draft.summary)):
+        budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * spoken)))
+    elif all(
+        isinstance(strategy, Cutting)
+        and (spoken <= strategy.mark(budget) or draft.gated(spoken + budget.fixed, budget.input))
+        for strategy in (*late, net(settings))
+    ):
         return
-    for strategy in strategies_of(settings):
-        if not strategy.early:
-            _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
-    forced = forced and not draft.acts
-    conversation = _as_sent(draft, budget, forced=forced)
-    if not forced:
-        most = budget.mark(1)
-        low = budget.low + int(_NET_SHARE * (most - budget.low))
-        conversation = replace(conversation, budget=budget._replace(high=most, low=low))
-    _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
+    for strategy in late:
+        _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
+    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.acts)))
 
 
 def _apply(draft: Draft, result: Decision) -> None:
@@ -103,21 +95,18 @@ def _apply(draft: Draft, result: Decision) -> None:
         draft.degradations = (*draft.degradations, result.note)
     if not result.changes:
         return
-    gone = {items[removed.index].origin: removed.reason for removed in result.removed}
-    replaced_by_origin = {items[replaced.index].origin: replaced for replaced in result.replaced}
-    reasons = {origin: replaced.reason for origin, replaced in replaced_by_origin.items() if replaced.ceiling is None}
-    draft.reasons = {**draft.reasons, **gone, **reasons}
-    changed: list[Outgoing] = []
-    extracts = dict(draft.extracts)
-    for item in items:
-        if (replaced := replaced_by_origin.get(item.origin)) is not None:
-            outcome: Outcome = "placeholder" if replaced.ceiling is None else "extract"
-            tokens = draft.counter.content(replaced.content)
-            item = item._replace(content=replaced.content, outcome=outcome, tokens=tokens)
-            if replaced.ceiling is not None:
-                extracts[draft.key(item)] = replaced.ceiling
-        changed.append(item)
-    draft.items, draft.extracts = tuple(changed), extracts
+    gone = {items[removed.index].origin for removed in result.removed}
+    for removed in result.removed:
+        draft.change("left_out", removed.reason, [items[removed.index].origin])
+    changed = list(items)
+    for replaced in result.replaced:
+        form: Literal["placeholder", "extract"] = "placeholder" if replaced.ceiling is None else "extract"
+        item = items[replaced.index]
+        draft.change(form, replaced.reason, [item.origin], replaced.ceiling)
+        changed[replaced.index] = item._replace(
+            content=replaced.content, form=form, tokens=draft.counter.content(replaced.content)
+        )
+    draft.items = tuple(changed)
     if result.act is not None:
         draft.acts = (*draft.acts, result.act)
         placeholders = [change for change in result.replaced if change.new and change.ceiling is None]
@@ -141,7 +130,6 @@ def _apply(draft: Draft, result: Decision) -> None:
                 draft.events = (*draft.events, event)
     if not result.cuts:
         draft.items = tuple(item for item in draft.items if item.origin not in gone)
-        draft.hidden = draft.hidden.union(gone)
         return
     if result.summary_at is not None:
         place = draft.input.request.positions[items[result.summary_at].origin]
@@ -164,7 +152,7 @@ def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int]
         counter=draft.counter,
         system=request.system,
         tools=request.tools,
-        opens=draft.input.first_call,
+        opens=draft.input.request.first_call,
     )
 
 
@@ -175,15 +163,8 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
-    items = [
-        item if item.outcome in ("extract", "told") or item.content is item.raw else item._replace(content=item.raw)
-        for item in draft.items
-    ]
-    counts = counter.contents([item.content for item in items])
-    tokens = [
-        item.tokens if item.outcome == "payload" else count + draft.payload_tokens * (item.origin == draft.human)
-        for item, count in zip(items, counts, strict=True)
-    ]
+    items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.items]
+    tokens = [item.tokens for item in items]
     declares = bool(request.tools or request.other_tools)
     fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.uncounted_tokens
     fixed += sum(counter.count_all(request.other_tools))
@@ -194,10 +175,10 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(ceiling=max(0, budget.ceiling + draft.spare_tokens))
+    budget = budget._replace(most=max(0, budget.most + draft.spare_tokens))
     return replace(
         _conversation(draft, items, tokens, budget),
-        anchors=ranked(source.anchors),
+        anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
         forced=draft.by_hand,
         gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.spare_tokens),
@@ -218,7 +199,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
     return replace(
         conversation,
         human_tokens=0 if conversation.human is None else items[conversation.human].tokens,
-        anchors=ranked([*draft.input.anchors, *standing]),
+        anchors=ranked([*draft.input.host.anchors, *standing]),
         state=draft.states,
         summary=draft.summary,
         summary_tokens=draft.summary_tokens(draft.summary),
@@ -226,7 +207,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         forced=forced,
         gated=draft.gated(spoken + budget.fixed, budget.input),
         recalls=any(candidate.source == RECALLED for candidate in draft.memory),
-        cached_price=draft.input.cached_price,
+        cached_price=draft.input.host.cached_price,
         summaries=draft.summaries,
     )
 
@@ -236,18 +217,12 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
 def _budget(draft: Draft) -> Budget:
     """The marks of the conversation beside what the other layers are to hold."""
-    fixed = (
-        sum(draft.measured.values())
-        + sum(draft.packed_tokens.values())
-        + sum(candidate.tokens for candidate in (*draft.memory, *draft.evidence))
-        + draft.reserve
-    )
     net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
-    budget = marks(draft.policy, draft.shares, fixed, net)
+    budget = marks(draft.policy, draft.shares, draft.fixed, net)
     if leaves_latest(draft, draft.memory):
-        latest = min(budget.ceiling, latest_need(draft)) - draft.input.growth_reserve
+        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
         most = latest if net is None else int(draft.policy.conversation.compact_to * net)
-        budget = budget._replace(low=max(budget.low, min(latest, most)))
+        budget = budget._replace(cut_to=max(budget.cut_to, min(latest, most)))
     return budget
 
 
@@ -263,42 +238,26 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | Non
         window=room + allocation.slack,
         slack=allocation.slack,
         fixed=fixed,
-        ceiling=max(allocation.layers["conversation"].final, room - fixed),
-        high=0,
-        low=0,
+        most=max(allocation.layers["conversation"].final, room - fixed),
+        cut_above=0,
+        cut_to=0,
         net=net,
     )
     settings = policy.conversation
-    return budget._replace(high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))
+    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=budget.mark(settings.compact_to))
 
 
-_GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
-"""Strategies that do nothing below a mark to contents that are appended."""
-
-
-def is_quiet(draft: Draft, budget: Budget, spoken: int) -> bool:
-    """Whether a conversation of so many tokens is below every mark above which a strategy acts on it."""
-    settings = draft.policy.conversation
-    if draft.by_hand or not _GROWING.issuperset(settings.strategy):
-        return False
-    quiet = budget.high
-    if "summarize" in settings.strategy:
-        quiet = min(quiet, budget.mark(SUMMARIZE_TRIGGER))
-    return spoken <= quiet or draft.gated(spoken + budget.fixed, budget.input)
-
-
-def _take_out(draft: Draft, gone: Mapping[int, Reason]) -> None:
+def _take_out(draft: Draft, gone: Collection[int]) -> None:
     """Cuts contents for good, by origin; earlier messages return to their own text with it."""
-    draft.cut += tuple(item for item in draft.items if item.origin in gone)
+    draft.cut = draft.cut.union(gone)
     draft.items = tuple(_unpacked(draft, item) for item in draft.items if item.origin not in gone)
-    draft.reasons = {**draft.reasons, **gone}
 
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
-    if item.outcome != "payload" or item.origin == draft.human:
+    if item.form != "payload" or item.origin == draft.human:
         return item
-    return item._replace(content=item.raw, outcome="verbatim", tokens=draft.counter.content(item.raw), members=())
+    return item._replace(content=item.raw, form="whole", tokens=draft.counter.content(item.raw), members=())
 
 
 # The last resort: whatever is left of a conversation goes out within the input budget.
@@ -315,12 +274,14 @@ _MOST_REQUEST = 0.77
 tools: the calls and their results have to stand beside it."""
 _LEAST_QUOTE = 8
 _ROUNDS = 12
+_MOST_TRIES = 3
+"""So often an act is tried: what is cut down to a number of tokens takes a few more or less."""
 _NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
 
 
 def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
-    if draft.input.passthrough_reason:
+    if draft.input.host.passthrough_reason:
         return
     for act in (
         _shorten_responses,
@@ -339,7 +300,7 @@ def bring_within_window(draft: Draft) -> None:
 
 def _over(draft: Draft, items: Sequence[Outgoing]) -> int:
     """Tokens over the input budget with these contents."""
-    return draft.spoken(items, draft.summary) + draft.budget.fixed - draft.budget.input
+    return draft.spoken(items, draft.summary) + draft.fixed - draft.budget.input
 
 
 def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = False) -> None:
@@ -368,8 +329,8 @@ def _shorten_responses(draft: Draft) -> None:
     if not sizes:
         return
     beside = draft.spoken(items, draft.summary) - sum(sizes)
-    enough = budget.high - beside >= LEAST_EXTRACT * len(sizes)
-    room = (budget.high if enough else budget.input - budget.fixed) - beside
+    enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
+    room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
     while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed, draft.summary) - room - beside) > 0:
@@ -385,7 +346,7 @@ def _shorten_parts(draft: Draft) -> None:
     """
     items = draft.items
     targets = [
-        at for at, item in enumerate(items) if item.origin != draft.human and item.outcome not in ("payload", "told")
+        at for at, item in enumerate(items) if item.origin != draft.human and item.form not in ("payload", "told")
     ]
     sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
     request = _request_tokens(draft)
@@ -409,15 +370,21 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     items = list(draft.items)
     for at in targets:
         item = items[at]
-        most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
-        stands_in = item.outcome == "placeholder"
+        most = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        stands_in = item.form == "placeholder"
         content = shorten_content(
             item.content if stands_in else item.raw, most, counter=draft.counter, query=query_of(raws, at)
         )
         if content.digest != item.content.digest:
-            outcome: Outcome = "placeholder" if stands_in else "extract"
-            items[at] = item._replace(content=content, outcome=outcome, tokens=draft.counter.content(content))
+            form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
+            items[at] = item._replace(content=content, form=form, tokens=draft.counter.content(content))
     return tuple(items)
+
+
+def _extract_tokens(draft: Draft, origin: int) -> int | None:
+    """Tokens that the parts of a content were cut down to so far; None where they were not."""
+    change = draft.forms.get(origin)
+    return change.tokens if change is not None else None
 
 
 def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> None:
@@ -427,8 +394,13 @@ def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> No
     if not touched:
         return
     before = draft.spoken(draft.items, draft.summary)
-    extracts = {key: min(ceiling, draft.extracts.get(key, ceiling)) for key in map(draft.key, touched)}
-    draft.items, draft.extracts = changed, {**draft.extracts, **extracts}
+    for item in touched:
+        least = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        if item.form == "placeholder":
+            draft.change("placeholder", draft.forms[item.origin].reason, [item.origin], least)
+        else:
+            draft.change("extract", "window", [item.origin], least)
+    draft.items = changed
     _note(draft, before, [item.origin for item in touched])
 
 
@@ -438,7 +410,7 @@ def _leave_out_neighbours(draft: Draft) -> None:
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
     human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
-    protected_units = protected(parts, human, neighbours=False)
+    protected_units = protected(parts, human)
     going = [at for at in range(len(parts)) if at not in protected_units]
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, shrinks, [parts[at].indices for at in going])
@@ -461,23 +433,47 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
         return
     before = draft.spoken(draft.items, draft.summary)
     origins = [item.origin for at, item in enumerate(draft.items) if at in gone]
-    _take_out(draft, dict.fromkeys(origins, "window"))
+    draft.change("left_out", "window", origins)
+    _take_out(draft, origins)
     _note(draft, before, origins, cut=True)
 
 
 def _shorten_request(draft: Draft) -> None:
-    """What stands in the human message becomes shorter.
+    """What stands in the human message becomes shorter, until the pack is within the budget or nothing more may go."""
+    task, over = draft.measured["task"], _over(draft, draft.items)
+    for _ in range(_MOST_TRIES):
+        _shorten_message(draft, task, over)
+        write_payload(draft)
+        if (rest := _over(draft, draft.items)) <= 0:
+            break
+        over += rest
+    if draft.measured["task"] == task:
+        return
+    event = TruncationEvent(
+        layer="task",
+        stage="emergency",
+        reason="window",
+        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
+        tokens_before=task,
+        tokens_after=draft.measured["task"],
+    )
+    draft.events = (*draft.events, event)
+
+
+def _shorten_message(draft: Draft, task: int, over: int) -> None:
+    """Decides how a human message of ``task`` tokens loses about ``over`` of them.
 
     The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store. Where that
     would not be enough, its media go first, the largest first, since words without them say more than they do without
     words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
     """
-    raw, counter, task, over = draft.raw_human, draft.counter, draft.measured["task"], _over(draft, draft.items)
+    raw, counter = draft.raw_human, draft.counter
     size, least = _request_tokens(draft), _least_request(raw, counter) if raw is not None else 0
     freed = 0
     if raw is not None:
         sizes = sizes_beside_text(raw, counter)
-        sent = [tokens for tokens in sizes.values() if draft.largest is None or tokens <= draft.largest]
+        most = draft.packed.largest if draft.packed is not None else None
+        sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
         if sent and (more := over - max(0, size - least)) > 0:
             fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
             draft.largest = max(fitting, default=0)
@@ -495,19 +491,6 @@ def _shorten_request(draft: Draft) -> None:
     rest = over - freed - draft.summary_tokens(draft.summary)
     if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.keeps:
         draft.task_ceiling = max(LEAST_EXTRACT, plan - rest)
-        freed += plan - draft.task_ceiling
-    if not freed:
-        return
-    event = TruncationEvent(
-        layer="task",
-        stage="emergency",
-        reason="window",
-        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
-        tokens_before=task,
-        tokens_after=max(0, task - freed),
-    )
-    draft.events = (*draft.events, event)
-    draft.budget = draft.budget._replace(fixed=draft.budget.fixed - freed)
 
 
 def _media_note(names: Sequence[str]) -> str:
@@ -521,7 +504,7 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
     counter = draft.counter
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     records = draft.policy.record == "full"
-    where = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
+    where = f"; the whole of it is {uri}" if records and draft.input.host.can_read else ""
     note = f"[The middle of this message is left out{where}]"
     if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))
@@ -578,5 +561,10 @@ def _tell_last(draft: Draft) -> None:
     if over <= 0 or not origins:
         return
     before = draft.spoken(draft.items, draft.summary)
-    tell(draft, origins, max(LEAST_EXTRACT, before - draft.summary_tokens(draft.summary) - over))
+    most = before - draft.summary_tokens(draft.summary)
+    for _ in range(_MOST_TRIES):
+        most = max(LEAST_EXTRACT, most - over)
+        tell(draft, origins, most)
+        if (over := _over(draft, draft.items)) <= 0:
+            break
     _note(draft, before, origins)

@@ -31,7 +31,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         summary: the summary of those that were cut; the same holds for it.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
-    if draft.keeps or source.passthrough_reason or not source.candidates:
+    if draft.keeps or source.host.passthrough_reason or not source.candidates:
         return
     if draft.human is None:
         draft.found_memory, draft.found_evidence = _nowhere(source, "memory"), _nowhere(source, "evidence")
@@ -39,10 +39,10 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     query = retrieval.query_for(source)
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
-    tail = "\n".join([*(_readable(part) for item in kept for part in item.content.parts), summary])
-    sent = {
-        recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
-    }
+    # The message to be answered in its own words: what its payload holds is what is chosen here.
+    contents = [item.raw if item.origin == draft.human else item.content for item in kept]
+    tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
+    sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
     def found(layer: Layer, k: int, more: int = 0) -> Ranking:
         result = retrieval.retrieve(
@@ -59,12 +59,13 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     draft.query = query
     draft.found_memory = found("memory", settings.memory_k, settings.most_memories(source.window) - settings.memory_k)
     draft.found_evidence = found("evidence", settings.evidence_k)
+    draft.memory, draft.evidence = draft.found_memory.chosen, draft.found_evidence.chosen
 
 
 def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
-    standing = [wish for wish in source.candidates if wish.kind == "standing" and not (wish.expires or now) < now]
+    standing = [wish for wish in source.candidates if wish.kind == "preference" and not (wish.expires or now) < now]
     standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
     tokens_left, placed = int(source.window * _STANDING_SHARE), set()
     for wish in _priced(standing[:_MOST_STANDING], counter):
@@ -72,7 +73,9 @@ def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
             tokens_left -= wish.tokens
             placed.add(wish.id)
     return [
-        replace(candidate, kind="own") if candidate.kind == "standing" and candidate.id not in placed else candidate
+        replace(candidate, kind="app_note")
+        if candidate.kind == "preference" and candidate.id not in placed
+        else candidate
         for candidate in source.candidates
     ]
 
@@ -111,19 +114,13 @@ def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
         at_cut: whether the conversation asks for no more than its low-water mark, or than its latest turns need where
             that is more.
     """
-    used = draft.packed_tokens
-    human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
-    spoken = sum(item.tokens for item in draft.items) - human_tokens + draft.earlier_summary_tokens
+    spoken = draft.spoken(draft.items, draft.input.epoch.summary)
     if at_cut:
         compact_to = draft.policy.conversation.compact_to
         low_mark = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
-        makes_way = leaves_latest(draft, draft.found_memory.chosen)
+        makes_way = leaves_latest(draft, draft.memory)
         spoken = min(spoken, latest_need(draft) if makes_way else max(low_mark, latest_need(draft)))
-    return {
-        "evidence": sum(candidate.tokens for candidate in draft.found_evidence.chosen) + used.get("evidence", 0),
-        "memory": sum(candidate.tokens for candidate in draft.found_memory.chosen) + used.get("memory", 0),
-        "conversation": spoken,
-    }
+    return {**draft.payload_tokens, "conversation": spoken}
 
 
 def latest_need(draft: Draft) -> int:
@@ -191,7 +188,7 @@ def fill(draft: Draft) -> None:
         names = {candidate.id for candidate in weak_candidates}
         chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
         left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
-        draft.found_memory = found._replace(chosen=chosen)
+        draft.memory = chosen
         wanted_tokens = wanted(draft)
     other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
     usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve
@@ -200,11 +197,12 @@ def fill(draft: Draft) -> None:
         room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))
     else:
         room = most_tokens - other_tokens - wanted_tokens["conversation"]
-    taken = list(draft.found_memory.chosen)
+    taken = list(draft.memory)
     for candidate in found.more:
         if candidate.tokens <= room:
             taken.append(candidate)
             room -= candidate.tokens
         else:
             left.append(Left(candidate=candidate, reason="beyond_k"))
-    draft.found_memory = found._replace(chosen=tuple(taken), more=(), left=(*found.left, *left))
+    draft.memory = tuple(taken)
+    draft.found_memory = found._replace(chosen=draft.memory, more=(), left=(*found.left, *left))

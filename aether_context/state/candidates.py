@@ -111,7 +111,13 @@ def _material(key: str, text: str) -> Candidate:
     """What a plan says beside its fields, as a memory that every pack has."""
     digest = hash_text(text)
     return Candidate(
-        id=f"plan_{short(digest)}", layer="memory", source="plan", text=text, digest=digest, speaker=key, kind="own"
+        id=f"plan_{short(digest)}",
+        layer="memory",
+        source="plan",
+        text=text,
+        digest=digest,
+        speaker=key,
+        kind="app_note",
     )
 
 
@@ -192,7 +198,7 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozens
         digest=hash_text(note.text),
         time=note.time,
         expires=_LONG_AGO if note.step_id in done else expires,
-        kind="standing" if note.kind == "preference" else "own",
+        kind="preference" if note.kind == "preference" else "app_note",
     )
 
 

@@ -76,20 +76,17 @@ class CallUsage:
         Args:
             estimate: the tokens of its request, used where the provider reported no input.
         """
-        names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
-        input_tokens, output_tokens, cached_tokens, cache_written, tool_use = (
-            value if type(value := outcome.get(name)) is int and 0 <= value <= _MOST else None for name in names
-        )
-        if input_tokens is None and outcome.get("error_code") is not None:
+        found = {name: value for name, value in outcome.items() if type(value) is int and 0 <= value <= _MOST}
+        if "input_tokens" not in found and outcome.get("error_code") is not None:
             return None
         return cls(
-            input_tokens=(estimate if input_tokens is None else input_tokens) + (tool_use or 0),
-            output_tokens=output_tokens or 0,
-            cached_tokens=cached_tokens,
-            cache_write_tokens=cache_written or 0,
+            input_tokens=found.get("input_tokens", estimate) + found.get("tool_use_tokens", 0),
+            output_tokens=found.get("output_tokens", 0),
+            cached_tokens=found.get("cached_tokens"),
+            cache_write_tokens=found.get("cache_write_tokens", 0),
             estimate=estimate,
-            input_estimated=input_tokens is None,
-            output_estimated=output_tokens is None,
+            input_estimated="input_tokens" not in found,
+            output_estimated="output_tokens" not in found,
         )
 
 
@@ -153,7 +150,12 @@ class Totals(NamedTuple):
     @property
     def amounts(self) -> dict[Measure, Amount]:
         """The used tokens and cost, by measure."""
-        return _amounts(self.input_tokens, self.output_tokens, self.cost_usd)
+        return {
+            "input": self.input_tokens,
+            "output": self.output_tokens,
+            "total": self.total_tokens,
+            "cost": self.cost_usd,
+        }
 
     def plus(self, other: Totals) -> Totals:
         return Totals._make(map(operator.add, self, other))
@@ -172,11 +174,6 @@ class Totals(NamedTuple):
 
 
 _TOTALS = TypeAdapter(Totals, config=ConfigDict(defer_build=True))
-
-
-def _amounts(input_tokens: int, output_tokens: int, cost_usd: Decimal) -> dict[Measure, Amount]:
-    total = input_tokens + output_tokens
-    return {"input": input_tokens, "output": output_tokens, "total": total, "cost": cost_usd}
 
 
 class Accuracy(NamedTuple):
@@ -205,19 +202,6 @@ def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
 
 def _percentile(ascending: Sequence[float], share: float) -> float:
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
-
-
-class Estimate(NamedTuple):
-    """What a call is expected to use; None is unknown."""
-
-    input_tokens: int
-    output_tokens: int | None = None
-    cost_usd: Decimal | None = None
-
-    @property
-    def amounts(self) -> dict[Measure, Amount]:
-        """The estimate by measure; unknown values are 0."""
-        return _amounts(self.input_tokens, self.output_tokens or 0, self.cost_usd or Decimal(0))
 
 
 class LimitUse(NamedTuple):
@@ -273,7 +257,7 @@ class _Open:
 
     invocation: str
     agent: str
-    planned: Estimate | None
+    planned: CallUsage | None
     counted: CallUsage | None = None
 
 
@@ -290,11 +274,20 @@ class TokenLedger:
         self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
         self._latest: deque[CallUsage] = deque(maxlen=256)
 
-    def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
-        """What a call is expected to use: without an ``output_limit`` the session's p90; all input is uncached."""
-        output = output_limit if output_limit is not None else self.output_p90
-        cost = prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None
-        return Estimate(input_tokens=input_tokens, output_tokens=output, cost_usd=cost)
+    def estimate(
+        self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None
+    ) -> CallUsage:
+        """What a call is expected to use: without an ``output_limit`` the session's p90 of output, 0 before the first
+        answer; all input is uncached."""
+        output = output_limit if output_limit is not None else self.output_p90 or 0
+        cost = prices.cost(input_tokens=input_tokens, output_tokens=output) if prices is not None else None
+        return CallUsage(
+            input_tokens=input_tokens,
+            output_tokens=output,
+            input_estimated=True,
+            output_estimated=True,
+            cost_usd=cost,
+        )
 
     @property
     def output_p90(self) -> int | None:
@@ -303,7 +296,7 @@ class TokenLedger:
         return int(_percentile(outputs, 0.9)) if outputs else None
 
     def check(
-        self, planned: Estimate, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
+        self, planned: CallUsage, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
     ) -> BudgetExceededError | None:
         """The error for the limit that a call would exceed by the largest share; None where it exceeds none.
 
@@ -311,11 +304,11 @@ class TokenLedger:
         count as used.
         """
         under_way = [
-            (call.agent, call.planned.amounts)
+            (call.agent, Totals.of(call.planned).amounts)
             for slot, call in self._open.items()
             if slot != (branch, agent) and call.planned is not None and call.invocation == invocation
         ]
-        amounts, worst_share, error = planned.amounts, 0.0, None
+        amounts, worst_share, error = Totals.of(planned).amounts, 0.0, None
         for scope, name, measure, limit, used in self._bounds(limits, invocation, agent):
             needed = amounts[measure]
             for caller, expected in under_way:
@@ -329,20 +322,22 @@ class TokenLedger:
                 )
         return error
 
-    def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> NearLimit | None:
+    def near_limit(self, limits: LimitSettings, *, invocation: str, agent: str) -> NearLimit | None:
         """The limit with the largest used share, where that is 80% or more; None otherwise.
 
         Plan calls do not count, so that the share never falls.
         """
-        largest_share, pressure = 0.0, None
-        for scope, _, measure, limit, used in self._bounds(limits, invocation, agent):
-            share = float(used / limit)
-            if share >= 0.8 and share > largest_share:
-                largest_share = share
-                pressure = NearLimit(level=2 if share >= 1 else 1, scope=scope, measure=measure, limit=limit)
-        return pressure
+        shares = [
+            (float(used / limit), scope, measure, limit)
+            for scope, _, measure, limit, used in self._bounds(limits, invocation, agent)
+        ]
+        near = max(shares, key=lambda entry: entry[0], default=None)
+        if near is None or near[0] < 0.8:
+            return None
+        share, scope, measure, limit = near
+        return NearLimit(level=2 if share >= 1 else 1, scope=scope, measure=measure, limit=limit)
 
-    def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
+    def begin(self, planned: CallUsage | None, *, invocation: str, agent: str, branch: str = "") -> None:
         """A call is made. Until it is tracked or fails, its estimate counts in the checks of other calls."""
         self._open.pop((branch, agent), None)  # moves it to the end: `check` touches all entries, in their order
         self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)
@@ -368,8 +363,7 @@ class TokenLedger:
 
     def counted(self, *, invocation: str, agent: str, branch: str = "") -> CallUsage | None:
         """The tracked usage of the call that began last; None before its first report."""
-        opened = self._opened(invocation, agent, branch)
-        return opened.counted if opened is not None else None
+        return opened.counted if (opened := self._opened(invocation, agent, branch)) is not None else None
 
     def fail(self, *, invocation: str, agent: str, branch: str = "") -> None:
         """Records that a call failed without usage: its estimate no longer counts."""
@@ -377,43 +371,27 @@ class TokenLedger:
             opened.planned = None
 
     def standing(self, *, invocation: str, agent: str) -> list[JSON]:
-        """The records of the totals of session, invocation and agent, to be kept with a call of this agent.
-
-        A record that equals the session's is empty, or left out at the end of the list. The tokens of system
-        instruction, declarations and framing are in the session's record alone.
-        """
-        session, *other_totals = (self._totals(scope, name) for scope, name in _names(invocation, agent))
-        records: list[JSON] = [session.record()]
-        for totals in other_totals:
-            without_overhead = totals._replace(system_tokens=0, tool_tokens=0, formatting_tokens=0)
-            records.append([] if totals == session else without_overhead.record())
-        while not records[-1] and len(records) > 1:
-            records.pop()
-        return records
+        """The records of the totals of session, invocation and agent, to be kept with a call of this agent. One that
+        equals the session's is empty."""
+        session, *others = (self._totals(scope, name) for scope, name in _names(invocation, agent))
+        return [session.record(), *([] if totals == session else totals.record() for totals in others)]
 
     def resume(self, standing: list[JSON], *, invocation: str, agent: str) -> None:
         """Goes on from what `standing` gave. No number of an account becomes smaller by it."""
-        session, *others = [*standing, None, None, None][:3]
-        records = [session, *(record or session for record in others)]
-        for (scope, name), record in zip(_names(invocation, agent), records, strict=True):
-            if (recorded := Totals.from_record(record)) is not None:
+        for (scope, name), record in zip(_names(invocation, agent), standing, strict=False):
+            if (recorded := Totals.from_record(record or standing[0])) is not None:
                 self._spent[scope][name] = Totals._make(map(max, self._totals(scope, name), recorded))
 
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
         """One account with its limits."""
-        totals = self._totals(scope, name)
-        limit, estimated = _limit(limits, scope, name).by_measure, totals.estimated_inputs + totals.estimated_outputs
-        approximate_calls: dict[Measure, int] = {
-            "input": totals.estimated_inputs,
-            "output": totals.estimated_outputs,
-            "total": estimated,
-            "cost": estimated + totals.unpriced_calls,
-        }
-        gauges = {
-            measure: LimitUse(limit=limit.get(measure), used=used, approximate=approximate_calls[measure] > 0)
+        totals, limit = self._totals(scope, name), _limit(limits, scope, name).by_measure
+        inputs, outputs = totals.estimated_inputs, totals.estimated_outputs
+        approximate = {"input": inputs, "output": outputs, "cost": inputs + outputs + totals.unpriced_calls}
+        uses = {
+            measure: LimitUse(limit.get(measure), used, approximate.get(measure, inputs + outputs) > 0)
             for measure, used in totals.amounts.items()
         }
-        return TokenBudget(scope=scope, name=name, totals=totals, **gauges)
+        return TokenBudget(scope=scope, name=name, totals=totals, **uses)
 
     def report(self, limits: LimitSettings) -> LedgerReport:
         """All accounts; invocations from the oldest to the newest, agents by name."""

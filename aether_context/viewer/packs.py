@@ -14,7 +14,7 @@ from aether_context.packing import payload
 from aether_context.reading import PackView, Piece, TextChange
 from aether_context.reading.difference import UNSENT
 from aether_context.store import Manifest, PackStore
-from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, absolute, relative_name
+from aether_context.store.artifacts import ArtifactFiles, located
 
 _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",
@@ -41,9 +41,10 @@ class Span(NamedTuple):
 def summary(view: PackView) -> str:
     """What was sent and what was not, in a sentence."""
     manifest, rows, tools = view.manifest, view.rows.values(), view.manifest.tools
-    sent = _listed(row for row in rows if row.state not in UNSENT)
+    sent = _listed(row for row in rows if row.form not in UNSENT)
     fates = {
-        "left out": _listed(row for row in rows if row.state in ("hidden", "dropped")),
+        "left out": _listed(row for row in rows if row.form == "left_out"),
+        "in the summary": _listed(row for row in rows if row.form == "summarized"),
         "shortened": _listed(filter(is_shortened, rows)),
         "not declared": f"{len(tools.left_out):,} tools" if tools.left_out else "",
     }
@@ -58,7 +59,7 @@ def summary(view: PackView) -> str:
 def is_shortened(row: CandidateOutcome) -> bool:
     """Whether less of a candidate is sent than there is of it."""
     is_less = row.sent_tokens is not None and row.sent_tokens < row.tokens
-    return row.state in ("extract", "summary", "placeholder") or (row.state == "kept" and is_less)
+    return row.form in ("extract", "told", "placeholder") or (row.form == "whole" and is_less)
 
 
 def _listed(rows: Iterable[CandidateOutcome]) -> str:
@@ -75,7 +76,7 @@ def spans(piece: Piece, view: PackView) -> Iterator[Span]:
     row = next((name for name in piece.rows if name in view.rows), "")
     layer: Layer = view.rows[row].layer if row else "conversation"
     before, packed, after = piece.text.partition(f"{payload.FIRST_LINE}\n")
-    if piece.outcome not in ("payload", "merged") or not packed:
+    if piece.form not in ("payload", "merged") or not packed:
         yield Span(layer, piece.text, row)
         return
     if before:
@@ -97,7 +98,7 @@ def _candidate_shown(bullet: str, layer: Layer, view: PackView) -> str:
     """The id of the candidate that a line of a payload shows; empty where none matches."""
     words = " ".join(bullet.split())
     for row in view.rows.values():
-        if row.layer == layer and row.state not in UNSENT:
+        if row.layer == layer and row.form not in UNSENT:
             text = " ".join(view.texts.get(row.id, "").split())[:80]
             if (row.uri and " ".join(row.uri.split()) in words) or (text and text in words):
                 return row.id
@@ -121,13 +122,11 @@ def raw_of(store: PackStore, manifest: Manifest, uri: str) -> bytes | None:
     if digits is not None:
         digests = store.evidence_digests(manifest.app, manifest.user, digits)
         return store.evidence_data(manifest.app, manifest.user, digests[0]) if digests else None
-    session = ArtifactOwner(app=manifest.app, user=manifest.user, session=manifest.session)
     try:
-        owner, name, number = absolute(uri) or (session, relative_name(uri), None)
+        owner, name, number = located(uri, manifest.session_key)
     except ArtifactError:
         return None
-    if owner == session and number is None and (data := store.message(*manifest.session_key, name)) is not None:
+    if number is None and (data := store.message(*manifest.session_key, name)) is not None:
         return data
-    is_own = owner in (session, ArtifactOwner(app=manifest.app, user=manifest.user, session=None))
-    version = ArtifactFiles(store.files).load(owner, name, number) if is_own else None
+    version = ArtifactFiles(store.files).load(owner, name, number)
     return version.data if version is not None else None

@@ -19,7 +19,7 @@ from aether_context.canonical import canonical_json, plain
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import evidence_key
 from aether_context.store import PackStore
-from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, Version, relative_name
+from aether_context.store.artifacts import ArtifactFiles, Owner, Version, located
 from aether_context.store.files import Files
 
 SCHEME = "fsspec"
@@ -90,7 +90,7 @@ class FsspecArtifactService(BaseArtifactService):
                 if target is None:
                     raise InputValidationError(f"Invalid artifact reference URI: {part.file_data.file_uri}")
                 artifact_util.validate_artifact_reference_scope(
-                    app_name=owner.app, user_id=owner.user, session_id=session_id, parsed_uri=target
+                    app_name=app_name, user_id=user_id, session_id=session_id, parsed_uri=target
                 )
         else:
             raise InputValidationError("artifact holds neither inline_data, text nor file_data.file_uri: give it one")
@@ -120,8 +120,8 @@ class FsspecArtifactService(BaseArtifactService):
             if artifact_util.is_artifact_ref(part):
                 target = artifact_util.resolve_artifact_reference(
                     file_uri=cast("str", cast("types.FileData", part.file_data).file_uri),
-                    app_name=owner.app,
-                    user_id=owner.user,
+                    app_name=app_name,
+                    user_id=user_id,
                     session_id=session_id,
                     remaining_depth=left,
                 )
@@ -216,18 +216,12 @@ async def resolve(
         ArtifactError: it is no such URI, is of another app, user or session, or names what is not there.
         StoreError: the store could not be read.
     """
-    target = artifact_util.parse_artifact_uri(uri)
-    if target is None:
-        filename, version = relative_name(uri), None
-    elif (target.app_name, target.user_id, target.session_id or session) == (app, user, session):
-        of_user = _USER if target.session_id is None else ""
-        filename, version = of_user + target.filename.removeprefix(of_user), target.version
-    else:
-        raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
+    owner, name, version = located(uri, (app, user, session))
     if store is not None and version is None:
-        stored = await asyncio.to_thread(_stored, store, uri, filename, app, user, session)
+        stored = await asyncio.to_thread(_stored, store, uri, name, app, user, session)
         if stored is not None:
             return stored
+    filename = name if owner[2:] else f"{_USER}{name}"
     part = None
     if artifacts is not None:
         try:
@@ -270,7 +264,7 @@ def _parsed(uri: str, agents_dir: str | None) -> tuple[str, dict[str, Any]]:
     return url, {key: words.get(value.lower(), value) for key, value in parse_qsl(query)}
 
 
-def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[ArtifactOwner, str]:
+def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Owner, str]:
     """Where an artifact belongs, and its name there."""
     name = filename.removeprefix(_USER)
     if not name.strip():
@@ -278,20 +272,21 @@ def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Ar
     return _owner(app, user, None if name != filename else session), name
 
 
-def _owner(app: str, user: str, session: str | None) -> ArtifactOwner:
-    artifact_util.validate_path_segment(app, "app_name")
-    artifact_util.validate_path_segment(user, "user_id")
-    if session is not None:
-        artifact_util.validate_path_segment(session, "session_id")
-    return ArtifactOwner(app=app, user=user, session=session)
+def _owner(app: str, user: str, session: str | None) -> Owner:
+    names = {"app_name": app, "user_id": user, "session_id": session}
+    owner = {field: name for field, name in names.items() if name is not None}
+    for field, name in owner.items():
+        artifact_util.validate_path_segment(name, field)
+    return tuple(owner.values())
 
 
-def _described(owner: ArtifactOwner, name: str, version: Version) -> ArtifactVersion:
-    head = version.head
+def _described(owner: Owner, name: str, version: Version) -> ArtifactVersion:
+    app, user, *session = owner
+    head: dict[str, Any] = {**version.head}
     return ArtifactVersion(
         version=version.number,
-        canonical_uri=artifact_util.get_artifact_uri(owner.app, owner.user, name, version.number, owner.session),
-        custom_metadata=cast("dict[str, Any]", head.get("custom_metadata") or {}),
-        create_time=cast("float", head.get("create_time") or 0.0),
-        mime_type=cast("str | None", head.get("mime_type")),
+        canonical_uri=artifact_util.get_artifact_uri(app, user, name, version.number, *session),
+        custom_metadata=head.get("custom_metadata") or {},
+        create_time=head.get("create_time") or 0.0,
+        mime_type=head.get("mime_type"),
     )
