@@ -20,6 +20,7 @@ from aether_context.state.schema import (
     PlanShape,
     Problems,
     StepShape,
+    each,
     items_of,
     known_fields,
     opened,
@@ -81,6 +82,14 @@ def read_plan(value: object, problems: Problems) -> Reading:
     """Reads a plan of any form: a mapping, a model, a list of steps, or a text that holds one or says it in lines."""
     if value is None or value == "" or value == []:
         return Reading()
+    try:
+        return _read(value, problems)
+    except RecursionError:
+        problems.lose("plan", "it is nested too deeply")
+        return Reading(faults=("the plan cannot be read",), closed=True)
+
+
+def _read(value: object, problems: Problems) -> Reading:
     raw, ends_early = opened(value), False
     located = _locate(raw) if not isinstance(raw, str) else None
     for data, early in readings(raw) if isinstance(raw, str) else ():
@@ -266,10 +275,7 @@ class _Reader:
             problems.note("state plan: its JSON text ends before it is complete")
         given = known.pop("steps", [])
         lists = [value for value in given if _are_steps(value)]
-        known["task"] = [
-            *known.get("task", []),
-            *(value for value in given if isinstance(value, str) and value not in lists),
-        ]
+        known.setdefault("task", []).extend(value for value in given if isinstance(value, str) and value not in lists)
         listed = [value for value in lists if not isinstance(value, str)] or lists or known.get("open", [])
         for value in listed or ([] if "step" in known else known.pop("next", [])):
             self._collect(value, "plan.steps", None)
@@ -282,24 +288,17 @@ class _Reader:
         self._distribute(known)
         self._connect(known)
         current, step = self._current(known)
-        plan = (
-            shape_of(PlanShape, {name: values for name, values in known.items() if values}, "plan", problems)
-            or PlanShape()
-        )
+        told = {name: values for name, values in known.items() if values}
+        plan = shape_of(PlanShape, told, "plan", problems) or PlanShape()
         problems.unknown("plan", left, "plan")
         lost = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
         faults += [f"{place} cannot be read" for place in lost]
         faults += ["plan.current_step names no step"] if "plan.current_step" in problems.lost else []
-        own = {key: item for key, item in left.items() if not isinstance(item, Mapping)}
-        material = [
-            (key, text[:_MOST_MATERIAL])
-            for key, item in {**own, **(current.left if current is not None else {})}.items()
-            if _says_much(text := _text(item))
-        ]
-        steps, name = (
-            tuple(leaf.step for leaf in self.leaves),
-            current.step.id if current is not None and step is None else "",
-        )
+        left = {**left, **(current.left if current is not None else {})}
+        texts = {key: _text(item)[:_MOST_MATERIAL] for key, item in left.items() if not isinstance(item, Mapping)}
+        material = [(key, text) for key, text in texts.items() if _says_much(text)]
+        name = current.step.id if current is not None and step is None else ""
+        steps = tuple(leaf.step for leaf in self.leaves)
         return Reading(
             plan=plan.model_copy(update={"steps": steps, "step": step, "current_step": name}),
             faults=tuple(faults),
@@ -357,21 +356,13 @@ class _Reader:
         mark = marked((texts or titles or [""])[0])
         # A title in words says more than its text alone, and so does a second text; a single word is a name.
         heads = [title for title in titles[:1] if " " in title and texts and not _has(mark.text, title)]
-        lines = [
-            ": ".join([*heads, mark.text]),
-            *(text for text in texts[1:] if " " in text and not _has(mark.text, text)),
-        ]
-        parts = [value for value in known.get("parts", ()) if not _has_mappings(value)]
-        lines += [f"- {_text(part)}" for value in parts for _, part in items_of(value) or [("", value)]]
+        lines = [": ".join([*heads, mark.text])]
+        lines += [text for text in texts[1:] if " " in text and not _has(mark.text, text)]
+        lines += [f"- {_text(part)}" for part in each(known.get("parts", ())) if isinstance(part, str)]
         status = _status(known) or mark.status
-        given = {
-            **known,
-            "text": ["\n".join(filter(None, lines))],
-            "id": [*known.get("id", []), *numbers, *filter(None, [mark.id])],
-        }
-        given["status"] = (
-            ["ready" if status == "blocked" else status] if status else [_text(one) for one in known.get("status", ())]
-        )
+        ids = [*known.get("id", []), *numbers, *filter(None, [mark.id])]
+        given = {**known, "text": ["\n".join(filter(None, lines))], "id": ids}
+        given["status"] = [status.replace("blocked", "ready")] if status else [*map(_text, known.get("status", ()))]
         step = shape_of(StepShape, {name: values for name, values in given.items() if values}, place, self.problems)
         if step is None or not (step.text or step.id or known.keys() & {"steps", "acceptance", "tools"}):
             self.problems.lose(place, "it has no text")
@@ -381,38 +372,31 @@ class _Reader:
         if above is not None:
             over = above.step
             names = ("acceptance", "role", "depends_on", "profile")
-            leaf.set(**{name: getattr(step, name) or getattr(over, name) for name in names})
-            leaf.set(tools=step.tools if step.tools is not None else over.tools)
-            notes = dict.fromkeys([*step.constraints.notes, *over.constraints.notes])
-            leaf.set(constraints=step.constraints.model_copy(update={"notes": tuple(notes)}))
-            leaf.set(status="done" if over.status == "done" else step.status)
+            notes = tuple(dict.fromkeys([*step.constraints.notes, *over.constraints.notes]))
+            leaf.set(
+                **{name: getattr(step, name) or getattr(over, name) for name in names},
+                tools=step.tools if step.tools is not None else over.tools,
+                constraints=step.constraints.model_copy(update={"notes": notes}),
+                status="done" if over.status == "done" else step.status,
+            )
         return leaf
 
     # What the plan says of its steps beside them.
 
     def _say_done(self, known: Known) -> None:
-        lists = [
-            (value, name == "done_index") for name in ("done", "results", "done_index") for value in known.pop(name, [])
-        ]
-        for value, from_zero in lists:
-            value = opened(value)
+        lists = [(name, opened(value)) for name in ("done", "results", "done_index") for value in known.pop(name, [])]
+        for name, value in lists:
             if isinstance(value, bool) or status_of(value):
                 continue
-            if isinstance(value, int) and not from_zero:
-                items: list[Any] = [leaf.step.text for leaf in self.leaves[:value]]
-            else:
-                pairs = [
-                    (name, item)
-                    for name, item in items_of(value) or [("", value)]
-                    if not name or item not in (False, None, "")
-                ]
-                items = [
-                    name or (opened(item)[0] if isinstance(opened(item), list) and item else item)
-                    for name, item in pairs
-                ]
-            for item in items:
-                for leaf in self.find(item, from_zero=from_zero or any(str(one) == "0" for one in items)):
-                    leaf.set(status="done")
+            items: list[Any] = [opened(item) for item in each([value])]
+            if isinstance(value, Mapping):  # what came of each
+                items = [key for key, item in value.items() if item not in (False, None, "")]
+            elif isinstance(value, int) and name != "done_index":  # how many
+                items = [leaf.place for leaf in self.leaves[:value]]
+            items = [item[0] if isinstance(item, list) and item else item for item in items]
+            from_zero = name == "done_index" or any(str(item) == "0" for item in items)
+            for leaf in (leaf for item in items for leaf in self.find(item, from_zero=from_zero)):
+                leaf.set(status="done")
 
     def _distribute(self, known: Known) -> None:
         """Gives each step its part of a mapping by step, or its status of a list beside the steps."""
@@ -439,26 +423,20 @@ class _Reader:
         edges = []
         for name, item in [pair for value in known.pop("edges", []) for pair in items_of(value) or ()]:
             raw = opened(item)
-            ends = (
-                [raw.get("from", raw.get("source")), raw.get("to", raw.get("target"))]
-                if isinstance(raw, Mapping)
-                else raw
-            )
-            ends = raw.split("->") if isinstance(raw, str) and "->" in raw else ends
-            edges += [(before, name) for _, before in items_of(raw) or [("", raw)]] if name else []
+            ends = raw.split("->") if isinstance(raw, str) else raw
+            if isinstance(raw, Mapping):
+                ends = [raw.get("from", raw.get("source")), raw.get("to", raw.get("target"))]
+            edges += [(before, name) for before in each([raw])] if name else []
             edges += [tuple(ends)] if not name and isinstance(ends, list) and len(ends) == 2 else []
-        edges += [(leaf.step.text, name) for leaf in self.leaves for value in leaf.known.get("blocks", ())
-                  for _, name in items_of(value) or [("", value)]]  # fmt: skip
+        edges += [(leaf.step.text, name) for leaf in self.leaves for name in each(leaf.known.get("blocks", ()))]
         for before, after in edges:
             for leaf in self.find(after):
                 leaf.set(depends_on=(*leaf.step.depends_on, str(before)))
         for leaf in self.leaves:
             found = {name: self.find(name) for name in leaf.step.depends_on}
-            names = [
-                self._name(one) for others in found.values() for one in others if one is not leaf or others == [leaf]
-            ]
-            lost = [name for name, others in found.items() if not others]
-            if lost:
+            meant = [one for others in found.values() for one in others if one is not leaf or others == [leaf]]
+            names = [self._name(one) for one in meant]
+            if lost := [name for name, others in found.items() if not others]:
                 self.problems.note(f"state {leaf.place} never gets ready: it depends on a step that is not there")
             leaf.set(depends_on=tuple(dict.fromkeys([*names, *lost])))
 
@@ -472,13 +450,8 @@ class _Reader:
         name = opened(name)
         if isinstance(name, Mapping):
             known, _ = known_fields("step", name)
-            given = [
-                one
-                for key in ("id", "text", "title")
-                for one in known.get(key, ())
-                if not isinstance(one, (list, Mapping))
-            ]
-            return next((found for one in given if (found := self.find(one))), [])
+            given = [one for key in ("id", "text", "title") for one in known.get(key, ())]
+            return next((found for one in given if isinstance(one, (str, int)) and (found := self.find(one))), [])
         if isinstance(name, bool) or not isinstance(name, (str, int, float)):
             return []
         text = str(int(name)) if isinstance(name, float) and name.is_integer() else str(name).strip()
@@ -501,11 +474,7 @@ class _Reader:
         """The step that the plan's references make the current one, and that step where it is none of the list."""
         ids, named = known.pop("step_id", []), known.pop("current_step", [])
         given = [(item, "plan.step", False) for item in known.pop("step", [])]
-        given += [
-            (item, "plan.current_step", False)
-            for value in known.pop("doing", [])
-            for _, item in items_of(value) or [("", value)]
-        ]
+        given += [(item, "plan.current_step", False) for item in each(known.pop("doing", []))]
         given += [(item, "plan.current_step", True) for item in known.pop("index", [])]
         given += [(item, "plan.current_step", False) for item in [*named, *(ids if self.leaves else [])]]
         for item, place, from_zero in given:
@@ -527,14 +496,11 @@ class _Reader:
                 if ids and not own.step.id:
                     own.set(id=str(ids[0]))
                 return own, own.step
-        if all(leaf.step.status != "claimed" for leaf in self.leaves) and any(
-            leaf.status == "blocked" for leaf in self.leaves
-        ):
-            done = done_steps(leaf.step for leaf in self.leaves)
-            for leaf in self.leaves:
-                is_free = leaf.status != "blocked" and done.issuperset(leaf.step.depends_on)
-                if leaf.step.status == "ready" and is_free:
-                    return self._completed(leaf, None), None
+        blocked = [leaf.step for leaf in self.leaves if leaf.status == "blocked"]
+        if blocked and all(leaf.step.status != "claimed" for leaf in self.leaves):
+            free = [step for step in ready_steps([leaf.step for leaf in self.leaves]) if step not in blocked]
+            for leaf in (leaf for leaf in self.leaves if leaf.step in free[:1]):
+                return self._completed(leaf, None), None
         return None, None
 
     def _completed(self, leaf: _Leaf, reference: object) -> _Leaf:
@@ -549,11 +515,10 @@ class _Reader:
 
     def _alone(self, raw: object, place: str) -> _Leaf | None:
         """A step that stands in no list, its parts in its text. One in a mapping of its own is that."""
-        while isinstance(raw, Mapping) and not _reads_as_step(raw):
-            inner = [opened(one) for one in raw.values() if isinstance(opened(one), Mapping)]
-            if len(inner) != 1:
-                break
-            raw = inner[0]
+        for _ in range(_MOST_DEPTH):
+            values = raw.values() if isinstance(raw, Mapping) and not _reads_as_step(raw) else ()
+            inner = [opened(one) for one in values if isinstance(opened(one), Mapping)]
+            raw = inner[0] if len(inner) == 1 else raw
         if isinstance(raw, str) and "\n" in raw:
             raw = next((data for data, _ in readings(raw) if _reads_as_step(data)), raw)
         leaf = self.leaf(raw, place)

@@ -82,6 +82,11 @@ def items_of(value: object) -> list[tuple[str, Any]] | None:
     return [("", item) for item in value] if isinstance(value, list) else None
 
 
+def each(values: Iterable[object]) -> list[Any]:
+    """The items of several values, one after another; what is no list is one item."""
+    return [item for value in values for _, item in items_of(value) or [("", value)]]
+
+
 def _as_text(value: object) -> object:
     """A text: empty for None, the items of a list as lines, the text or name in a mapping."""
     value = opened(value) if not isinstance(value, str) else value
@@ -425,12 +430,10 @@ def shape_of(kind: type[_Any], known: Known, place: str, problems: Problems) -> 
         elif name == "tools":
             values[name] = read_tools(given, at, problems)
         elif name == "constraints":
-            forbidden = [
-                f"do not: {text_of(item)}" for raw in known.get("forbidden", ()) for _, item in items_of(raw) or ()
-            ]
+            forbidden = [f"do not: {text_of(item)}" for item in each(known.get("forbidden", ()))]
             values[name] = _constraints([*given, forbidden], at, problems)
         elif name in _LISTS and len(given) > 1:
-            values[name] = [item for raw in given for _, item in items_of(raw) or [("", raw)]]
+            values[name] = each(given)
         else:
             values[name] = given[0]
     return _validated(kind, values, place, problems)
@@ -503,9 +506,7 @@ def raw_items(kind: type[Shape], value: object) -> list[Any] | None:
             return [value]
     if isinstance(value, str):
         lines = [value] if issubclass(kind, NoteShape) else bulleted(value)
-        return [
-            item for line in lines for item in (re.split(r"[;；](?=\s)", line) if kind is AcceptanceShape else [line])
-        ]
+        return [part for line in lines for part in re.split(r"[;；](?=\s)", line)] if kind is AcceptanceShape else lines
     result: list[Any] = []
     for name, item in items_of(value) or ():
         status = spellings.status_of(item) if kind is StepShape else ""
