@@ -147,7 +147,9 @@ def _locate(value: object) -> tuple[Known, Mapping[str, Any], Mapping[str, Any]]
     The shallowest mapping that holds steps is the plan, and what stands in the mappings around it belongs to it. Where
     none holds steps, it is the shallowest that holds a current step, reads as a step itself, or says what is next.
     """
-    if isinstance(value, list) and any(isinstance(item, str) or _reads_as_step(item) for item in value[:_MOST_PLACES]):
+    items = value[:_MOST_PLACES] if isinstance(value, list) else []
+    is_wrapper = len(items) == 1 and isinstance(items[0], Mapping) and _holds_steps(items[0])
+    if not is_wrapper and any(isinstance(item, str) or _reads_as_step(item) for item in items):
         value = {"steps": value}
     queue: deque[tuple[Any, tuple[Mapping[str, Any], ...]]] = deque([(value, ())])
     best: tuple[int, tuple[Mapping[str, Any], ...]] = (5, ())
@@ -162,23 +164,11 @@ def _locate(value: object) -> tuple[Known, Mapping[str, Any], Mapping[str, Any]]
             queue.extend([(data, above) for data, _ in readings(node) if isinstance(data, dict)][:1])
         if not isinstance(node, Mapping) or len(above) >= _MOST_DEPTH:
             continue
-        known, left = known_fields("plan", node)
-        holds_steps = any(map(_are_steps, known.get("steps", ()))) or len(_numbered(left)) > 1
+        known, _ = known_fields("plan", node)
         is_at_step = any(not isinstance(item, bool) for item in known.get("step", ()))
-        says_next = known.keys() & {"next", "open", "doing"}
-        rank = (
-            0
-            if holds_steps
-            else 1
-            if is_at_step
-            else 2
-            if _is_only_step(node)
-            else 3
-            if says_next
-            else 4
-            if known
-            else 5
-        )
+        says_next = bool(known.keys() & {"next", "open", "doing"})
+        ranks = (_holds_steps(node), is_at_step, _is_only_step(node), says_next, bool(known), True)
+        rank = ranks.index(True)
         best = min(best, (rank, (*above, node)), key=lambda one: one[0])
         skipped = {id(item) for name in ("step", "tools", "acceptance") for item in known.get(name, ())}
         queue.extend((item, (*above, node)) for item in node.values() if id(item) not in skipped)
@@ -190,6 +180,10 @@ def _locate(value: object) -> tuple[Known, Mapping[str, Any], Mapping[str, Any]]
     if numbered := _numbered(left):
         known.setdefault("steps", [numbered])
         left, fields = ({key: item for key, item in part.items() if key not in numbered} for part in (left, fields))
+    if not known.keys() & {"steps", "step", "open", "doing", "next"}:  # a checklist that says what is done
+        checked = [one for one in each(known.get("acceptance", ())) if isinstance(one, Mapping)]
+        if any(known_fields("step", one)[0].keys() & {"flag", "status"} for one in checked):
+            known["steps"] = known.pop("acceptance")
     for mapping in reversed(mappings[:-1]):
         around, _ = known_fields("plan", mapping)
         for name in (around.keys() & _AROUND) - ({"step"} & known.keys()):
@@ -200,6 +194,11 @@ def _locate(value: object) -> tuple[Known, Mapping[str, Any], Mapping[str, Any]]
         around, _ = known_fields("plan", mapping)
         known = {name: around[name] for name in around.keys() & {"goal", "constraints", "tools"}} | known
     return known, left, fields
+
+
+def _holds_steps(mapping: Mapping[str, Any]) -> bool:
+    known, left = known_fields("plan", mapping)
+    return any(map(_are_steps, known.get("steps", ()))) or len(_numbered(left)) > 1
 
 
 def _numbered(left: Mapping[str, Any]) -> dict[str, Any]:
