@@ -416,6 +416,9 @@ class PackPolicy(_Settings):
     own."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
     """The profile of single agents, by agent name."""
+    planners: tuple[str, ...] = ()
+    """Names of the agents that write the plan. None of them is told to carry out the step of the plan that is there.
+    An agent whose ``output_key`` is ``plan`` is one without being named."""
     budget: BudgetSettings = BudgetSettings()
     conversation: ConversationSettings = ConversationSettings()
     retrieval: RetrievalSettings = RetrievalSettings()

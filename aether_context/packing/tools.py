@@ -14,7 +14,7 @@ from aether_context.pack import Content, Keep, PackInput, Reason, Tool, ToolSele
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
 from aether_context.policy import ToolSettings
-from aether_context.text.spellings import folded, spellings_of
+from aether_context.text.spellings import folded
 
 _LEAST_TOOLS = 10
 """So many relevant tools are declared at least; an agent with no more of them has all declared."""
@@ -189,7 +189,11 @@ def _meant(name: str, tools: Sequence[Tool]) -> str | None:
     """The declared tool that a name means: that one, or the only one that is spelled alike; None for none."""
     if any(tool.name == name for tool in tools):
         return name
-    for spelled in spellings_of(name):
+    # As written, without arguments, without a description, and without what stands before the last dot or slash.
+    without_arguments = name.split("(", 1)[0]
+    bare = re.split(":| - | – | — ", without_arguments, maxsplit=1)[0]
+    last = bare.strip("`'\"*- ").replace("/", ".").rsplit(".", 1)[-1]
+    for spelled in filter(None, map(folded, (name, without_arguments, bare, last))):
         alike = [tool.name for tool in tools if folded(tool.name) == spelled]
         if len(alike) == 1:
             return alike[0]

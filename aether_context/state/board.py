@@ -18,26 +18,14 @@ from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
+from aether_context.canonical import plain
 from aether_context.errors import BoardError
-from aether_context.pack import AcceptanceItem, valid
-from aether_context.state.schema import (
-    WRITING,
-    NoteShape,
-    PlanShape,
-    Problems,
-    SessionState,
-    StepShape,
-    acceptance_of,
-    done_steps,
-    plan_mapping,
-    read_plan,
-    read_shape,
-    ready_steps,
-)
-
-_NOTE = TypeAdapter(NoteShape)
+from aether_context.pack import AcceptanceItem
+from aether_context.state.plans import Reading, acceptance_of, done_steps, read_plan, read_step, ready_steps
+from aether_context.state.schema import WRITING, NoteShape, PlanShape, Problems, SessionState, StepShape, read_shape
+from aether_context.text.spellings import field_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +42,7 @@ class TaskBoard:
             BoardError: it is not a plan, a field of a step cannot be read, two steps have the same id, or dependencies
                 are unknown or circular.
         """
-        problems = Problems()
-        shape = PlanShape() if plan is None else read_plan(plan, problems).plan
-        parts = ("plan.steps", "plan.current_step")
-        place = next((place for place in problems.lost if place.startswith(parts) or shape is None), None)
-        if shape is None or place is not None:
-            place = place or "plan"
-            raise BoardError(f"state['plan'] is not a plan: {place.removeprefix('plan.')}: {problems.lost[place]}")
-        _check(shape.steps)
-        return cls(plan=shape)
+        return cls(plan=_read(plan).plan or PlanShape())
 
     @property
     def steps(self) -> tuple[StepShape, ...]:
@@ -104,7 +84,7 @@ class TaskBoard:
             BoardError: it is not a step, its id is taken, or it depends on a step that does not exist.
         """
         problems = Problems()
-        added = step if isinstance(step, StepShape) else read_shape(StepShape, step, "step", problems)
+        added = step if isinstance(step, StepShape) else read_step(step, "step", problems)
         if added is None or problems.lost:
             place, reason = next(iter(problems.lost.items()))
             raise BoardError(f"this is not a step: {place.removeprefix('step.')}: {reason}")
@@ -119,16 +99,14 @@ class TaskBoard:
             BoardError: another worker has claimed it, it is done, or a step it depends on is not.
         """
         step, waiting = self.step(name), self.waiting(name)
-        problem = ""
-        if step.status == "done":
-            problem = "is done"
-        elif step.status == "claimed" and step.claimed_by != by:
-            problem = f"is claimed by {step.claimed_by!r}"
-        elif waiting:
-            problem = f"waits for {_names(waiting)}"
-        if problem:
-            ready = _names(step.id for step in self.ready()) if self.ready() else ""
-            advice = f"claim one of {ready}" if ready else "no step can be claimed now"
+        problems = {
+            "is done": step.status == "done",
+            f"is claimed by {step.claimed_by!r}": step.status == "claimed" and step.claimed_by != by,
+            f"waits for {_names(waiting)}": bool(waiting),
+        }
+        for problem in (problem for problem, holds in problems.items() if holds):
+            ready = [step.id for step in self.ready()]
+            advice = f"claim one of {_names(ready)}" if ready else "no step can be claimed now"
             raise BoardError(f"step {name!r} {problem}: {advice}", step=name)
         return self._with_step(step.model_copy(update={"status": "claimed", "claimed_by": by}))
 
@@ -155,20 +133,14 @@ class TaskBoard:
         step = self.step(name)
         if step.status == "claimed" and step.claimed_by == by:
             return step
-        if step.status == "done":
-            raise BoardError(f"step {name!r} is done already", step=name)
-        if step.status == "claimed":
-            raise BoardError(f"step {name!r} is claimed by {step.claimed_by!r}, not by {by!r}", step=name)
-        raise BoardError(f"step {name!r} is not claimed: claim it first", step=name)
+        problems = {"done": "done already", "claimed": f"claimed by {step.claimed_by!r}, not by {by!r}"}
+        raise BoardError(f"step {name!r} is {problems.get(step.status, 'not claimed: claim it first')}", step=name)
 
     def _with_step(self, changed: StepShape) -> TaskBoard:
         """The board with a changed step. A claimed step becomes the current one; any other stops being it."""
         steps = tuple(changed if step.id == changed.id else step for step in self.steps)
-        current = self.plan.current_step
-        if changed.status == "claimed":
-            current = changed.id
-        elif current == changed.id:
-            current = ""
+        other = "" if self.plan.current_step == changed.id else self.plan.current_step
+        current = changed.id if changed.status == "claimed" else other
         return replace(self, plan=self.plan.model_copy(update={"steps": steps, "current_step": current}))
 
 
@@ -188,8 +160,8 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
         BoardError: the plan is no board, or the change is not allowed; the state is then as it was.
     """
     with WRITING:
-        raw_plan = state.get("plan")
-        before = TaskBoard.read(raw_plan)
+        reading = _read(state.get("plan"))
+        before = TaskBoard(plan=reading.plan or PlanShape())
         after = change(before)
         done = done_steps(after.steps) - done_steps(before.steps)
         knowledge = state.get("knowledge")
@@ -197,7 +169,7 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
         kept_notes: list[object] = []
         moved: dict[str, list[str]] = {}
         for item in notes if isinstance(notes, (list, tuple)) else ():
-            note = valid(_NOTE, item)
+            note = read_shape(NoteShape, item, "", Problems())
             if note is None or note.step_id not in done:
                 kept_notes.append(item)
             else:
@@ -206,13 +178,25 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
             step.model_copy(update={"notes": _merged(step.notes, moved[step.id])}) if step.id in moved else step
             for step in after.steps
         )
-        plan = _as_json(raw_plan, before.plan, after.plan.model_copy(update={"steps": steps}))
+        plan = _as_json(reading, before.plan, after.plan.model_copy(update={"steps": steps}))
         board = TaskBoard.read(plan)
-        if plan != raw_plan:
+        if before.plan != board.plan:
             state["plan"] = plan
         if moved and isinstance(knowledge, Mapping):
             state["knowledge"] = {**knowledge, "notes": kept_notes}
         return board
+
+
+def _read(plan: object) -> Reading:
+    """A plan that is a board in every part."""
+    problems = Problems()
+    reading = read_plan(plan, problems)
+    parts = ("plan.steps", "plan.current_step")
+    broken = plan is not None and reading.plan is None
+    for place in (place for place in problems.lost if broken or place.startswith(parts)):
+        raise BoardError(f"state['plan'] is not a plan: {place.removeprefix('plan.')}: {problems.lost[place]}")
+    _check(reading.plan.steps if reading.plan is not None else ())
+    return reading
 
 
 def _check(steps: Sequence[StepShape]) -> None:
@@ -240,19 +224,34 @@ def _merged(notes: Sequence[str], new_notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*notes, *new_notes]))
 
 
-def _as_json(plan: object, before: PlanShape, after: PlanShape) -> dict[str, Any]:
-    """A plan from a state as plain JSON, with the changed fields replaced."""
-    raw = plan_mapping(plan)
-    known_steps = {step.id: (step, item) for step, item in zip(before.steps, raw.get("steps") or (), strict=True)}
-    steps = []
-    for step in after.steps:
-        if step.id in known_steps:
-            before_step, item = known_steps[step.id]
-            steps.append({**item, **_difference(before_step, step)})
-        else:
-            steps.append(step.model_dump(mode="json", exclude_defaults=True))
-    changed = _difference(before.model_copy(update={"steps": ()}), after.model_copy(update={"steps": ()}))
-    return {**raw, **changed, **({"steps": steps} if steps or known_steps else {})}
+def _as_json(reading: Reading, before: PlanShape, after: PlanShape) -> dict[str, Any]:
+    """A plan as plain JSON: what has changed stands under a field's own name, in the place of its other words."""
+    steps = [
+        _changed("step", item, _difference(alone, step))
+        for item, alone, step in zip(reading.items, reading.alone, after.steps, strict=False)
+    ]
+    steps += [step.model_dump(mode="json", exclude_defaults=True) for step in after.steps[len(steps) :]]
+    changes = _difference(before, after) | ({"steps": steps} if steps else {})
+    if before.step is None and (after.current_step or before.current_step):
+        changes["current_step"] = after.current_step
+    return _changed("plan", reading.fields, changes)
+
+
+_OTHER_WORDS = {
+    "current_step": {"current_step", "step", "index", "step_id", "doing"},
+    "steps": {"steps", "open", "statuses"},
+}
+"""The fields of the plan that say the same as one, where that is written."""
+
+
+def _changed(words: str, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    replaced = {name for change in changes for name in _OTHER_WORDS.get(change, {change})}
+    kept = {
+        str(key): plain(value)
+        for key, value in fields.items()
+        if (field_of(words, str(key)) or ("",))[0] not in replaced
+    }
+    return {**kept, **changes}
 
 
 def _difference(before: BaseModel, after: BaseModel) -> dict[str, Any]:

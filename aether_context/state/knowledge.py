@@ -11,14 +11,15 @@ value whole, so notes and summaries should be short. Unknown fields stay as they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError
-from aether_context.pack import valid
+from aether_context.state.candidates import evidence_id, note_id, read_state
+from aether_context.state.plans import acceptance_of, current_step, done_steps, read_plan
 from aether_context.state.schema import (
     WRITING,
     EvidenceShape,
@@ -26,18 +27,12 @@ from aether_context.state.schema import (
     PlanShape,
     Problems,
     SessionState,
-    acceptance_of,
-    current_step,
-    done_steps,
-    evidence_id,
-    note_id,
-    read_plan,
-    read_state,
+    Shape,
+    read_shape,
 )
 from aether_context.tokens import TokenCounter, counter_for
 
-_Shape = TypeVar("_Shape", bound=BaseModel)
-_NOTE, _EVIDENCE = TypeAdapter(NoteShape), TypeAdapter(EvidenceShape)
+_Shape = TypeVar("_Shape", bound=Shape)
 
 
 def add_note(
@@ -64,25 +59,17 @@ def add_note(
         KnowledgeError: the text is empty or too long, a time to live has no time to count from, or the step is not in
             the plan or is done.
     """
-    _check_not_empty("a note", text=text)
     if ttl_seconds is not None and time is None:
         raise KnowledgeError("ttl_seconds counts from the note's time: give time, too", field="ttl_seconds")
-    note = _shape(NoteShape, "note", id=id, text=text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
-    note = note.model_copy(update={"id": note_id(note)})
-    with WRITING:
-        if note.step_id:
-            plan = _plan(state)
-            steps = (*plan.steps, *([plan.step] if plan.step is not None else []))
-            step_ids = dict.fromkeys(step.id for step in steps if step.id)
-            if note.step_id not in step_ids:
-                names = ", ".join(map(repr, step_ids)) or "none"
-                raise KnowledgeError(f"there is no step {note.step_id!r}: the steps are {names}", field="step_id")
-            if note.step_id in done_steps(plan.steps):
-                raise KnowledgeError(
-                    f"step {note.step_id!r} is done: leave step_id out, or name an open step", field="step_id"
-                )
-        _put_item(state, "notes", note, _name_of_note)
-    return note
+    if step_id and text.strip():
+        plan = _plan(state)
+        step_ids = dict.fromkeys(step.id for step in (*plan.steps, *filter(None, [plan.step])) if step.id)
+        if step_id not in step_ids:
+            raise KnowledgeError(f"there is no step {step_id!r}: the steps are {_names(step_ids)}", field="step_id")
+        if step_id in done_steps(plan.steps):
+            message = f"step {step_id!r} is done: leave step_id out, or name an open step"
+            raise KnowledgeError(message, field="step_id")
+    return _put_note(state, "notes", "a note", text, id=id, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
 
 
 def add_decision(state: SessionState, text: str, *, reason: str = "", time: float | None = None) -> NoteShape:
@@ -91,12 +78,8 @@ def add_decision(state: SessionState, text: str, *, reason: str = "", time: floa
     Raises:
         KnowledgeError: the text is empty or too long.
     """
-    _check_not_empty("a decision", text=text)
-    decision_text = f"{text} (because: {reason})" if reason.strip() else text
-    decision = _shape(NoteShape, "decision", text=decision_text, time=time)
-    decision = decision.model_copy(update={"id": note_id(decision, "decision")})
-    _put_item(state, "decisions", decision, _name_of_note)
-    return decision
+    because = f" (because: {reason})" if text.strip() and reason.strip() else ""
+    return _put_note(state, "decisions", "a decision", text + because, time=time)
 
 
 def add_entity(state: SessionState, name: str, text: str, *, time: float | None = None) -> NoteShape:
@@ -107,9 +90,7 @@ def add_entity(state: SessionState, name: str, text: str, *, time: float | None 
     """
     _check_not_empty("an entity", name=name, text=text)
     id = f"entity_{short(hash_text(name.strip().casefold()))}"
-    entity = _shape(NoteShape, "entity", id=id, text=f"{name.strip()}: {text}", time=time)
-    _put_item(state, "entities", entity, _name_of_note)
-    return entity
+    return _put_note(state, "entities", "an entity", f"{name.strip()}: {text}", id=id, time=time)
 
 
 def find_note(state: SessionState, id: str) -> NoteShape:
@@ -119,12 +100,12 @@ def find_note(state: SessionState, id: str) -> NoteShape:
         KnowledgeError: there is none.
     """
     plan = _plan(state)
-    steps = (*plan.steps, *([plan.step] if plan.step is not None else []))
-    notes: list[object] = [*_list(_knowledge(state), "notes"), *(text for step in steps for text in step.notes)]
-    note = next((_note(note) for note in notes if id and _name_of_note(note) == id), None)
-    if note is None:
+    kept = [text for step in (*plan.steps, *filter(None, [plan.step])) for text in step.notes]
+    notes = [*_list(_knowledge(state), "notes"), *kept]
+    named = [read_shape(NoteShape, note, "", Problems()) for note in notes if id and _id(NoteShape, note) == id]
+    if not named or named[0] is None:
         raise _no_note(id, notes)
-    return note
+    return named[0]
 
 
 def remove_note(state: SessionState, id: str) -> None:
@@ -136,7 +117,7 @@ def remove_note(state: SessionState, id: str) -> None:
     with WRITING:
         knowledge = _knowledge(state)
         notes = _list(knowledge, "notes")
-        remaining = [note for note in notes if _name_of_note(note) != id]
+        remaining = [note for note in notes if _id(NoteShape, note) != id]
         if len(remaining) == len(notes):
             raise _no_note(id, notes)
         state["knowledge"] = {**knowledge, "notes": remaining}
@@ -179,17 +160,14 @@ def add_evidence(
     record = record.model_copy(update={"id": evidence_id(record)})
     with WRITING:
         plan = _plan(state)
-        current = current_step(plan)
         # Items of the current step's checklist, then those of the other steps'.
-        steps = [*([current] if current is not None else []), *plan.steps]
+        steps = [*filter(None, [current_step(plan)]), *plan.steps]
         item_ids = dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step))
-        unknown = [item for item in record.covers if item not in item_ids]
-        if unknown and item_ids:
-            names = ", ".join(map(repr, item_ids))
-            raise KnowledgeError(f"no acceptance item is named {unknown[0]!r}: covers takes {names}", field="covers")
-        if unknown:
-            raise KnowledgeError("the plan has no acceptance items: leave covers empty", field="covers")
-        _put_item(state, "evidence", record, _name_of_evidence)
+        for unknown in (item for item in record.covers if item not in item_ids):
+            known = f"covers takes {_names(item_ids)}"
+            message = f"no acceptance item is named {unknown!r}: {known}" if item_ids else ""
+            raise KnowledgeError(message or "the plan has no acceptance items: leave covers empty", field="covers")
+        _put(state, "evidence", record)
     return record
 
 
@@ -232,34 +210,38 @@ def _list(knowledge: Mapping[str, Any], name: str) -> list[Any]:
     return list(items or ())
 
 
-def _put_item(state: SessionState, key: str, shape: BaseModel, name_of: Callable[[object], str]) -> None:
+def _put_note(state: SessionState, key: str, subject: str, text: str, **fields: Any) -> NoteShape:
+    _check_not_empty(subject, text=text)
+    kind = subject.split()[1]
+    note = _shape(NoteShape, kind, text=text, **fields)
+    note = note.model_copy(update={"id": note_id(note, kind)})
+    _put(state, key, note)
+    return note
+
+
+def _put(state: SessionState, key: str, shape: Shape) -> None:
     """Replaces the item with the same id in a list, or adds one at its end."""
     with WRITING:
         knowledge = _knowledge(state)
         value = shape.model_dump(mode="json", exclude_defaults=True)
         items = _list(knowledge, key)
-        names = [name_of(item) for item in items]
-        if value["id"] in names:
-            items[names.index(value["id"])] = value
-        else:
-            items.append(value)
-        state["knowledge"] = {**knowledge, key: items}
+        ids = [_id(type(shape), item) for item in items]
+        at = ids.index(value["id"]) if value["id"] in ids else len(items)
+        state["knowledge"] = {**knowledge, key: [*items[:at], value, *items[at + 1 :]]}
+
+
+def _id(kind: type[Shape], item: object) -> str:
+    """The id of a note or a record as it stands in a state, one made from its text where it has none."""
+    shape = read_shape(kind, item, "", Problems())
+    if isinstance(shape, EvidenceShape):
+        return evidence_id(shape)
+    return note_id(shape) if isinstance(shape, NoteShape) else ""
 
 
 def _no_note(id: str, notes: Sequence[object]) -> KnowledgeError:
-    names = ", ".join(repr(name) for name in map(_name_of_note, notes) if name) or "none"
+    names = _names(filter(None, (_id(NoteShape, note) for note in notes)))
     return KnowledgeError(f"there is no note {id!r}: the notes are {names}", field="id")
 
 
-def _note(item: object) -> NoteShape | None:
-    return valid(_NOTE, {"text": item} if isinstance(item, str) else item)
-
-
-def _name_of_note(item: object) -> str:
-    note = _note(item)
-    return note_id(note) if note is not None else ""
-
-
-def _name_of_evidence(item: object) -> str:
-    record = valid(_EVIDENCE, {"uri": item} if isinstance(item, str) else item)
-    return evidence_id(record) if record is not None else ""
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

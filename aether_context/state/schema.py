@@ -1,67 +1,45 @@
-"""What an application puts into a session's state: ``plan``, ``tools`` and ``knowledge``.
+"""The shapes of what an application puts into a session's state: ``plan``, ``tools`` and ``knowledge``.
 
     state["plan"] = {"task_id": "42", "goal": "…", "step": {"id": "3", "text": "…", "acceptance": ["…"]}}
     state["plan"] = {"task_id": "42", "goal": "…", "steps": [{"id": "1", …}, {"id": "2", "depends_on": ["1"], …}]}
     state["tools"] = ["search_web", "file_read"]
     state["knowledge"] = {"notes": ["…"], "evidence": [{"uri": "artifact://…", "summary": "…"}]}
 
-Much of it is written by models. So each field is read on its own, in the spellings that models use. A value that does
-not fit is ignored and its place reported; it never stops a run. Fields that are not defined here belong to the
-application and are left alone.
+Much of it is written by models. So the words of text/words.toml stand for the fields, and what does not fit a field is
+ignored and its place reported; it never stops a run.
 """
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from threading import RLock
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from aether_context.canonical import canonical_json, hash_text, plain, short
-from aether_context.pack import AcceptanceItem, Candidate, Step, Validity, describe
+from aether_context.canonical import canonical_json, plain
+from aether_context.pack import describe
+from aether_context.state.texts import bulleted, json_in, marked
 from aether_context.text import spellings
-from aether_context.text.spellings import as_mapping, folded, means_nothing
+from aether_context.text.spellings import field_of, folded, is_empty, means_nothing
 
+MOST_ITEMS = 1_000
 _MOST_TEXT = 20_000
 _MOST_PROBLEMS = 50
 _MOST_KEY = 60
 _MOST_ENTRIES = 200
-_MOST_ITEMS = 1_000
-_MOST_VALUES = 2_000
-_TOOLS_KEY = re.compile(
-    r"(?:allowed|available|required|needed)?tools?(?:names?|list|set|scope|needed|required|touse)?|tool[sz]|to+l+s"
-)
-"""A key, folded, under which models give a list of tools. None of them may be overlooked, since a step without a list
-may use all tools."""
-_NAMES_TOOLS = re.compile(
-    r"""(?im)(?:^[^\w\n]{0,8}|["'])(?:\w{1,16}[ _-]?)?tool[sz]?"""
-    r"""(?:[ _-]?(?:names?|list|set|scope|needed|required|to[ _-]?use))?[^\w\n]{0,4}"""
-    r"""(?:[:=](?!\s{0,4}(?:(?:None|null)\b|\[\]|\{\}|""|''))|$)"""
-)
-"""A place in a text where a list of tools begins: ``tools: …``, ``"tools": […]``, ``## Tools``,
-``- **Allowed tools**:``."""
-_SYNONYMS = {
-    "description": "text", "title": "text", "instruction": "text", "instructions": "text", "content": "text",
-    "summary": "text", "objective": "goal", "criteria": "acceptance", "checklist": "acceptance",
-    "donewhen": "acceptance", "definitionofdone": "acceptance", "requirements": "acceptance",
-    "dependencies": "depends_on", "requires": "depends_on", "after": "depends_on", "state": "status",
-    "questions": "open_questions", "stopconditions": "stop_when", "url": "uri", "timestamp": "time",
-    "ttl": "ttl_seconds",
-}  # fmt: skip
-"""Other words that models use for a field, folded, and the field."""
-_ITEM_TEXTS = (
-    "description", "criterion", "criteria", "condition", "requirement", "check", "item", "title", "content", "summary",
-    "name",
-)  # fmt: skip
-"""Keys, folded, under which models write the text of an acceptance item, the most likely first."""
-_STEP_NUMBER = re.compile(r"(?i)(?:step|task|number|no\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})\.?")
 _LONG_AGO = -62_135_596_800.0
-_CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
+_LISTS = frozenset(
+    ["acceptance", "tools", "constraints", "depends_on", "notes", "open_questions", "next", "stop_when", "covers"]
+)
+"""Fields of which several words are joined."""
+_NAME_KEYS = ("name", "tool_name", "function_name", "tool", "function", "id")
+_ALL_TOOLS = frozenset(["", "*", "all", "any", "all tools"])
+_LIMITS = frozenset(["risk", "token_budget", "latency_seconds", "limit"])
+_ARGUMENTS = re.compile(r"\([^()]*\)")
 
 WRITING = RLock()
 """A lock for reading a key of a state and writing it back, so that no change made in this process is lost."""
@@ -75,33 +53,118 @@ class SessionState(Protocol):
     def __setitem__(self, key: str, value: Any, /) -> None: ...
 
 
-class _Shape(BaseModel):
+# Values, before pydantic checks them.
+
+
+def opened(value: object) -> Any:
+    """The fields of a model or a dataclass, a set or a tuple as a list, the object or list that a JSON text is; any
+    other value as it is."""
+    if isinstance(value, str):
+        text = value.strip()
+        text = text.strip("`").removeprefix("json") if text.startswith("```") else text
+        parsed, ends_early = json_in(text)
+        return value if parsed is None or ends_early else parsed
+    if isinstance(value, BaseModel):
+        return {**dict(value), **(value.model_extra or {})}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def items_of(value: object) -> list[tuple[str, Any]] | None:
+    """The items of a list, of a text whose lines are bullets, or of a mapping with their keys; else None."""
+    value = opened(value)
+    value = bulleted(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return [(str(name), item) for name, item in value.items()]
+    return [("", item) for item in value] if isinstance(value, list) else None
+
+
+def each(values: Iterable[object]) -> list[Any]:
+    """The items of several values, one after another; what is no list is one item."""
+    return [item for value in values for _, item in items_of(value) or [("", value)]]
+
+
+def _as_text(value: object) -> object:
+    """A text: empty for None, the items of a list as lines, the text or name in a mapping."""
+    value = opened(value) if not isinstance(value, str) else value
+    if value is None or isinstance(value, bool):
+        return "" if value is None else str(value).lower()
+    if isinstance(value, list) and all(isinstance(item, (str, int, float)) for item in value):
+        return "\n".join(str(item) for item in value)
+    if isinstance(value, Mapping):
+        keys = ("text", "answer", "description", "name", "title", "value", "id")
+        return next((value[key] for key in keys if isinstance(value.get(key), (str, int))), value)
+    return value
+
+
+def _as_name(value: object) -> object:
+    """A name: a text without blanks at its ends, or the id or name in a mapping."""
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in ("id", "step_id", "name", "title", "text") if value.get(key)), value)
+    value = _as_text(value)
+    return value.strip() if isinstance(value, str) else value
+
+
+def _as_lines(value: object) -> object:
+    """A list of texts; a single text is a list of one."""
+    if means_nothing(value):
+        return ()
+    if isinstance(value, (bool, int, float)):
+        return (str(value),)
+    items = items_of(value)
+    if items is None:
+        return value
+    texts = [(name, _as_text(item)) for name, item in items if item is not None]
+    return tuple(f"{name}: {text}" if name and isinstance(text, str) else text for name, text in texts)
+
+
+def _as_names(value: object) -> object:
+    """A list of names; a text may hold several, separated by commas."""
+    if isinstance(value, str) and isinstance(opened(value), str):
+        value = re.split("[,，、;；\n]", value)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = [value]
+    items = items_of(value) if value is not None else []
+    if items is None:
+        return value
+    names = (_as_name(name or item) for name, item in items)
+    return tuple(name for name in names if not means_nothing(name))
+
+
+class Shape(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="ignore", json_schema_extra=describe, coerce_numbers_to_str=True, defer_build=True
     )
 
-    lists: ClassVar[Mapping[str, type[_Shape]]] = {}
+    words: ClassVar[str] = ""
+    """The table of words.toml that has the words for its fields."""
+    lists: ClassVar[Mapping[str, type[Shape]]] = {}
     """The shapes of the items of lists."""
     short_for: ClassVar[str] = "text"
     """The field that a plain text is read as, where it is given in the place of a mapping."""
 
 
-_Any = TypeVar("_Any", bound=_Shape)
+_Any = TypeVar("_Any", bound=Shape)
 Time = Annotated[
     float, Field(ge=_LONG_AGO, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)
 ]
-Text = Annotated[str, Field(max_length=_MOST_TEXT), BeforeValidator(spellings.as_text)]
-Name = Annotated[str, BeforeValidator(spellings.as_name)]
+Text = Annotated[str, Field(max_length=_MOST_TEXT), BeforeValidator(_as_text)]
+Name = Annotated[str, BeforeValidator(_as_name)]
 Count = Annotated[int | None, Field(ge=0), BeforeValidator(spellings.as_count)]
-Lines = Annotated[tuple[Annotated[str, Field(max_length=_MOST_TEXT)], ...], BeforeValidator(spellings.as_lines)]
-Names = Annotated[tuple[str, ...], BeforeValidator(spellings.as_names)]
+Lines = Annotated[tuple[Annotated[str, Field(max_length=_MOST_TEXT)], ...], BeforeValidator(_as_lines)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
 Kind = Annotated[Literal["preference", "episode"] | None, BeforeValidator(spellings.as_kind)]
 ProfileName: TypeAlias = Literal["chat", "coding", "research", "requirements", "test_cases"]
 Profile = Annotated[ProfileName | None, BeforeValidator(spellings.as_choice)]
 
 
-class AcceptanceShape(_Shape):
+class AcceptanceShape(Shape):
     """One item of a checklist; a string is read as its text."""
+
+    words = "acceptance"
 
     id: Name = ""
     """Id of the item; ``a1``, ``a2``, … by position where it has none."""
@@ -111,9 +174,28 @@ class AcceptanceShape(_Shape):
     """Whether only proof completes it."""
 
 
-class StepShape(_Shape):
+class ConstraintShape(Shape):
+    """Limits of the work; a list of strings is read as ``notes``. Any other field is shown to the model as it is."""
+
+    words = "constraints"
+    short_for = "notes"
+
+    token_budget: Count = None
+    """Tokens that the step may use."""
+    latency_seconds: Annotated[
+        float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)
+    ] = None
+    """Time that the step may take."""
+    risk: Annotated[Literal["low", "medium", "high"] | None, BeforeValidator(spellings.as_risk)] = None
+    """How much harm a mistake would do."""
+    notes: Lines = ()
+    """Any other limits."""
+
+
+class StepShape(Shape):
     """A step of the plan; a string is read as its text."""
 
+    words = "step"
     lists = {"acceptance": AcceptanceShape}
 
     id: Name = ""
@@ -124,6 +206,8 @@ class StepShape(_Shape):
     """Who does it: Planner, Operator, Reviewer, or a name of your own."""
     acceptance: tuple[AcceptanceShape, ...] = ()
     """The checklist: what has to be true for the step to be done."""
+    constraints: ConstraintShape = ConstraintShape()
+    """Limits of it, beside the plan's."""
     tools: Names | None = None
     """The tools it needs, by name. Where tools are given but none can be read, it has no tools, rather than all."""
     depends_on: Names = ()
@@ -144,26 +228,10 @@ class StepShape(_Shape):
     """The policy profile for it; without it, the plan's."""
 
 
-class ConstraintShape(_Shape):
-    """Limits of the work; a list of strings is read as ``notes``. Any other field is shown to the model as it is."""
-
-    short_for = "notes"
-
-    token_budget: Count = None
-    """Tokens that the step may use."""
-    latency_seconds: Annotated[
-        float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)
-    ] = None
-    """Time that the step may take."""
-    risk: Annotated[Literal["low", "medium", "high"] | None, BeforeValidator(spellings.as_risk)] = None
-    """How much harm a mistake would do."""
-    notes: Lines = ()
-    """Any other limits."""
-
-
-class PlanShape(_Shape):
+class PlanShape(Shape):
     """``state["plan"]``: the task, and the step the agent is at."""
 
+    words = "plan"
     lists = {"steps": StepShape, "acceptance": AcceptanceShape}
 
     task_id: Name = ""
@@ -199,8 +267,10 @@ class PlanShape(_Shape):
     """The policy profile for this plan. It takes precedence over the one that the policy has for an agent."""
 
 
-class NoteShape(_Shape):
+class NoteShape(Shape):
     """A working note; a string is read as its text."""
+
+    words = "note"
 
     id: Name = ""
     """Id of the note."""
@@ -218,9 +288,10 @@ class NoteShape(_Shape):
     """``preference`` for a preference of the user that applies to every request; it comes first among the memories."""
 
 
-class EvidenceShape(_Shape):
+class EvidenceShape(Shape):
     """A piece of proof; a string is read as its URI."""
 
+    words = "evidence"
     short_for = "uri"
 
     id: Name = ""
@@ -239,9 +310,10 @@ class EvidenceShape(_Shape):
     """Tagged hash of its whole content, ``sha256:…``."""
 
 
-class KnowledgeShape(_Shape):
+class KnowledgeShape(Shape):
     """``state["knowledge"]``: notes, memories, decisions, entities and evidence."""
 
+    words = "knowledge"
     lists = {
         "notes": NoteShape,
         "memories": NoteShape,
@@ -262,7 +334,7 @@ class KnowledgeShape(_Shape):
     """Evidence records."""
 
 
-class StateShape(_Shape):
+class StateShape(Shape):
     """The keys of a session's state that this package reads."""
 
     plan: PlanShape | None = None
@@ -271,77 +343,6 @@ class StateShape(_Shape):
     """Names of the step's tools, where neither the step nor the plan names them."""
     knowledge: KnowledgeShape = KnowledgeShape()
     """Notes, memories and evidence."""
-
-
-class Plan(NamedTuple):
-    """A session's state as the pipeline reads it. ``problems`` name the places of ignored values, not the values."""
-
-    step: Step = Step()
-    validity: Validity = "unplanned"
-    invalid_reason: str = ""
-    profile: str | None = None
-    candidates: tuple[Candidate, ...] = ()
-    problems: tuple[str, ...] = ()
-
-
-def read_state(state: Mapping[str, Any], worker: str = "") -> Plan:
-    """The step and the candidates in a session's state. Each field is read on its own, so a wrong one affects no other.
-
-    Where the step, its acceptance list or its tools are given but cannot be read, the plan is invalid. Where the tools,
-    or a value that may hold them, cannot be read, the step has no tools.
-
-    Args:
-        worker: the agent that asks. A step that it has claimed is preferred to steps that others have claimed.
-    """
-    problems = Problems()
-    reading = read_plan(state.get("plan"), problems)
-    tools = _tools(state.get("tools"), "tools", problems)
-    raw_knowledge = state.get("knowledge")
-    knowledge = None
-    if raw_knowledge is not None and as_mapping(raw_knowledge) is None:
-        problems.lose("knowledge", "it is not a mapping")
-    elif raw_knowledge is not None:
-        knowledge = read_shape(KnowledgeShape, raw_knowledge, "knowledge", problems)
-    knowledge = knowledge or KnowledgeShape()
-    plan, faults = reading.plan, list(reading.faults)
-    if plan is None:
-        return Plan(
-            step=Step(tools=() if reading.closed else tools),
-            validity="invalid" if faults else "unplanned",
-            invalid_reason="; ".join(faults),
-            candidates=unique(_candidates(knowledge)),
-            problems=problems.messages,
-        )
-    active = current_step(plan, worker)
-    current = active or StepShape()
-    skipped: list[str] = []
-    if plan.step is None and not plan.current_step and current.status != "claimed":
-        # The step is current only by its position: an unreadable item before it may be the current one.
-        position = reading.positions[plan.steps.index(active)] if active is not None else _MOST_ITEMS
-        skipped = [f"plan.steps.{unread}" for unread in reading.unread if unread < position]
-    step = _step(plan, current, tools)
-    finished = bool(plan.steps) and plan.step is None and all(step.status == "done" for step in plan.steps)
-    unread = reading.closed or (skipped and active is None)
-    if step.tools is None and (unread or (not step.text and not finished and _lists_tools(state.get("plan")))):
-        step = replace(step, tools=())
-    if step.tools == () and any(place.endswith("tools") for place in problems.lost):
-        faults.append("the step's tools cannot be read")
-    faults += [f"{place} cannot be read" for place in skipped]
-    lacking = [name for name, value in (("step", step.text), ("acceptance list", step.acceptance)) if not value]
-    if lacking and not (finished and not step.text):
-        faults.append("the plan has no " + " and no ".join(lacking))
-    checkpoints = [current, *(step for step in plan.steps if step.id in current.depends_on)]
-    notes = [NoteShape.model_construct(None, text=text) for step in checkpoints for text in step.notes]
-    return Plan(
-        step=step,
-        validity="invalid" if faults else "valid",
-        invalid_reason="; ".join(dict.fromkeys(faults)),
-        profile=current.profile or plan.profile,
-        candidates=unique(
-            [*_candidates(knowledge, done_steps(plan.steps)), *(_note_candidate(note, "note") for note in notes)]
-        ),
-        problems=problems.messages,
-    )
 
 
 class Problems:
@@ -353,7 +354,7 @@ class Problems:
     def __init__(self) -> None:
         self.lost: dict[str, str] = {}
         self._messages: dict[str, None] = {}
-        self._unknown: set[tuple[type, str]] = set()
+        self._unknown: set[tuple[str, str]] = set()
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -368,524 +369,229 @@ class Problems:
     def note(self, text: str) -> None:
         self._messages[text] = None
 
-    def unknown(self, kind: type[_Shape], key: str, place: str, given_keys: Collection[str]) -> None:
-        """Reports a key that is not a field but resembles one, once for each kind of shape.
-
-        Where the field that it resembles is given as well, the spelling has to be close. All other keys are taken for
-        the application's own.
-        """
-        key = " ".join(key.split())[:_MOST_KEY]
-        if (kind, key) in self._unknown or len(self._unknown) > _MOST_PROBLEMS:
-            return
-        field = _likely_field(kind, key)
-        if field and (field not in given_keys or difflib.get_close_matches(folded(key), [folded(field)], cutoff=0.8)):
-            self._unknown.add((kind, key))
-            beside = ", which is given as well" if field in given_keys else ""
-            self.note(f"state {place}.{key} is unknown: did you mean {field!r}{beside}?")
+    def unknown(self, words: str, left: Mapping[str, object], place: str) -> None:
+        """Reports keys that stand for no field, each once for each kind of shape."""
+        for key in (" ".join(key[:_MOST_KEY].split()) for key, value in left.items() if value is not None):
+            if (words, key) not in self._unknown and len(self._unknown) <= _MOST_PROBLEMS:
+                self._unknown.add((words, key))
+                near = spellings.near_field(words, key)
+                advice = f": did you mean {near!r}?" if near else " and was not read"
+                self.note(f"state {place}.{key} is unknown{advice}")
 
 
-@lru_cache(maxsize=500)
-def _likely_field(kind: type[_Shape], key: str) -> str:
-    """The field that a key is likely to mean; empty where none is similar."""
-    names = {folded(name): name for name in kind.model_fields}
-    if kind is PlanShape:
-        names |= {folded(name): f"constraints.{name}" for name in ConstraintShape.model_fields if name != "notes"}
-    if (synonym := _SYNONYMS.get(folded(key), "")) in kind.model_fields:
-        return synonym
-    words = [word for word in map(folded, re.split(r"[\W_]+", key)) if len(word) > 3 and word in names]
-    matches = difflib.get_close_matches(folded(key), names, n=1) or words
-    return names[matches[0]] if matches else ""
+# Shapes, read by their words.
+
+Known: TypeAlias = dict[str, list[Any]]
+"""By field what is given for it, the likeliest first."""
 
 
-# The plan.
-
-
-class Reading(NamedTuple):
-    """A plan as far as it can be read, None where there is none.
-
-    ``faults`` say what could not be read, which makes the current step uncertain. ``closed`` is set where that may have
-    named tools. ``positions`` are the indices in the given list of the steps, ``unread`` those of items that are no
-    steps.
-    """
-
-    plan: PlanShape | None = None
-    faults: tuple[str, ...] = ()
-    closed: bool = False
-    positions: tuple[int, ...] = ()
-    unread: tuple[int, ...] = ()
-
-
-def read_plan(value: object, problems: Problems) -> Reading:
-    """Reads a plan field by field: a mapping, a pydantic model, a list of steps, or one of these as JSON text."""
-    if value is None:
-        return Reading()
-    fields, ends_early = _plan_fields(value)
-    if fields is None:
-        broken = spellings.looks_like_json(value) if isinstance(value, str) else bool(value) and isinstance(value, list)
-        problems.lose("plan", "its JSON cannot be read" if isinstance(value, str) and broken else "it is not a mapping")
-        # A value that may have named tools allows none; other texts and numbers change nothing.
-        return Reading(faults=("the plan cannot be read",) if value else (), closed=broken or _lists_tools(value))
-    faults = []
-    if ends_early:
-        problems.note("state plan: its JSON text ends before it is complete")
-        faults.append("the plan's JSON text is not complete")
-    plan = read_shape(PlanShape, fields, "plan", problems, skip="steps") or PlanShape()
-    items, unread = _read_items(StepShape, fields.get("steps"), "plan.steps", problems)
-    positions = tuple(position for position, _ in items)
-    unreadable = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
-    faults += [f"{place} cannot be read" for place in unreadable]
-    plan = _with_resolved_names(plan, [step for _, step in items], positions, problems)
-    if "plan.current_step" in problems.lost:
-        faults.append("plan.current_step names no step")
-    return Reading(
-        plan=plan, faults=tuple(faults), closed=ends_early or bool(unreadable), positions=positions, unread=unread
-    )
-
-
-def plan_mapping(value: object) -> dict[str, Any]:
-    """A plan as a mapping by field name, its steps as a list of mappings. Unknown fields stay as they are."""
-    fields = dict(_plan_fields(value)[0] or {})
-    if "steps" in fields:
-        items = _raw_items(StepShape, fields["steps"]) or []
-        fields["steps"] = [dict(_fields_of(StepShape, item) or {}) for item in items]
-    return fields
-
-
-def _lists_tools(plan: object) -> bool:
-    """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list.
-
-    At most 2,000 values are searched. A larger plan is assumed to list tools in the rest.
-    """
-    queue = [plan]
-    for _ in range(_MOST_VALUES):
-        if not queue:
-            return False
-        value = queue.pop()
-        if isinstance(value, str):
-            if _NAMES_TOOLS.search(value):
-                return True
-            value = spellings.as_json(value, only_json=False)[0] if "{" in value or "[" in value else None
-        fields = as_mapping(value)
-        for key, item in fields.items() if fields is not None else ():
-            if _TOOLS_KEY.fullmatch(folded(str(key))) and item not in (None, "", [], {}):
-                return True
-            queue.append(item)
-        if isinstance(value, (list, tuple)):
-            queue += value[:_MOST_VALUES]
-    return bool(queue)
-
-
-def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any] | None, bool]:
-    """A plan's fields, which may be wrapped in a key ``plan``, and whether its JSON text ends before it is complete."""
-    ends_early = False
-    if isinstance(value, str):
-        value, ends_early = spellings.as_json(value, only_json=False)
-    if isinstance(value, (list, tuple)) and value:
-        value = {"steps": value}
-    fields = as_mapping(value)
-    if fields is None:
-        return None, ends_early
-    by_name = _by_field_name(PlanShape, fields)
-    if wrapped and not PlanShape.model_fields.keys() & by_name.keys():
-        wrapped_value = next((item for key, item in fields.items() if folded(str(key)) == "plan"), None)
-        inner_fields, cut_off = _plan_fields(wrapped_value, wrapped=False)
-        if inner_fields is not None:
-            return inner_fields, ends_early or cut_off
-    return by_name, ends_early
-
-
-def _with_resolved_names(
-    plan: PlanShape, steps: list[StepShape], positions: Sequence[int], problems: Problems
-) -> PlanShape:
-    """A plan with its steps, in which ``current_step`` and ``depends_on`` hold the ids of steps.
-
-    Models also refer to a step by its number, its text, or its id in another case.
-    """
-    current, name = plan.step, plan.current_step
-    if current is not None and steps and not current.acceptance:
-        reference = current.id if not current.text else current.text if not current.id else ""
-        if reference and _find(reference, steps, positions) is not None:
-            current, name = None, reference
-    if name and current is None:
-        index = _find(name, steps, positions)
-        if index is None:
-            problems.lose("plan.current_step", "no step has that name")
-            name = ""
-        else:
-            name = steps[index].id or name
-            steps[index] = steps[index].model_copy(update={"id": name})
-    for position, step in enumerate(steps):
-        if step.depends_on:
-            indices = {dependency: _find(dependency, steps, positions) for dependency in step.depends_on}
-            names = [
-                (steps[index].id or dependency) if index is not None else dependency
-                for dependency, index in indices.items()
-            ]
-            steps[position] = step.model_copy(update={"depends_on": tuple(names)})
-            if not {step.id for step in steps}.issuperset(names):
-                problems.note(
-                    f"state plan.steps.{positions[position]} never gets ready: it depends on a step that is not there"
-                )
-    return plan.model_copy(update={"steps": tuple(steps), "step": current, "current_step": name})
-
-
-def _find(name: str, steps: Sequence[StepShape], positions: Sequence[int]) -> int | None:
-    """The index of the step that a name refers to: by its id, its text, or its number."""
-    folded_name = folded(name)
-    ids = [step.id for step in steps]
-    for candidates, spelling in (
-        (ids, name),
-        ([folded(id) for id in ids], folded_name),
-        ([folded(step.text) for step in steps], folded_name),
-    ):
-        if spelling and spelling in candidates:
-            return candidates.index(spelling)
-    number = _STEP_NUMBER.fullmatch(name.strip())
-    if number is None:
-        head = name.split(":", 1)[0]
-        return _find(head, steps, positions) if head != name else None
-    numbers = [re.sub(r"\D", "", id[:_MOST_KEY]) for id in ids]
-    if numbers.count(number[1]) == 1:
-        return numbers.index(number[1])
-    position = int(number[1]) - 1
-    return positions.index(position) if position in positions else None
-
-
-# Shapes, field by field.
-
-
-def _by_field_name(kind: type[_Shape], fields: Mapping[Any, Any]) -> dict[str, Any]:
-    """Fields under the names that a shape has for them, whatever their case and separators; others as they are."""
-    names = {folded(name): name for name in kind.model_fields}
-    result = {str(key): value for key, value in fields.items() if key in kind.model_fields and value is not None}
+def known_fields(words: str, fields: Mapping[Any, Any]) -> tuple[Known, dict[str, Any]]:
+    """What a mapping gives by field, without what is empty; and what it holds under keys that stand for no field."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    left: dict[str, Any] = {}
     for key, value in fields.items():
-        if key not in kind.model_fields:
-            key, folded_key = str(key), folded(str(key))
-            name = names.get(folded_key) or names.get(f"{folded_key}s", key)
-            if name == key and "tools" in kind.model_fields and _TOOLS_KEY.fullmatch(folded_key):
-                name = "tools"
-            result[key if name in result else name] = value
-    return result
+        name, place = field_of(words, str(key)) or ("", 0)
+        if not name:
+            left[str(key)] = value
+        elif not is_empty(value) or _says_none(words, name, value):
+            if name in _LIMITS and words != "constraints":
+                name, value = "constraints", {str(key) if name == "limit" else name: value}
+            found.setdefault(name, []).append((place, value))
+    return {name: [value for _, value in sorted(given, key=itemgetter(0))] for name, given in found.items()}, left
 
 
-def _fields_of(kind: type[_Shape], value: object) -> dict[str, Any] | None:
-    """The fields in a value, by their names in a shape; None where the value is neither a mapping nor a text."""
-    if isinstance(value, str) and not spellings.looks_like_json(value):
-        return {kind.short_for: value}
-    fields = as_mapping(value)
-    return None if fields is None else _by_field_name(kind, fields)
+def _says_none(words: str, name: str, value: object) -> bool:
+    """Whether an empty value says something: no tools, no questions, or what somebody noted in a word or a sign."""
+    is_text = isinstance(value, str) and bool(value.strip())
+    return is_text if name == "tools" or words not in ("plan", "step") else name == "open_questions" and value == []
 
 
-def read_shape(kind: type[_Any], value: object, place: str, problems: Problems, skip: str = "") -> _Any | None:
-    """A shape with the fields that can be read, without the field ``skip``. None where the value is no mapping or text,
-    or lacks a required text."""
-    fields = _fields_of(kind, value)
-    if fields is None:
+def read_shape(kind: type[_Any], value: object, place: str, problems: Problems) -> _Any | None:
+    """A shape with the fields that can be read; None where it is no mapping or text, or lacks a required text."""
+    value = {kind.short_for: value} if isinstance(value := opened(value), str) else value
+    if not isinstance(value, Mapping):
         problems.lose(place, "it is neither a mapping nor a text")
         return None
-    if kind is AcceptanceShape and means_nothing(fields.get("text")):
-        texts = {folded(key): key for key, raw in fields.items() if isinstance(raw, str) and raw.strip()}
-        if (key := next((texts[word] for word in _ITEM_TEXTS if word in texts), None)) is not None:
-            problems.note(f"state {place} has no 'text': its {key!r} was read as that")
-            fields = {"text": fields[key]} | {name: raw for name, raw in fields.items() if name not in ("text", key)}
+    known, left = known_fields(kind.words, value)
+    problems.unknown(kind.words, left, place)
+    if kind is AcceptanceShape and "text" not in known:
+        clauses = [f"{name} {text_of(known[name][0])}" for name in ("given", "when", "then") if name in known]
+        known |= {"text": [", ".join(clauses)]} if clauses else {}
+    return shape_of(kind, known, place, problems)
+
+
+def shape_of(kind: type[_Any], known: Known, place: str, problems: Problems) -> _Any | None:
+    """A shape from what is given by field: several values of a list are joined, of others the likeliest is taken."""
     values: dict[str, Any] = {}
-    for name, raw in fields.items():
-        field_place = f"{place}.{name}"
-        if name not in kind.model_fields:
-            problems.unknown(kind, name, place, fields)
-        elif raw is None or name == skip:
-            continue
-        elif name in kind.lists:
-            values[name] = tuple(shape for _, shape in _read_items(kind.lists[name], raw, field_place, problems)[0])
+    for name in kind.model_fields.keys() & {*known, *(["constraints"] if "forbidden" in known else [])}:
+        given, at = known.get(name, []), f"{place}.{name}"
+        if name in kind.lists:
+            values[name] = tuple(one for raw in given for one in read_items(kind.lists[name], raw, at, problems))
         elif name == "tools":
-            values[name] = _tools(raw, field_place, problems)
-        elif name == "step":
-            values[name] = read_shape(StepShape, raw, field_place, problems) if raw not in ("", {}) else None
+            values[name] = read_tools(given, at, problems)
         elif name == "constraints":
-            values[name] = _constraints(raw, field_place, problems)
-        elif (field_value := _field(kind, name, raw, field_place, problems)) is not None:
-            values[name] = field_value
-    if (text := kind.model_fields.get("text")) and text.is_required() and not values.get("text", "").strip():
-        problems.lose(place, "it has no text")
-        return None
-    return cast(_Any, kind.model_construct(None, **values))
+            forbidden = [f"do not: {text_of(item)}" for item in each(known.get("forbidden", ()))]
+            values[name] = _constraints([*given, forbidden], at, problems)
+        elif name in _LISTS and len(given) > 1:
+            values[name] = each(given)
+        else:
+            values[name] = given[0]
+    return _validated(kind, values, place, problems)
 
 
-def _field(kind: type[_Shape], name: str, raw: object, place: str, problems: Problems) -> Any:
-    """One field's value: of a list the items that can be read, a long text cut to its limit; None where unreadable."""
-    try:
-        return _adapter(kind, name).validate_python(raw)
-    except ValidationError as error:
-        fault = error.errors()[0]
-    items = spellings.as_lines(raw)
-    if fault["loc"] and isinstance(items, tuple):
-        read_items = [_field(_Item, "text", item, f"{place}.{index}", problems) for index, item in enumerate(items)]
-        return _adapter(kind, name).validate_python([item for item in read_items if item is not None]) or None
-    # pydantic's messages say what was expected, not what was given.
-    reason = fault["msg"].removeprefix("Value error, ")
-    reason = f"{reason[:1].lower()}{reason[1:]}".replace("input should", "it should")
-    is_long = fault["type"] == "string_too_long"
-    problems.lose(place, reason, "was cut" if is_long else "was ignored")
-    return _as_text(raw) if is_long else None
+def _validated(kind: type[_Any], values: dict[str, Any], place: str, problems: Problems) -> _Any | None:
+    """The shape of the values that fit; of a list the items that fit, and a long text cut to its limit."""
+    while True:
+        try:
+            return kind.model_validate(values)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[-1]
+        name, index = str(fault["loc"][0]), next((at for at in fault["loc"][1:] if isinstance(at, int)), None)
+        if name not in values:
+            problems.lose(place, "it has no text")
+            return None
+        # pydantic's messages say what was expected, not what was given.
+        reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+        is_long = fault["type"] == "string_too_long"
+        outcome = "was cut" if is_long else "was ignored"
+        at_item = f"{place}.{name}" if index is None else f"{place}.{name}.{index}"
+        problems.lose(at_item, f"{reason[:1].lower()}{reason[1:]}", outcome)
+        if index is not None:
+            items = list(cast("Sequence[Any]", _as_lines(values[name])))
+            items[index : index + 1] = [text_of(items[index])] if is_long else []
+            values[name] = items
+        elif is_long:
+            values[name] = text_of(values[name])
+        if not is_long and not (index is not None and values[name]):
+            del values[name]
 
 
-@lru_cache(maxsize=128)
-def _adapter(kind: type[_Shape], name: str) -> TypeAdapter[Any]:
-    field = kind.model_fields[name]
-    annotation: Any = Annotated[(field.annotation, Field(), *field.metadata)]
-    return TypeAdapter(annotation, config=ConfigDict(coerce_numbers_to_str=True))
-
-
-class _Item(_Shape):
-    """An item of a list of texts."""
-
-    text: Text
-
-
-def _as_text(value: object) -> str:
+def text_of(value: object) -> str:
     """A value as text, cut to the longest allowed."""
-    text = spellings.as_text(value)
+    text = _as_text(value)
     return (text if isinstance(text, str) else canonical_json(plain(value)))[:_MOST_TEXT]
 
 
-def _read_items(
-    kind: type[_Any], value: object, place: str, problems: Problems
-) -> tuple[list[tuple[int, _Any]], tuple[int, ...]]:
-    """The items of a list that can be read, with their indices; and the indices of those that cannot."""
-    if means_nothing(value):
-        return [], ()
-    items = _raw_items(kind, value)
+def read_items(kind: type[_Any], value: object, place: str, problems: Problems) -> list[_Any]:
+    """The items of a list that can be read."""
+    items = raw_items(kind, value)
     if items is None:
         problems.lose(place, "it is not a list")
-        return [], ()
-    limit = _MOST_ENTRIES if place in ("knowledge.decisions", "knowledge.entities") else _MOST_ITEMS
+        return []
+    limit = _MOST_ENTRIES if place in ("knowledge.decisions", "knowledge.entities") else MOST_ITEMS
     if len(items) > limit:
         kept_end = "latest" if place.startswith("knowledge") else "first"
         problems.note(f"state {place}: only the {limit} {kept_end} of {len(items)} entries were read")
         items = items[-limit:] if kept_end == "latest" else items[:limit]
-    shapes: list[tuple[int, _Any]] = []
-    unread = []
+    shapes: list[_Any] = []
     for index, item in enumerate(items):
-        item_place = f"{place}.{index}"
-        shape = read_shape(kind, item, item_place, problems)
-        if shape is None or (place == "plan.steps" and f"{item_place}.status" in problems.lost):
-            unread.append(index)
-            continue
-        if isinstance(shape, AcceptanceShape) and not shape.id and unread:
+        shape = read_shape(kind, item, f"{place}.{index}", problems)
+        if isinstance(shape, AcceptanceShape) and not shape.id and len(shapes) < index:
             shape = shape.model_copy(update={"id": f"a{index + 1}"})
         if isinstance(shape, NoteShape) and shape.ttl_seconds is not None and shape.time is None:
-            problems.note(f"state {item_place}.ttl_seconds was ignored: the note has no time")
-        shapes.append((index, shape))
-    return shapes, tuple(unread)
+            problems.note(f"state {place}.{index}.ttl_seconds was ignored: the note has no time")
+        shapes += [shape] if shape is not None else []
+    return shapes
 
 
-def _raw_items(kind: type[_Shape], value: object) -> list[Any] | None:
+def raw_items(kind: type[Shape], value: object) -> list[Any] | None:
     """The items of a list as given; the values of a mapping with their keys, or the mapping itself where it is an
     item."""
-    fields = as_mapping(value)
-    if fields is not None and kind.short_for in _by_field_name(kind, fields):
-        return [fields]
-    if isinstance(value, str) and not spellings.looks_like_json(value):
-        return list(spellings.bulleted(value)) if kind is AcceptanceShape else [value]
-    items = spellings.as_items(value)
-    if items is None:
-        return None
+    value = opened(value)
+    if isinstance(value, Mapping):
+        known, _ = known_fields(kind.words, value)
+        if kind is AcceptanceShape and isinstance(inner := opened(known.get("items", [None])[0]), (list, Mapping)):
+            return raw_items(kind, inner)
+        if known.keys() & {kind.short_for, "then", "title"}:
+            return [value]
+    if isinstance(value, str):
+        lines = [value] if issubclass(kind, NoteShape) else bulleted(value)
+        return [part for line in lines for part in re.split(r"[;；](?=\s)", line)] if kind is AcceptanceShape else lines
     result: list[Any] = []
-    for name, item in items:
-        if not name:
-            result.append(item)
-        elif isinstance(item, bool) and kind is AcceptanceShape:
-            result.append(name)  # a checklist as a mapping: whether each item is done
-        elif isinstance(item, str):
-            is_note = issubclass(kind, NoteShape)
-            result.append({"text": f"{name}: {item}"} if is_note else {"id": name, kind.short_for: item})
+    for name, item in items_of(value) or ():
+        status = spellings.status_of(item) if kind is StepShape else ""
+        fields = opened(item)
+        if not name and not (isinstance(fields, list) and kind is AcceptanceShape):
+            result.append(marked(item).text if kind is AcceptanceShape and isinstance(item, str) else item)
+        elif isinstance(item, bool) or status:  # a mapping that says of each item whether it is done
+            result.append({"text": name, "status": status or str(item)} if kind is StepShape else name)
+        elif isinstance(fields, list) and kind is AcceptanceShape:
+            result += raw_items(kind, fields) or []
+        elif isinstance(fields, str):
+            result.append({"text": f"{name}: {item}"} if kind is NoteShape else {"id": name, kind.short_for: item})
         else:
-            fields = as_mapping(item)
-            result.append(item if fields is None else {"id": name, **fields})
-    return result
+            result.append({"id": name, **fields} if isinstance(fields, Mapping) else item)
+    return None if items_of(value) is None else result
 
 
-def _tools(value: object, place: str, problems: Problems) -> tuple[str, ...] | None:
-    """The names of tools in a list of any form. A list without readable names means no tools, rather than all."""
-    names, unread = spellings.tool_names(value)
-    if names == () and unread:
+def _constraints(given: Iterable[object], place: str, problems: Problems) -> ConstraintShape:
+    """Constraints from mappings and lists. What is no field, or cannot be read as one, becomes a line of ``notes``."""
+    limits: dict[str, Any] = {}
+    lines: list[str] = []
+    for value in given:
+        items = [("", value)] if isinstance(opened(value), Mapping) else items_of(value)
+        if items is None:
+            problems.lose(place, "it is neither a mapping nor a list")
+        for _, item in items or ():
+            fields = opened(item)
+            if not isinstance(fields, Mapping):
+                lines += [] if means_nothing(item) else [text_of(item)]
+                continue
+            label = next((fields[key] for key in ("name", "type", "key", "constraint") if fields.get(key)), None)
+            content = next((fields[key] for key in ("value", "text", "description", "limit") if key in fields), None)
+            fields = {label: content} if isinstance(label, str) and content is not None else fields
+            for key, raw in fields.items():
+                name = (field_of("constraints", str(key)) or ("",))[0]
+                one = _validated(ConstraintShape, {name: raw}, place, problems) if name and not is_empty(raw) else None
+                if one is not None and one.model_fields_set:
+                    lines += one.notes
+                    limits |= {name: getattr(one, name)} if name != "notes" else {}
+                elif not is_empty(raw):
+                    lines.append(f"{text_of(str(key))}: {text_of(raw)}")
+    return ConstraintShape(**limits, notes=tuple(line for line in lines if line.strip()))
+
+
+def read_tools(given: Iterable[object], place: str, problems: Problems) -> tuple[str, ...] | None:
+    """The names of tools in lists of any form; None, for no restriction, where nothing, an empty list or a word for all
+    is given. A list in which nothing can be read, or a word for none, is no tools, rather than all."""
+    named: list[str] | None = None
+    unread = 0
+    for value in given:
+        if value is None or (isinstance(value, (list, tuple, dict, set, frozenset)) and not value):
+            continue
+        if isinstance(value, str) and value.strip().casefold() in _ALL_TOOLS:
+            continue
+        names = [] if means_nothing(value) else [_tool_names(item) for item in _tool_items(value)]
+        unread += names.count([])
+        named = [*(named or []), *(name for listed in names for name in listed)]
+    if unread and not named:
         problems.lose(place, "it names no tools, so that only those that no step leaves out are declared")
     elif unread:
         problems.note(f"state {place}: {unread} of its items name no tool")
-    return names
+    return None if named is None else tuple(dict.fromkeys(named))
 
 
-def _constraints(value: object, place: str, problems: Problems) -> ConstraintShape:
-    """Constraints from a mapping or a list. What is no field, or cannot be read as one, becomes a line of ``notes``."""
-    limits: dict[str, Any] = {}
-    lines: list[str] = []
-    items = [("", value)] if as_mapping(value) is not None else spellings.as_items(value)
-    if items is None:
-        problems.lose(place, "it is neither a mapping nor a list")
-    for _, item in items or ():
-        fields = as_mapping(item)
-        if fields is None:
-            lines += [] if means_nothing(item) else [_as_text(item)]
-            continue
-        values = _by_field_name(ConstraintShape, fields)
-        labels = (values.get(key) for key in ("name", "type", "key", "constraint"))
-        label = next((label for label in labels if label and isinstance(label, str)), None)
-        content = next((values[key] for key in ("value", "text", "description", "limit") if key in values), None)
-        if label is not None and content is not None:
-            values = _by_field_name(ConstraintShape, {label: content})
-        for name, raw in values.items():
-            if raw is None:
-                continue
-            if name not in ConstraintShape.model_fields:
-                problems.unknown(ConstraintShape, name, place, values)
-                lines.append(f"{_as_text(name)}: {_as_text(raw)}")
-                continue
-            limit = _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
-            if limit is not None and name == "notes":
-                lines += limit
-            elif limit is not None:
-                limits[name] = limit
-            elif not means_nothing(raw):
-                lines.append(f"{_as_text(name)}: {_as_text(raw)}")
-    return ConstraintShape.model_construct(None, **limits, notes=tuple(line for line in lines if line.strip()))
+def _tool_items(value: object) -> list[Any]:
+    value = opened(value)
+    if not isinstance(value, Mapping):
+        return value if isinstance(value, list) else [value]
+    inner = known_fields("step", value)[0].get("tools") or [value[key] for key in ("names", "allowed") if key in value]
+    if inner and "name" not in value and isinstance(opened(inner[0]), (list, str)):
+        return _tool_items(inner[0])
+    if any(isinstance(value.get(key), (str, Mapping)) for key in _NAME_KEYS):
+        return [value]
+    return [name for name, is_allowed in value.items() if is_allowed not in (False, "false", "no")]
 
 
-# The step that the plan is at.
-
-
-def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
-    """The current step, None where none is left.
-
-    It is the plan's ``step``; else a step that the worker has claimed; else the one that ``current_step`` names, the
-    first claimed one, or the first ready one whose dependencies are done.
-    """
-    if plan.step is not None:
-        return plan.step
-    current = [step for step in plan.steps if plan.current_step and step.id == plan.current_step]
-    claimed = [step for step in plan.steps if step.status == "claimed"]
-    own_steps = [step for step in claimed if worker and step.claimed_by == worker]
-    if own_steps:
-        return next((step for step in current if step in own_steps), own_steps[0])
-    return next(iter([*current, *claimed, *ready_steps(plan.steps)]), None)
-
-
-def done_steps(steps: Iterable[StepShape]) -> frozenset[str]:
-    """The ids of the steps that are done."""
-    return frozenset(step.id for step in steps if step.status == "done" and step.id)
-
-
-def ready_steps(steps: Sequence[StepShape]) -> tuple[StepShape, ...]:
-    """The steps that can be claimed: their status is ``ready`` and all steps they depend on are done."""
-    done = done_steps(steps)
-    return tuple(step for step in steps if step.status == "ready" and done.issuperset(step.depends_on))
-
-
-def acceptance_of(plan: PlanShape, step: StepShape) -> tuple[AcceptanceItem, ...]:
-    """A step's checklist, or the plan's where the step has none."""
-    return tuple(
-        AcceptanceItem(id=item.id or f"a{number}", text=item.text, needs_evidence=item.needs_evidence)
-        for number, item in enumerate(step.acceptance or plan.acceptance, start=1)
-    )
-
-
-def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> Step:
-    limits = plan.constraints
-    constraints = list(limits.notes)
-    if limits.token_budget is not None:
-        constraints.append(f"token budget: {limits.token_budget}")
-    if limits.latency_seconds is not None:
-        constraints.append(f"latency: at most {limits.latency_seconds:g} s")
-    if limits.risk is not None:
-        constraints.append(f"risk: {limits.risk}")
-    calls, questions = step.expected_tool_calls, step.open_questions
-    return Step(
-        task_id=plan.task_id,
-        task=plan.task,
-        goal=plan.goal,
-        step_id=step.id,
-        text=step.text,
-        role=step.role or plan.role,
-        acceptance=acceptance_of(plan, step),
-        constraints=tuple(constraints),
-        expected_tool_calls=calls if calls is not None else plan.expected_tool_calls,
-        risk=limits.risk,
-        open_questions=questions if questions is not None else plan.open_questions,
-        next=step.next or plan.next,
-        stop_when=plan.stop_when,
-        tools=next((names for names in (step.tools, plan.tools, tools) if names is not None), None),
-    )
-
-
-# Candidates for a pack.
-
-
-def note_id(note: NoteShape, source: str = "note") -> str:
-    """A note's own id, else one from its text."""
-    return note.id or f"{source}_{short(hash_text(note.text))}"
-
-
-def evidence_id(record: EvidenceShape) -> str:
-    """A record's own id, else one from its address and summary."""
-    return record.id or "ev_" + short(hash_text(f"{record.uri}\n{record.summary}"))
-
-
-def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -> list[Candidate]:
-    notes = {
-        "note": knowledge.notes,
-        "memory": knowledge.memories,
-        "decision": knowledge.decisions,
-        "entity": knowledge.entities,
-    }
-    evidence = [
-        Candidate(
-            id=evidence_id(record),
-            layer="evidence",
-            source="state",
-            text=record.summary,
-            digest=hash_text(f"{record.uri}\n{record.summary}"),
-            time=record.time,
-            uri=record.uri,
-            covers=record.covers,
-            content_hash=record.hash,
-        )
-        for record in knowledge.evidence
-    ]
-    return [*(_note_candidate(note, source, done) for source, listed in notes.items() for note in listed), *evidence]
-
-
-def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozenset()) -> Candidate:
-    """A note as a candidate. It expires with its step, at its time ``expires``, or after its ``ttl_seconds``."""
-    ttl_end = note.time + note.ttl_seconds if note.time is not None and note.ttl_seconds is not None else None
-    expires = min((time for time in (note.expires, ttl_end) if time is not None), default=None)
-    return Candidate(
-        id=note_id(note, source),
-        layer="memory",
-        source=source,
-        text=note.text,
-        digest=hash_text(note.text),
-        time=note.time,
-        expires=_LONG_AGO if note.step_id in done else expires,
-        kind="preference" if note.kind == "preference" else "app_note",
-    )
-
-
-def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates with unique ids. One with the same id and text as another is left out."""
-    by_name: dict[str, Candidate] = {}
-    seen: set[tuple[str, str]] = set()
-    numbers: dict[str, int] = {}
-    for candidate in candidates:
-        name = f"{candidate.source}_{candidate.id}" if _CONTENT_NAME.fullmatch(candidate.id) else candidate.id
-        if (name, candidate.digest) in seen:
-            continue
-        seen.add((name, candidate.digest))
-        number = numbers.get(candidate.id, 1)
-        while name in by_name and by_name[name].digest != candidate.digest:
-            number += 1
-            name = f"{candidate.id}_{number}"
-        numbers[candidate.id] = number
-        by_name.setdefault(name, candidate if candidate.id == name else replace(candidate, id=name))
-    return tuple(by_name.values())
+def _tool_names(item: object, depth: int = 0) -> list[str]:
+    """The names in one item: a text, without arguments, or an object with a name."""
+    if isinstance(item, str):
+        parts = re.split("[,;，；、\n]", _ARGUMENTS.sub("", item[:_MOST_TEXT]))
+        return [part.strip() for part in parts if folded(part) and len(part) <= 200]
+    fields = opened(item)
+    name = next((fields[key] for key in _NAME_KEYS if fields.get(key)), None) if isinstance(fields, Mapping) else None
+    name = name or getattr(item, "name", None) or getattr(item, "__name__", None)
+    return _tool_names(name, depth + 1) if isinstance(name, (str, Mapping, BaseModel)) and depth < 3 else []
 
 
 def state_schema() -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Gatherer:
         """The plan, tools and knowledge in the session's state.
 
         A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools, until it
-        makes one of its own, or claims the step that the plan is at.
+        makes one of its own, or claims the step that the plan is at. An agent that writes the plan carries out none.
         """
         agent = call.context.agent_name
         keys: Sequence[str] = ("plan", "tools", "knowledge")
@@ -93,11 +93,12 @@ class Gatherer:
             step = current_step(plan, agent) if plan is not None else None
             if step is None or step.claimed_by != agent:
                 keys = ("knowledge",)
+        plans = agent in call.policy.planners or getattr(call.invocation.agent, "output_key", None) == "plan"
         state = {name: call.state.get(name) for name in keys}
-        key = (agent, structure(state))
+        key = (agent, plans, structure(state))
         found = self._plans.get(key)
         if found is None:
-            found = read_state(state, worker=agent)
+            found = read_state(state, worker=agent, plans=plans)
             self._plans.put(key, found)
         return found
 

@@ -1,0 +1,221 @@
+"""What a session's state says to the pipeline: the step that its plan is at, and candidates for a pack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from aether_context.canonical import hash_text, short
+from aether_context.pack import Candidate, Step, Validity
+from aether_context.state.plans import acceptance_of, current_step, done_steps, lists_tools, read_plan
+from aether_context.state.schema import (
+    EvidenceShape,
+    KnowledgeShape,
+    NoteShape,
+    PlanShape,
+    Problems,
+    StepShape,
+    opened,
+    read_shape,
+    read_tools,
+)
+
+_LONG_AGO = -62_135_596_800.0
+_CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
+
+
+class Plan(NamedTuple):
+    """A session's state as the pipeline reads it. ``problems`` name the places of ignored values, not the values."""
+
+    step: Step = Step()
+    validity: Validity = "unplanned"
+    invalid_reason: str = ""
+    profile: str | None = None
+    candidates: tuple[Candidate, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = False) -> Plan:
+    """The step and the candidates in a session's state. Each field is read on its own, so a wrong one affects no other.
+
+    Where the step, its acceptance list or its tools are given but cannot be read, the plan is invalid. Where the tools,
+    or a value that may hold them, cannot be read, the step has no tools. What a plan says under other keys, or a text
+    that is no plan, is a candidate of the memory layer.
+
+    Args:
+        worker: the agent that asks. A step that it has claimed is preferred to steps that others have claimed.
+        plans: whether it writes the plan. Then it is given no step, but what cannot be read of the plan that is there.
+    """
+    if plans:
+        old, rest = read_state({"plan": state.get("plan")}), read_state({"knowledge": state.get("knowledge")})
+        lacks = [old.invalid_reason, *(problem.removeprefix("state ") for problem in old.problems)]
+        told = [_material("plan", f"the plan that is there cannot be read in full: {'; '.join(lacks)}")]
+        return rest._replace(candidates=(*rest.candidates, *(told if old.invalid_reason else ())))
+    problems = Problems()
+    reading = read_plan(state.get("plan"), problems)
+    tools = read_tools([state.get("tools")], "tools", problems)
+    knowledge = KnowledgeShape()
+    if isinstance(opened(state.get("knowledge")), Mapping):
+        knowledge = read_shape(KnowledgeShape, state["knowledge"], "knowledge", problems) or knowledge
+    elif state.get("knowledge") is not None:
+        problems.lose("knowledge", "it is not a mapping")
+    plan, faults = reading.plan, list(reading.faults)
+    material = [_material(key, text) for key, text in reading.material]
+    if plan is None:
+        return Plan(
+            step=Step(tools=() if reading.closed else tools),
+            validity="invalid" if faults else "unplanned",
+            invalid_reason="; ".join(faults),
+            candidates=unique([*_candidates(knowledge), *material]),
+            problems=problems.messages,
+        )
+    active = current_step(plan, worker)
+    current = active or StepShape()
+    skipped: list[str] = []
+    if plan.step is None and not plan.current_step and current.status != "claimed":
+        # The step is current only by its position: an unreadable item before it may be the current one.
+        position = plan.steps.index(active) if active is not None else len(plan.steps)
+        skipped = [place for place, before in reading.unread if before <= position]
+    step = _step(plan, current, tools)
+    finished = bool(plan.steps) and plan.step is None and all(step.status == "done" for step in plan.steps)
+    unread = reading.closed or (skipped and active is None)
+    if step.tools is None and (unread or (not step.text and not finished and lists_tools(state.get("plan")))):
+        step = replace(step, tools=())
+    if step.tools == () and any(place.endswith("tools") for place in problems.lost):
+        faults.append("the step's tools cannot be read")
+    faults += [f"{place} cannot be read" for place in skipped]
+    lacking = [name for name, value in (("step", step.text), ("acceptance list", step.acceptance)) if not value]
+    if lacking and not (finished and not step.text):
+        faults.append("the plan has no " + " and no ".join(lacking))
+    checkpoints = [current, *(step for step in plan.steps if step.id in current.depends_on)]
+    notes = [NoteShape.model_construct(None, text=text) for step in checkpoints for text in step.notes]
+    return Plan(
+        step=step,
+        validity="invalid" if faults else "valid",
+        invalid_reason="; ".join(dict.fromkeys(faults)),
+        profile=current.profile or plan.profile,
+        candidates=unique(
+            [
+                *_candidates(knowledge, done_steps(plan.steps)),
+                *(_note_candidate(note, "note") for note in notes),
+                *material,
+            ]
+        ),
+        problems=problems.messages,
+    )
+
+
+def _material(key: str, text: str) -> Candidate:
+    """What a plan says beside its fields, as a memory that every pack has."""
+    digest = hash_text(text)
+    return Candidate(
+        id=f"plan_{short(digest)}",
+        layer="memory",
+        source="plan",
+        text=text,
+        digest=digest,
+        speaker=key,
+        kind="app_note",
+    )
+
+
+def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> Step:
+    own, limits = step.constraints, plan.constraints
+    tokens = own.token_budget if own.token_budget is not None else limits.token_budget
+    seconds = own.latency_seconds if own.latency_seconds is not None else limits.latency_seconds
+    risk = own.risk or limits.risk
+    constraints = [*dict.fromkeys([*own.notes, *limits.notes])]
+    constraints += [f"token budget: {tokens}"] if tokens is not None else []
+    constraints += [f"latency: at most {seconds:g} s"] if seconds is not None else []
+    constraints += [f"risk: {risk}"] if risk is not None else []
+    calls, questions = step.expected_tool_calls, step.open_questions
+    return Step(
+        task_id=plan.task_id,
+        task=plan.task,
+        goal=plan.goal,
+        step_id=step.id,
+        text=step.text,
+        role=step.role or plan.role,
+        acceptance=acceptance_of(plan, step),
+        constraints=tuple(constraints),
+        expected_tool_calls=calls if calls is not None else plan.expected_tool_calls,
+        risk=risk,
+        open_questions=questions if questions is not None else plan.open_questions,
+        next=step.next or plan.next,
+        stop_when=plan.stop_when,
+        tools=next((names for names in (step.tools, plan.tools, tools) if names is not None), None),
+    )
+
+
+# Candidates for a pack.
+
+
+def note_id(note: NoteShape, source: str = "note") -> str:
+    """A note's own id, else one from its text."""
+    return note.id or f"{source}_{short(hash_text(note.text))}"
+
+
+def evidence_id(record: EvidenceShape) -> str:
+    """A record's own id, else one from its address and summary."""
+    return record.id or "ev_" + short(hash_text(f"{record.uri}\n{record.summary}"))
+
+
+def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -> list[Candidate]:
+    notes = {
+        "note": knowledge.notes,
+        "memory": knowledge.memories,
+        "decision": knowledge.decisions,
+        "entity": knowledge.entities,
+    }
+    evidence = [
+        Candidate(
+            id=evidence_id(record),
+            layer="evidence",
+            source="state",
+            text=record.summary,
+            digest=hash_text(f"{record.uri}\n{record.summary}"),
+            time=record.time,
+            uri=record.uri,
+            covers=record.covers,
+            content_hash=record.hash,
+        )
+        for record in knowledge.evidence
+    ]
+    return [*(_note_candidate(note, source, done) for source, listed in notes.items() for note in listed), *evidence]
+
+
+def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozenset()) -> Candidate:
+    """A note as a candidate. It expires with its step, at its time ``expires``, or after its ``ttl_seconds``."""
+    ttl_end = note.time + note.ttl_seconds if note.time is not None and note.ttl_seconds is not None else None
+    expires = min((time for time in (note.expires, ttl_end) if time is not None), default=None)
+    return Candidate(
+        id=note_id(note, source),
+        layer="memory",
+        source=source,
+        text=note.text,
+        digest=hash_text(note.text),
+        time=note.time,
+        expires=_LONG_AGO if note.step_id in done else expires,
+        kind="preference" if note.kind == "preference" else "app_note",
+    )
+
+
+def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates with unique ids. One with the same id and text as another is left out."""
+    by_name: dict[str, Candidate] = {}
+    seen: set[tuple[str, str]] = set()
+    numbers: dict[str, int] = {}
+    for candidate in candidates:
+        name = f"{candidate.source}_{candidate.id}" if _CONTENT_NAME.fullmatch(candidate.id) else candidate.id
+        if (name, candidate.digest) in seen:
+            continue
+        seen.add((name, candidate.digest))
+        number = numbers.get(candidate.id, 1)
+        while name in by_name and by_name[name].digest != candidate.digest:
+            number += 1
+            name = f"{candidate.id}_{number}"
+        numbers[candidate.id] = number
+        by_name.setdefault(name, candidate if candidate.id == name else replace(candidate, id=name))
+    return tuple(by_name.values())

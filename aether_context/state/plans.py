@@ -1,0 +1,605 @@
+"""Reads plans as models write them, and finds the step that a plan is at.
+
+One reading for session state and for the task board: the shallowest mapping that holds steps is the plan, what stands
+beside it belongs to it, and its leaves are the steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from aether_context.canonical import canonical_json, plain
+from aether_context.pack import AcceptanceItem
+from aether_context.state.schema import (
+    MOST_ITEMS,
+    Known,
+    PlanShape,
+    Problems,
+    StepShape,
+    each,
+    items_of,
+    known_fields,
+    opened,
+    raw_items,
+    shape_of,
+)
+from aether_context.state.texts import bulleted, marked, readings
+from aether_context.text.spellings import field_of, folded, status_of
+
+_MOST_PLACES, _MOST_DEPTH = 400, 8
+_MOST_SEARCHED = 100_000
+_MOST_NEAR = 200
+_MOST_MATERIAL, _MOST_NOTES = 4_000, 20
+_NAMES_TOOLS = re.compile(
+    r"""(?im)(?:^[^\w\n]{0,8}|["'])(?:\w{1,16}[ _-]?)?to+l+[sz]?"""
+    r"""(?:[ _-]?(?:names?|list|set|scope|needed|required|to[ _-]?use))?[^\w\n]{0,4}"""
+    r"""(?:[:=](?!\s{0,4}(?:(?:None|null)\b|\[\]|\{\}|""|''))|$)"""
+)
+"""A place in a text where a list of tools begins: ``tools: …``, ``"tools": […]``, ``## Tools``,
+``- **Allowed tools**:``."""
+_AROUND = frozenset(PlanShape.model_fields) - {"steps"} | {
+    "done",
+    "done_index",
+    "results",
+    "statuses",
+    "index",
+    "forbidden",
+}
+"""Fields of the plan that may stand in the mappings around it."""
+_NUMBERED_KEY = re.compile(
+    r"(?i)(?:step|task|phase|schritt|aufgabe|etape|étape|paso|步骤|ステップ|手順)?[ _-]?(\d{1,3})"
+)
+_NUMBER = re.compile(
+    r"(?i)(?:[^\W\d_]{1,12}\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})(?:\.|[ ]?(?:of|von|de|sur|/)[ ]?\d{1,4})?(?:[ ]?:.*)?"
+)
+_REFERENCE = re.compile(r"[A-Za-z0-9_.#/-]{1,60}")
+
+
+class Reading(NamedTuple):
+    """A plan as far as it can be read, None where there is none.
+
+    ``faults`` say what could not be read, which makes the current step uncertain. ``closed`` is set where that may have
+    named tools. ``unread`` are the places of items that are no steps, with the number of steps before each.
+    ``material`` is what can be of use although it stands for no field. ``fields`` and ``items`` are what the plan and
+    its steps were read from, ``alone`` the steps by themselves.
+    """
+
+    plan: PlanShape | None = None
+    faults: tuple[str, ...] = ()
+    closed: bool = False
+    unread: tuple[tuple[str, int], ...] = ()
+    material: tuple[tuple[str, str], ...] = ()
+    fields: Mapping[str, Any] = {}
+    items: tuple[Mapping[str, Any], ...] = ()
+    alone: tuple[StepShape, ...] = ()
+
+
+def read_plan(value: object, problems: Problems) -> Reading:
+    """Reads a plan of any form: a mapping, a model, a list of steps, or a text that holds one or says it in lines."""
+    if value is None or value == "" or value == []:
+        return Reading()
+    try:
+        return _read(value, problems)
+    except RecursionError:
+        problems.lose("plan", "it is nested too deeply")
+        return Reading(faults=("the plan cannot be read",), closed=True)
+
+
+def _read(value: object, problems: Problems) -> Reading:
+    raw, ends_early = opened(value), False
+    located = _locate(raw) if not isinstance(raw, str) else None
+    for data, early in readings(raw) if isinstance(raw, str) else ():
+        if (found := _locate(data)) is not None and (early or found[0].keys() & {"step", "steps", "open", "doing"}):
+            located, ends_early = found, early
+            break
+    if located is None and isinstance(raw, Mapping):
+        located = ({}, raw, raw)
+    if located is None:
+        is_text = isinstance(raw, str)
+        broken = isinstance(raw, list) or (is_text and raw.lstrip().startswith(("{", "[", "```")))
+        problems.lose("plan", "its JSON cannot be read" if broken and is_text else "it is not a mapping")
+        material = (("plan", raw[:_MOST_MATERIAL]),) if is_text and not broken and _says_much(raw) else ()
+        return Reading(faults=("the plan cannot be read",), closed=broken or lists_tools(raw), material=material)
+    return _Reader(problems).read(*located, ends_early)
+
+
+def read_step(value: object, place: str, problems: Problems) -> StepShape | None:
+    """A single step; None where it cannot be read."""
+    leaf = _Reader(problems).leaf(value, place)
+    return leaf.step if leaf is not None else None
+
+
+def _says_much(text: str) -> bool:
+    """Whether a text is more than a name or a number."""
+    return len(text.split()) > 3 or (not text.isascii() and len(folded(text)) > 5)
+
+
+def lists_tools(plan: object) -> bool:
+    """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list.
+
+    A plan too large or too deep to be searched is assumed to list some.
+    """
+    try:
+        text = plan if isinstance(plan, str) else canonical_json(plain(_unfolded(plan)))
+    except (RecursionError, ValueError):
+        return True
+    text = text.replace("\\n", "\n").replace('\\"', '"')
+    return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
+
+
+def _unfolded(value: object, depth: int = 0) -> Any:
+    value = opened(value) if depth < 2 * _MOST_DEPTH else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _unfolded(item, depth + 1) for key, item in [*value.items()][:MOST_ITEMS]}
+    return [_unfolded(item, depth + 1) for item in value[:MOST_ITEMS]] if isinstance(value, list) else value
+
+
+# Where in a value the plan is.
+
+
+def _locate(value: object) -> tuple[Known, Mapping[str, Any], Mapping[str, Any]] | None:
+    """The fields of the plan in a value, what it has under other keys, and all of it; None where no field is known.
+
+    The shallowest mapping that holds steps is the plan, and what stands in the mappings around it belongs to it. Where
+    none holds steps, it is the shallowest that holds a current step, reads as a step itself, or says what is next.
+    """
+    items = value[:_MOST_PLACES] if isinstance(value, list) else []
+    is_wrapper = len(items) == 1 and isinstance(items[0], Mapping) and _holds_steps(items[0])
+    if not is_wrapper and any(isinstance(item, str) or _reads_as_step(item) for item in items):
+        value = {"steps": value}
+    queue: deque[tuple[Any, tuple[Mapping[str, Any], ...]]] = deque([(value, ())])
+    best: tuple[int, tuple[Mapping[str, Any], ...]] = (5, ())
+    for _ in range(_MOST_PLACES):
+        if not queue or best[0] == 0:
+            break
+        node, above = queue.popleft()
+        node = opened(node)
+        if isinstance(node, list):
+            queue.extend((item, above) for item in node[:_MOST_PLACES])
+        elif isinstance(node, str) and "\n" in node:
+            queue.extend([(data, above) for data, _ in readings(node) if isinstance(data, dict)][:1])
+        if not isinstance(node, Mapping) or len(above) >= _MOST_DEPTH:
+            continue
+        known, _ = known_fields("plan", node)
+        is_at_step = any(not isinstance(item, bool) for item in known.get("step", ()))
+        says_next = bool(known.keys() & {"next", "open", "doing"})
+        ranks = (_holds_steps(node), is_at_step, _is_only_step(node), says_next, bool(known), True)
+        rank = ranks.index(True)
+        best = min(best, (rank, (*above, node)), key=lambda one: one[0])
+        skipped = {id(item) for name in ("step", "tools", "acceptance") for item in known.get(name, ())}
+        queue.extend((item, (*above, node)) for item in node.values() if id(item) not in skipped)
+    rank, mappings = best
+    if rank == 5:
+        return None
+    known, left = known_fields("plan", mappings[-1]) if rank != 2 else ({"step": [mappings[-1]]}, {})
+    fields = dict(mappings[-1]) if rank != 2 else {"step": mappings[-1]}
+    if numbered := _numbered(left):
+        known.setdefault("steps", [numbered])
+        left, fields = ({key: item for key, item in part.items() if key not in numbered} for part in (left, fields))
+    if not known.keys() & {"steps", "step", "open", "doing", "next"}:  # a checklist that says what is done
+        checked = [one for one in each(known.get("acceptance", ())) if isinstance(one, Mapping)]
+        if any(known_fields("step", one)[0].keys() & {"flag", "status"} for one in checked):
+            known["steps"] = known.pop("acceptance")
+    for mapping in reversed(mappings[:-1]):
+        around, _ = known_fields("plan", mapping)
+        for name in (around.keys() & _AROUND) - ({"step"} & known.keys()):
+            given = [item for item in around[name] if name != "task" or not isinstance(item, Mapping)]
+            known |= {name: [*known.get(name, []), *given]}
+        fields = {key: item for key, item in mapping.items() if item is not mappings[-1]} | fields
+    for mapping in [item for item in left.values() if isinstance(item, Mapping)]:
+        around, _ = known_fields("plan", mapping)
+        known = {name: around[name] for name in around.keys() & {"goal", "constraints", "tools"}} | known
+    return known, left, fields
+
+
+def _holds_steps(mapping: Mapping[str, Any]) -> bool:
+    known, left = known_fields("plan", mapping)
+    return any(map(_are_steps, known.get("steps", ()))) or len(_numbered(left)) > 1
+
+
+def _numbered(left: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands under keys such as ``step_1``."""
+    return {key: item for key, item in left.items() if _NUMBERED_KEY.fullmatch(key)}
+
+
+def _are_steps(value: object) -> bool:
+    """Whether what stands under a word for steps are steps, not a plan with steps of its own, a title or a count."""
+    value = opened(value)
+    if isinstance(value, Mapping):
+        return 2 * sum(field_of("plan", str(name)) is not None for name in value) < len(value)
+    return bool(value) if isinstance(value, list) else isinstance(value, str) and len(bulleted(value)) > 1
+
+
+def _reads_as_step(value: object) -> bool:
+    """Whether an item of a list is a step."""
+    value = opened(value)
+    if not isinstance(value, Mapping):
+        return False
+    known, left = known_fields("step", value)
+    return any(isinstance(item, (str, int)) for name in ("text", "title") for item in known.get(name, ())) or (
+        len(value) == len(_numbered(left)) == 1
+    )
+
+
+def _is_only_step(value: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a step rather than a plan: it has a text under a word that no plan has for its task, and a
+    checklist, tools or a status."""
+    known, _ = known_fields("step", value)
+    own = [key for key in value if folded(str(key)) == "description" or field_of("plan", str(key)) is None]
+    return bool(known.keys() & {"acceptance", "tools", "status"}) and any(
+        (field_of("step", str(key)) or ("",))[0] == "text" and isinstance(value[key], str) for key in own
+    )
+
+
+# The steps.
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """A step without steps of its own, and what its list says of it."""
+
+    step: StepShape
+    fields: Mapping[str, Any]
+    place: str
+    status: str = ""
+    names: tuple[str, ...] = ()
+    known: Known = field(default_factory=dict)
+    left: Mapping[str, Any] = field(default_factory=dict)
+    alone: StepShape = field(default_factory=StepShape)
+
+    def set(self, **values: Any) -> None:
+        self.step = self.step.model_copy(update=values)
+
+
+class _Reader:
+    """Reads one plan."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+        self.leaves: list[_Leaf] = []
+        self.unread: list[tuple[str, int]] = []
+        self.named: dict[str, list[_Leaf]] = {}
+        """The steps by their places, ids and texts, those of a group by the group's."""
+        self.numbers: dict[str, list[_Leaf]] = {}
+        """The steps by the digits of their ids."""
+
+    def read(self, known: Known, left: Mapping[str, Any], fields: Mapping[str, Any], ends_early: bool) -> Reading:
+        problems = self.problems
+        faults = ["the plan's JSON text is not complete"] if ends_early else []
+        if ends_early:
+            problems.note("state plan: its JSON text ends before it is complete")
+        given = known.pop("steps", [])
+        lists = [value for value in given if _are_steps(value)]
+        known.setdefault("task", []).extend(value for value in given if isinstance(value, str) and value not in lists)
+        listed = [value for value in lists if not isinstance(value, str)] or lists or known.get("open", [])
+        for value in listed or ([] if "step" in known else known.pop("next", [])):
+            self._collect(value, "plan.steps", None)
+        if not lists and any(not isinstance(value, (str, list, Mapping)) for value in map(opened, given)):
+            problems.lose("plan.steps", "it is not a list")
+        orders = {id(leaf): leaf.known["order"][0] for leaf in self.leaves if leaf.known.get("order")}
+        if len(orders) == len(self.leaves) and all(map(_is_number, orders.values())):
+            self.leaves.sort(key=lambda leaf: int(orders[id(leaf)]))
+        self._say_done(known)
+        self._distribute(known)
+        self._connect(known)
+        current, step = self._current(known)
+        told = {name: values for name, values in known.items() if values}
+        plan = shape_of(PlanShape, told, "plan", problems) or PlanShape()
+        problems.unknown("plan", left, "plan")
+        lost = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
+        faults += [f"{place} cannot be read" for place in lost]
+        faults += ["plan.current_step names no step"] if "plan.current_step" in problems.lost else []
+        left = {**left, **(current.left if current is not None else {})}
+        texts = {key: _text(item)[:_MOST_MATERIAL] for key, item in left.items() if not isinstance(item, Mapping)}
+        material = [(key, text) for key, text in texts.items() if _says_much(text)]
+        name = current.step.id if current is not None and step is None else ""
+        steps = tuple(leaf.step for leaf in self.leaves)
+        return Reading(
+            plan=plan.model_copy(update={"steps": steps, "step": step, "current_step": name}),
+            faults=tuple(faults),
+            closed=ends_early or bool(lost),
+            unread=tuple(self.unread),
+            material=tuple(material[:_MOST_NOTES]),
+            fields=fields,
+            items=tuple(leaf.fields for leaf in self.leaves),
+            alone=tuple(leaf.alone for leaf in self.leaves),
+        )
+
+    def _collect(self, value: object, place: str, above: _Leaf | None, depth: int = 0) -> list[_Leaf]:
+        """The leaves of a list of steps, in order. What a step does not say itself holds from the one above it."""
+        items = raw_items(StepShape, value) if depth < _MOST_DEPTH else None
+        if items is None:
+            self.problems.lose(place, "it is not a list")
+        elif len(items) > MOST_ITEMS:
+            self.problems.note(f"state {place}: only the {MOST_ITEMS} first of {len(items)} entries were read")
+        found: list[_Leaf] = []
+        for index, item in enumerate((items or [])[:MOST_ITEMS]):
+            leaf = self.leaf(item, f"{place}.{index}", above)
+            if leaf is None:
+                self.unread.append((f"{place}.{index}", len(self.leaves)))
+                continue
+            below = [*leaf.known.get("steps", []), *filter(_has_mappings, leaf.known.get("parts", []))]
+            inner = [one for value in below for one in self._collect(value, leaf.place, leaf, depth + 1)]
+            for name in (leaf.place, leaf.step.id, leaf.step.text, *leaf.names):
+                self.named.setdefault(name, inner or [leaf])
+                self.named.setdefault(folded(name), inner or [leaf])
+            self.numbers.setdefault(re.sub(r"\D", "", leaf.step.id[:60]), []).append(leaf)
+            ready = [one for one in inner if one.step.status == "ready"]
+            if leaf.status == "claimed" and ready and all(one.step.status != "claimed" for one in inner):
+                ready[0].set(status="claimed")
+            self.leaves += [leaf] if not inner and len(self.leaves) < MOST_ITEMS else []
+            found += inner or [leaf]
+        return found
+
+    def leaf(self, item: object, place: str, above: _Leaf | None = None) -> _Leaf | None:
+        """A step as it stands; None where it cannot be read."""
+        raw = opened(item)
+        if isinstance(raw, list) and len(raw) == 2:  # a step, and its status or its result
+            raw = {"text": raw[0], "status" if status_of(raw[1]) else "result": raw[1]}
+        if not isinstance(raw, (str, Mapping)):
+            self.problems.lose(place, "it is neither a mapping nor a text")
+            return None
+        fields = {"text": raw} if isinstance(raw, str) else {str(key): value for key, value in raw.items()}
+        known, left = known_fields("step", fields)
+        if len(left) == 1 and not known:  # {"Step one": {…}} or {"1": "Count"}
+            key, inner = next((key, opened(value)) for key, value in left.items())
+            fields = {"id": key, **(inner if isinstance(inner, Mapping) else {"text": inner})}
+            known, left = known_fields("step", fields)
+        numbers = [text for text in known.get("text", ()) if _is_number(text) and text is not fields.get("text")]
+        texts = list(filter(None, (_text(text) for text in known.get("text", ()) if text not in numbers)))
+        titles = [str(title) for title in known.get("title", ()) if isinstance(title, (str, int))]
+        mark = marked((texts or titles or [""])[0])
+        # A title in words says more than its text alone, and so does a second text; a single word is a name.
+        heads = [title for title in titles[:1] if " " in title and texts and not _has(mark.text, title)]
+        lines = [": ".join([*heads, mark.text])]
+        lines += [text for text in texts[1:] if " " in text and not _has(mark.text, text)]
+        lines += [f"- {_text(part)}" for part in each(known.get("parts", ())) if isinstance(part, str)]
+        status = _status(known) or mark.status
+        ids = [*known.get("id", []), *numbers, *filter(None, [mark.id])]
+        given = {**known, "text": ["\n".join(filter(None, lines))], "id": ids}
+        given["status"] = [status.replace("blocked", "ready")] if status else [*map(_text, known.get("status", ()))]
+        step = shape_of(StepShape, {name: values for name, values in given.items() if values}, place, self.problems)
+        if step is None or not (step.text or step.id or known.keys() & {"steps", "acceptance", "tools"}):
+            self.problems.lose(place, "it has no text")
+            return None
+        self.problems.unknown("step", left, place)
+        leaf = _Leaf(step, fields, place, status, tuple(titles), known, left, step)
+        if above is not None:
+            over = above.step
+            names = ("acceptance", "role", "depends_on", "profile")
+            notes = tuple(dict.fromkeys([*step.constraints.notes, *over.constraints.notes]))
+            leaf.set(
+                **{name: getattr(step, name) or getattr(over, name) for name in names},
+                tools=step.tools if step.tools is not None else over.tools,
+                constraints=step.constraints.model_copy(update={"notes": notes}),
+                status="done" if over.status == "done" else step.status,
+            )
+        return leaf
+
+    # What the plan says of its steps beside them.
+
+    def _say_done(self, known: Known) -> None:
+        lists = [(name, opened(value)) for name in ("done", "results", "done_index") for value in known.pop(name, [])]
+        for name, value in lists:
+            if isinstance(value, bool) or status_of(value):
+                continue
+            items: list[Any] = [opened(item) for item in each([value])]
+            if isinstance(value, Mapping):  # what came of each
+                items = [key for key, item in value.items() if item not in (False, None, "")]
+            elif isinstance(value, int) and name != "done_index":  # how many
+                items = [leaf.place for leaf in self.leaves[:value]]
+            items = [item[0] if isinstance(item, list) and item else item for item in items]
+            from_zero = name == "done_index" or any(str(item) == "0" for item in items)
+            for leaf in (leaf for item in items for leaf in self.find(item, from_zero=from_zero)):
+                leaf.set(status="done")
+
+    def _distribute(self, known: Known) -> None:
+        """Gives each step its part of a mapping by step, or its status of a list beside the steps."""
+        for name, target in (("statuses", "status"), ("acceptance", "acceptance"), ("tools", "tools")):
+            for value in known.pop(name, []):
+                raw = opened(value)
+                found = [(self.find(str(key)), item) for key, item in raw.items()] if isinstance(raw, Mapping) else []
+                if name == "statuses" and isinstance(raw, list) and len(raw) == len(self.leaves):
+                    found = [([leaf], item) for leaf, item in zip(self.leaves, raw, strict=True)]
+                if not found or not all(leaves for leaves, _ in found):
+                    known[name] = [*known.get(name, []), value]
+                    continue
+                for leaves, item in found:
+                    if target == "status":
+                        known_status = item if isinstance(item, Mapping) else {"status": item}
+                        status = _status(known_fields("step", known_status)[0])
+                        item = "ready" if status in ("", "blocked") else status
+                    step = shape_of(StepShape, {target: [item]}, leaves[0].place, self.problems) or StepShape()
+                    for leaf in leaves:
+                        leaf.set(**{target: getattr(step, target)})
+
+    def _connect(self, known: Known) -> None:
+        """Dependencies, as ids of steps; a step that another depends on is named by its number where it has no id."""
+        edges = []
+        for name, item in [pair for value in known.pop("edges", []) for pair in items_of(value) or ()]:
+            raw = opened(item)
+            ends = raw.split("->") if isinstance(raw, str) else raw
+            if isinstance(raw, Mapping):
+                ends = [raw.get("from", raw.get("source")), raw.get("to", raw.get("target"))]
+            edges += [(before, name) for before in each([raw])] if name else []
+            edges += [tuple(ends)] if not name and isinstance(ends, list) and len(ends) == 2 else []
+        edges += [(leaf.step.text, name) for leaf in self.leaves for name in each(leaf.known.get("blocks", ()))]
+        for before, after in edges:
+            for leaf in self.find(after):
+                leaf.set(depends_on=(*leaf.step.depends_on, str(before)))
+        for leaf in self.leaves:
+            found = {name: self.find(name) for name in leaf.step.depends_on}
+            meant = [one for others in found.values() for one in others if one is not leaf or others == [leaf]]
+            names = [self._name(one) for one in meant]
+            if lost := [name for name, others in found.items() if not others]:
+                self.problems.note(f"state {leaf.place} never gets ready: it depends on a step that is not there")
+            leaf.set(depends_on=tuple(dict.fromkeys([*names, *lost])))
+
+    def _name(self, leaf: _Leaf) -> str:
+        if not leaf.step.id:
+            leaf.set(id=str(self.leaves.index(leaf) + 1))
+        return leaf.step.id
+
+    def find(self, name: object, *, from_zero: bool = False) -> list[_Leaf]:
+        """The steps that a name refers to: by id, by text, or by number; those of a group for the group's."""
+        name = opened(name)
+        if isinstance(name, Mapping):
+            known, _ = known_fields("step", name)
+            given = [one for key in ("id", "text", "title") for one in known.get(key, ())]
+            return next((found for one in given if isinstance(one, (str, int)) and (found := self.find(one))), [])
+        if isinstance(name, bool) or not isinstance(name, (str, int, float)):
+            return []
+        text = str(int(name)) if isinstance(name, float) and name.is_integer() else str(name).strip()
+        number = _NUMBER.fullmatch(text) if len(text) < 200 else None
+        if number is not None and from_zero:
+            return self.leaves[int(number[1]) :][:1]
+        mark = marked(text[:500])
+        for spelling in (text, folded(text), folded(mark.text), folded(text.split(":", 1)[0]), mark.id):
+            if spelling and spelling in self.named:
+                return self.named[spelling]
+        if number is not None:
+            alike = self.numbers.get(number[1], [])
+            at = max(int(number[1]) - 1, 0)
+            there = self.named.get(f"plan.steps.{at}", [])
+            return alike if len(alike) == 1 else there or ([] if self.unread else self.leaves[at : at + 1])
+        near = [leaf for leaf in self.leaves[:_MOST_NEAR] if _has(leaf.step.text, text) or _has(text, leaf.step.text)]
+        return near if len(near) == 1 else []
+
+    def _current(self, known: Known) -> tuple[_Leaf | None, StepShape | None]:
+        """The step that the plan's references make the current one, and that step where it is none of the list."""
+        ids, named = known.pop("step_id", []), known.pop("current_step", [])
+        given = [(item, "plan.step", False) for item in known.pop("step", [])]
+        given += [(item, "plan.current_step", False) for item in each(known.pop("doing", []))]
+        given += [(item, "plan.current_step", True) for item in known.pop("index", [])]
+        given += [(item, "plan.current_step", False) for item in [*named, *(ids if self.leaves else [])]]
+        for item, place, from_zero in given:
+            raw = opened(item)
+            raw = raw[0] if isinstance(raw, list) and len(raw) == 1 else raw
+            if isinstance(raw, bool):
+                continue
+            found = self.find(raw, from_zero=from_zero)
+            if open_steps := [leaf for leaf in found if leaf.step.status != "done"]:
+                return self._completed(open_steps[0], raw), None
+            if found:
+                continue
+            is_name = isinstance(raw, str) and self.leaves and _REFERENCE.fullmatch(raw.strip())
+            if is_name or isinstance(raw, (int, float, list)):
+                is_name = is_name or self.leaves
+                place = "plan.current_step" if is_name else place
+                self.problems.lose(place, "no step has that name" if is_name else "it is neither a mapping nor a text")
+            elif (own := self._alone(raw, place)) is not None and not (own.step.status == "done" and self.leaves):
+                if ids and not own.step.id:
+                    own.set(id=str(ids[0]))
+                return own, own.step
+        blocked = [leaf.step for leaf in self.leaves if leaf.status == "blocked"]
+        if blocked and all(leaf.step.status != "claimed" for leaf in self.leaves):
+            free = [step for step in ready_steps([leaf.step for leaf in self.leaves]) if step not in blocked]
+            for leaf in (leaf for leaf in self.leaves if leaf.step in free[:1]):
+                return self._completed(leaf, None), None
+        return None, None
+
+    def _completed(self, leaf: _Leaf, reference: object) -> _Leaf:
+        """A step of the list, with an id, and with what a reference to it says more."""
+        self._name(leaf)
+        own = self._alone(reference, "plan.step") if isinstance(reference, Mapping) else None
+        if own is not None:
+            told = own.step.model_fields_set - {"id", "status"} - ({"text"} if not own.step.text else set())
+            leaf.set(**{name: getattr(own.step, name) for name in told})
+            leaf.left = {**leaf.left, **own.left}
+        return leaf
+
+    def _alone(self, raw: object, place: str) -> _Leaf | None:
+        """A step that stands in no list, its parts in its text. One in a mapping of its own is that."""
+        for _ in range(_MOST_DEPTH):
+            values = raw.values() if isinstance(raw, Mapping) and not _reads_as_step(raw) else ()
+            inner = [opened(one) for one in values if isinstance(opened(one), Mapping)]
+            raw = inner[0] if len(inner) == 1 else raw
+        if isinstance(raw, str) and "\n" in raw:
+            raw = next((data for data, _ in readings(raw) if _reads_as_step(data)), raw)
+        leaf = self.leaf(raw, place)
+        if leaf is not None:
+            parts = _Reader(Problems())
+            for value in [*leaf.known.get("steps", []), *filter(_has_mappings, leaf.known.get("parts", []))]:
+                parts._collect(value, place, None)
+            lines = [f"- [{'x' if one.step.status == 'done' else ' '}] {one.step.text}" for one in parts.leaves]
+            leaf.set(text="\n".join([leaf.step.text, *lines]))
+        return leaf
+
+
+def _has(text: str, part: str) -> bool:
+    """Whether a text contains another; short ones stand in any by chance."""
+    return len(folded(part)) > (9 if part.isascii() else 3) and folded(part) in folded(text)
+
+
+def _has_mappings(value: object) -> bool:
+    return any(isinstance(opened(item), Mapping) for _, item in items_of(value) or ())
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, str)) and str(value).strip().isdecimal()
+
+
+def _text(value: object, depth: int = 0) -> str:
+    """What a value says in words: the lines of a list, the text in a mapping."""
+    value = opened(value) if depth < _MOST_DEPTH else None
+    if isinstance(value, Mapping):
+        return next((_text(item, depth + 1) for item in known_fields("step", value)[0].get("text", ())), "")
+    if isinstance(value, list):
+        return "\n".join(filter(None, (_text(item, depth + 1) for item in value[:MOST_ITEMS])))
+    return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
+
+
+def _status(known: Known) -> str:
+    """A step's status by its words, its flags or its result; empty where none says it."""
+    for value in map(opened, known.get("status", ())):
+        if status := _status(known_fields("step", value)[0]) if isinstance(value, Mapping) else status_of(str(value)):
+            return status
+    for name, meaning in (("flag", "done"), ("active", "claimed")):
+        for value in known.get(name, ()):
+            if value is True or (isinstance(value, str) and (status_of(value) == "done" or value[:1].isdigit())):
+                return meaning
+    has_result = any(not isinstance(value, bool) for value in known.get("result", ()))
+    return "done" if has_result and "status" not in known else ""
+
+
+# The step that the plan is at.
+
+
+def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
+    """The current step, None where none is left.
+
+    It is the plan's ``step``; else a step that the worker has claimed; else the one that ``current_step`` names, the
+    first claimed one, the first ready one whose dependencies are done, or the first ready one.
+    """
+    if plan.step is not None:
+        return plan.step
+    current = [step for step in plan.steps if plan.current_step and step.id == plan.current_step]
+    claimed = [step for step in plan.steps if step.status == "claimed"]
+    own_steps = [step for step in claimed if worker and step.claimed_by == worker]
+    if own_steps:
+        return next((step for step in current if step in own_steps), own_steps[0])
+    unclaimed = [step for step in plan.steps if step.status == "ready"]
+    return next(iter([*current, *claimed, *ready_steps(plan.steps), *unclaimed]), None)
+
+
+def done_steps(steps: Iterable[StepShape]) -> frozenset[str]:
+    """The ids of the steps that are done."""
+    return frozenset(step.id for step in steps if step.status == "done" and step.id)
+
+
+def ready_steps(steps: Sequence[StepShape]) -> tuple[StepShape, ...]:
+    """The steps that can be claimed: their status is ``ready`` and all steps they depend on are done."""
+    done = done_steps(steps)
+    return tuple(step for step in steps if step.status == "ready" and done.issuperset(step.depends_on))
+
+
+def acceptance_of(plan: PlanShape, step: StepShape) -> tuple[AcceptanceItem, ...]:
+    """A step's checklist, or the plan's where the step has none."""
+    return tuple(
+        AcceptanceItem(id=item.id or f"a{number}", text=item.text, needs_evidence=item.needs_evidence)
+        for number, item in enumerate(step.acceptance or plan.acceptance, start=1)
+    )
