@@ -858,5 +858,7 @@ def test_what_events_carry_is_plain_json() -> None:
 def test_an_unreported_or_negative_part_of_the_input_is_unknown_or_0() -> None:
     plain = reported(types.GenerateContentResponseUsageMetadata(prompt_token_count=9))
     assert (plain.cached_tokens, plain.cache_write_tokens) == (None, None)
+    of_gemini = reported(types.GenerateContentResponseUsageMetadata(prompt_token_count=9), "gemini-2.5-flash")
+    assert of_gemini.cached_tokens == 0
     wrong = types.GenerateContentResponseUsageMetadata(prompt_token_count=9, cached_content_token_count=-4)
     assert reported(wrong).cached_tokens == 0

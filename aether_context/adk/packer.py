@@ -513,7 +513,7 @@ class RequestPacker:
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
         """
-        usage, review = reported(response.usage_metadata), None
+        usage, review = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
         last = self.last(context)
         if last is not None and last.pack.identity.invocation != context.invocation_id:

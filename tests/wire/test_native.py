@@ -1,0 +1,46 @@
+"""What Gemini and Claude receive through ADK's own clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("anthropic")
+
+from scripted import Chat
+from wire.servers import Refusal
+from wire.sessions import NATIVE, Scenario, asks, clerk, mixed, run
+
+from aether_context.adk import ContextPackPlugin
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
+@pytest.mark.parametrize("client", NATIVE)
+def test_ten_turns_are_valid_inside_the_window_and_cached(client: str, stream: bool) -> None:
+    with run(client, mixed(), stream=stream) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert done.server.over == []
+        assert done.server.cached_share >= 0.7
+        assert len(done.server.requests) == 26
+        # The agent that runs as a tool is in the ledger of its caller.
+        assert _used(done.chat).totals.cached_share == pytest.approx(done.server.cached_share, abs=0.001)
+
+
+def _used(chat: Chat) -> Any:
+    """The account of the chat's session."""
+    assert isinstance(chat.plugin, ContextPackPlugin)
+    report = chat.plugin.usage(app=chat.app_name, user=chat.user, session=chat.session)
+    assert report is not None
+    return report.session
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_a_rate_limit_teaches_no_window(client: str) -> None:
+    refusal = Refusal(429, "You exceeded your quota of 3000 input tokens per minute: prompt is too long")
+    turns = [(asks(0), []), (asks(1), [refusal]), (asks(2), [])]
+    with run(client, Scenario(lambda llm: clerk(llm, tools=[]), turns)) as done:
+        assert len(done.failed) == 1
+        assert done.server.faults == []
+        assert {manifest.window for manifest in done.chat.manifests()} == {8_000}
