@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from aether_context.canonical import hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
+from aether_context.conversation.content_json import content_of_parts
 from aether_context.conversation.rewrites import indented, packed_message
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
@@ -141,7 +142,7 @@ def render(draft: Draft) -> Pack:
     source, scope, counter = draft.input, draft.scope, draft.counter
     packed = draft.message
     plain = _contents(draft)
-    contents = normalized(plain, counter) if draft.normalize else plain
+    contents = _begun_by_user(draft, normalized(plain, counter) if draft.normalize else plain)
     sent = Sent(
         system=Block(hash_text(draft.system), draft.measured["system"] - draft.uncounted_tokens),
         tools=tuple(
@@ -388,6 +389,21 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
                 at = unit.indices[0]
         outgoing.insert(at, summary_message_out)
     return tuple(outgoing)
+
+
+def _begun_by_user(draft: Draft, contents: tuple[Outgoing, ...]) -> tuple[Outgoing, ...]:
+    """The contents, the first of them a user's message: Gemini and Claude refuse a request that the model begins.
+
+    ADK's own compaction puts its summary first, as the model's.
+    """
+    first = contents[0] if contents and not draft.input.passthrough_reason else None
+    texts = [at for at, part in enumerate(first.content.parts) if part.kind == "text"] if first is not None else []
+    if first is None or first.content.role != "model" or first.content.calls or not texts:
+        return contents
+    content = content_of_parts("user", [first.content.parts[at] for at in texts])
+    members = tuple(_member(first, at) for at in texts)
+    made = first._replace(content=content, outcome="merged", tokens=draft.counter.content(content), members=members)
+    return (made, *contents[1:])
 
 
 def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple[CandidateOutcome, ...]:

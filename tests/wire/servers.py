@@ -456,7 +456,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self._body()
-        is_json = "json" in self.headers.get("content-type", "json")
+        is_json = "multipart" not in self.headers.get("content-type", "")
         status, answer, streams = self.server.answer(self.path.partition("?")[0], json.loads(data) if is_json else {})
         self.send_response(status)
         if not streams:

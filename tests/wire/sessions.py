@@ -21,7 +21,7 @@ from wire.servers import Claude, Gemini, Ollama, OpenAI, Provider, Refusal, Repl
 
 from aether_context import PackPolicy
 
-Way: TypeAlias = Literal["plugin", "alone", "compaction"]
+Way: TypeAlias = Literal["plugin", "alone", "compaction", "both"]
 Message: TypeAlias = str | types.Content | Callable[[list[Event]], types.Content]
 Turn: TypeAlias = tuple[Message, Sequence[Reply | Refusal]]
 
@@ -351,7 +351,7 @@ def run(
         llm = kind.model(server.url)
         agent = scenario.agent(llm)
         settings: dict[str, Any] = {}
-        if way == "compaction":
+        if way in ("compaction", "both"):
             from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 
             settings["events_compaction_config"] = EventsCompactionConfig(
@@ -360,7 +360,7 @@ def run(
         chat = Chat(
             agent=agent,
             policy=policy or PackPolicy(max_input_tokens=window),
-            use_plugin=way == "plugin",
+            use_plugin=way in ("plugin", "both"),
             app_settings=settings,
         )
         failed: list[str] = []

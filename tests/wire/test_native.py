@@ -10,7 +10,7 @@ pytest.importorskip("anthropic")
 
 from scripted import Chat
 from wire.servers import Refusal
-from wire.sessions import NATIVE, Scenario, asks, clerk, mixed, run
+from wire.sessions import NATIVE, SCENARIOS, Scenario, asks, clerk, mixed, run
 
 from aether_context.adk import ContextPackPlugin
 
@@ -34,6 +34,15 @@ def _used(chat: Chat) -> Any:
     report = chat.plugin.usage(app=chat.app_name, user=chat.user, session=chat.session)
     assert report is not None
     return report.session
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_the_summary_of_adks_own_compaction_is_a_users_message(client: str) -> None:
+    with run(client, SCENARIOS["images"](), way="compaction") as done:
+        assert {fault.partition(":")[0] for fault in done.server.faults} == {f"{client}_begins_with_the_user"}
+    with run(client, SCENARIOS["images"](), way="both") as done:
+        assert done.server.faults == []
+        done.chat.replays()
 
 
 @pytest.mark.parametrize("client", NATIVE)
