@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.rewrites import packed_message, query_of, shorten_content, told, words_before
+from aether_context.conversation.rewrites import (
+    packed_message,
+    query_of,
+    sent_places,
+    shorten_content,
+    told,
+    words_before,
+)
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, EpochReason, Outcome, Outgoing, PackedMessage, PackInput
@@ -96,8 +103,8 @@ def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[
             content, members = packed_message(raw, index, packed, counter)
             forms.append((content, "payload", members))
         elif (ceiling := epoch.extracts.get(draft.keys[index])) is not None:
-            content = shorten_content(raw, ceiling, counter=counter, query=query_of(request.contents, index))
-            forms.append((content, "extract", ()))
+            content, members = extract(draft, index, raw, ceiling, query_of(request.contents, index))
+            forms.append((content, "extract", members))
         else:
             forms.append((raw, "verbatim", ()))
     counts = counter.contents([content for content, _, _ in forms])
@@ -107,6 +114,21 @@ def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[
             zip(request.contents, forms, counts, strict=True)
         )
     )
+
+
+def extract(
+    draft: Draft, origin: int, raw: Content, ceiling: int, query: str
+) -> tuple[Content, tuple[tuple[int, int], ...]]:
+    """A content of the host's with parts of at most ``ceiling`` tokens, with the members of `Outgoing`."""
+    is_over = is_past(draft, origin)
+    content = shorten_content(raw, ceiling, counter=draft.counter, query=query, is_over=is_over)
+    places = sent_places(raw, is_over=is_over)
+    return content, () if len(places) == len(raw.parts) else tuple((origin, at) for at in places)
+
+
+def is_past(draft: Draft, origin: int) -> bool:
+    """Whether a content belongs to a turn that is over: it stands before the final human message."""
+    return draft.human is not None and origin < draft.human
 
 
 def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("anthropic")
 
 from scripted import Chat
 from wire.servers import Refusal
-from wire.sessions import NATIVE, SCENARIOS, Scenario, asks, clerk, mixed, run
+from wire.sessions import NATIVE, SCENARIOS, Scenario, arguments, asks, clerk, mixed, run, thinking
 
 from aether_context.adk import ContextPackPlugin
 
@@ -53,3 +53,23 @@ def test_a_rate_limit_teaches_no_window(client: str) -> None:
         assert len(done.failed) == 1
         assert done.server.faults == []
         assert {manifest.window for manifest in done.chat.manifests()} == {8_000}
+
+
+@pytest.mark.parametrize(
+    ("client", "window", "scenario"),
+    [
+        ("claude", 5_000, thinking(3_400, turns=3)),
+        ("claude", 3_000, thinking(800, turns=3, steps=3)),
+        ("claude", 2_000, thinking(500, turns=3)),
+        ("gemini", 8_000, arguments(3_000, turns=3)),
+        ("gemini", 2_000, arguments(700, turns=4)),
+        ("claude", 2_000, arguments(700, turns=4)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, (str, int)) else "",
+)
+def test_what_is_signed_is_whole_or_absent(client: str, window: int, scenario: Scenario) -> None:
+    with run(client, scenario, window=window) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert done.server.over == []
+        done.chat.replays()
