@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.models import FallbackModel
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 from google.genai.errors import ClientError
 from scripted import Chat, new_store
 from strict import Strict, strict, turns
@@ -172,10 +175,10 @@ def test_a_refusal_without_a_number_takes_a_tenth_off() -> None:
     llm = strict(numbered=False, limit=11_000)
     agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
     chat = Chat(agent=agent, policy=PackPolicy(max_input_tokens=13_000))
-    failed = turns(chat, range(16))
-    assert len(failed) <= 2
+    assert turns(chat, range(16)) == []
+    assert llm.refused
     windows = list(dict.fromkeys(manifest.window for manifest in chat.manifests()))
-    assert len(windows) == 1 + len(failed)
+    assert len(windows) == 1 + len(llm.refused)
     assert all(0.75 * before < after <= 0.9 * before for before, after in zip(windows, windows[1:], strict=False))
 
 
@@ -202,8 +205,10 @@ def test_errors_that_are_not_refusals_are_recorded_and_teach_nothing() -> None:
 
 def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:
     plugin = ContextPackPlugin(store=new_store(), on_error="raise")
-    small = Chat(agent=LlmAgent(name="clerk", model=strict(), instruction="You help."), plugin=plugin)
-    assert len(turns(small, range(14))) == 1
+    llm = strict()
+    small = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."), plugin=plugin)
+    assert turns(small, range(14)) == []
+    assert len(llm.refused) == 1
 
     class Elsewhere(Strict):
         base_url: str = "https://user:secret@models.example"
@@ -225,6 +230,33 @@ def test_the_model_of_a_fallback_that_refused_is_the_one_that_is_learned_of() ->
     assert len(turns(chat, range(14, 18))) == 1
     assert chat.manifests()[-1].window_mark == "learned"
     assert [key.partition("@")[0] for key in asyncio.run(chat.held()).state[STATE_KEY]] == ["gemini-2.5-pro"]
+
+
+def test_a_call_is_tried_twice_at_most_and_not_behind_a_callback_that_changed_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    llm = strict(limit=300)  # less than any window that is learned
+    failed = turns(Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help.")), range(1))
+    assert (failed, len(llm.refused)) == ([0], 2)
+
+    def add(callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+        llm_request.contents = [*llm_request.contents[:-1], types.UserContent("behind the plugin")]
+
+    llm = strict(limit=300)
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help. " * 300, before_model_callback=add)
+    assert turns(Chat(agent=agent), range(1)) == [0]
+    assert len(llm.refused) == 1
+    assert "a callback behind the plugin changed it" in caplog.text
+
+
+def test_the_second_try_is_counted_as_a_call_of_the_model() -> None:
+    chat = Chat(agent=LlmAgent(name="clerk", model=strict(), instruction="You help."))
+    assert turns(chat, range(14)) == []
+    assert isinstance(chat.plugin, ContextPackPlugin)
+    report = chat.plugin.usage(app="shop", user="ann", session="s1")
+    assert report is not None
+    assert report.session.totals.calls == 14
+    assert len({manifest.pack_id for manifest in chat.manifests()}) == 15
 
 
 def test_what_a_state_says_of_windows_is_checked() -> None:

@@ -121,7 +121,8 @@ class ModelCall(NamedTuple):
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
     the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
     branch, where this process packed that. ``offloaded_tokens`` are those that extracts leave out of
-    its history. ``near_limit`` is set where a limit of the policy is near or reached.
+    its history. ``near_limit`` is set where a limit of the policy is near or reached, ``is_second_try`` where the
+    provider refused the pack before it as too long.
     """
 
     context: CallbackContext
@@ -139,6 +140,7 @@ class ModelCall(NamedTuple):
     last: PreviousCall | None = None
     offloaded_tokens: int = 0
     near_limit: bool = False
+    is_second_try: bool = False
 
     @property
     def window(self) -> Window:

@@ -38,6 +38,7 @@ from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.inputs import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import rewritten, write
+from aether_context.adk.second_try import FirstTry, ask
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
@@ -177,6 +178,7 @@ class RequestPacker:
         self._windows = Windows()
         self._last: LRUCache[AgentKey, PreviousCall] = LRUCache(_MOST_CALLS)
         self._refused: LRUCache[str, object] = LRUCache(_MOST_CALLS)
+        self._first_tries: LRUCache[AgentKey, FirstTry] = LRUCache(_MOST_CALLS)
         self._lock = threading.Lock()
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
@@ -220,10 +222,13 @@ class RequestPacker:
             return None
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
+        first = FirstTry(llm_request)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
                 answer = await self._pack(callback_context, llm_request, span)
                 span.error = answer.error_code or "" if answer is not None else ""
+                with self._lock:
+                    self._first_tries[agent_key_of(callback_context)] = first.packed(llm_request)
                 return answer
             except (InvalidPlan, BudgetExceededError):
                 raise
@@ -241,6 +246,8 @@ class RequestPacker:
         """Records what became of the call, and names the pack in the event's metadata."""
         if self._stands_back(callback_context):
             return
+        with self._lock:  # what was begun to be passed on is not asked for again
+            self._first_tries.pop(agent_key_of(callback_context), None)
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
@@ -253,17 +260,47 @@ class RequestPacker:
 
     async def on_model_error(
         self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
-    ) -> None:
-        """Records a call whose model raised, and learns from a refusal of what was too long."""
+    ) -> LlmResponse | None:
+        """Records a call whose model raised. Where that is since the request was too long, it learns from it, and
+        returns what the model answers to a smaller pack."""
         if self._stands_back(callback_context):
-            return
+            return None
+        with self._lock:
+            first = self._first_tries.pop(agent_key_of(callback_context), None)
         try:
-            refused = overflow_of(error)
-            code = "context_window_exceeded" if refused is not None else type(error).__name__
-            response = LlmResponse(error_code=code, error_message=str(error))
-            await self._after(callback_context, response, refused, llm_request.model)
+            refused = await self._failed(callback_context, llm_request, error)
+            if refused is None or first is None or self.last(callback_context) is None:
+                return None
+            return await self._second_try(callback_context, llm_request, first)
         except BaseException as raised:
             self._failures.caught(raised)
+            return None
+
+    async def _failed(self, context: CallbackContext, request: LlmRequest, error: Exception) -> Overflow | None:
+        refused = overflow_of(error)
+        code = "context_window_exceeded" if refused is not None else type(error).__name__
+        response = LlmResponse(error_code=code, error_message=str(error))
+        await self._after(context, response, refused, request.model)
+        return refused
+
+    async def _second_try(self, context: CallbackContext, sent: LlmRequest, first: FirstTry) -> LlmResponse | None:
+        """What the model answers to a smaller pack of a refused call; None where there is no answer."""
+        request = first.again(sent)
+        if request is None:
+            self._failures.warn_once(
+                "a request was refused as too long and could not be tried again: a callback behind the plugin changed "
+                "it; the next call is packed for the smaller window"
+            )
+            return None
+        with PackSpan(context.agent_name, request.model or "") as span:
+            answer = await self._pack(context, request, span, is_second_try=True)
+        if answer is not None:
+            return answer
+        try:
+            return await ask(context.get_invocation_context(), request)
+        except Exception as error:
+            await self._failed(context, request, error)
+            return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
@@ -289,8 +326,10 @@ class RequestPacker:
 
     # the way of a model call
 
-    async def _pack(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
-        call = await self._read(context, request, span)
+    async def _pack(
+        self, context: CallbackContext, request: LlmRequest, span: PackSpan, *, is_second_try: bool = False
+    ) -> LlmResponse | None:
+        call = (await self._read(context, request, span))._replace(is_second_try=is_second_try)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
         enriched: PreparedCall | None = None

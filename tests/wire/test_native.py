@@ -10,9 +10,11 @@ pytest.importorskip("anthropic")
 
 from scripted import Chat
 from wire.servers import Refusal
-from wire.sessions import NATIVE, SCENARIOS, Scenario, arguments, asks, clerk, mixed, run, thinking
+from wire.sessions import NATIVE, SCENARIOS, Scenario, answers, arguments, asks, clerk, mixed, run, thinking
 
 from aether_context.adk import ContextPackPlugin
+
+pytestmark = pytest.mark.filterwarnings("ignore:The model .* is deprecated:DeprecationWarning")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
@@ -72,4 +74,21 @@ def test_what_is_signed_is_whole_or_absent(client: str, window: int, scenario: S
         assert done.failed == []
         assert done.server.faults == []
         assert done.server.over == []
+        done.chat.replays()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
+@pytest.mark.parametrize("client", NATIVE)
+def test_a_refused_overflow_costs_the_user_no_turn(client: str, stream: bool) -> None:
+    turns = [(asks(at), [answers(at)]) for at in range(9)]
+    with run(client, Scenario(clerk, turns), window=20_000, limit=3_500, stream=stream) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert sum(request.refused for request in done.server.requests) == 1
+        manifests = done.chat.manifests()
+        assert len(manifests) == len(done.server.requests)
+        codes = [(done.chat.store.outcome(manifest) or {}).get("error_code") for manifest in manifests]
+        assert codes.count("context_window_exceeded") == 1
+        assert codes.count(None) == 9
+        assert manifests[-1].window_mark == "learned"
         done.chat.replays()
