@@ -16,7 +16,9 @@ from scripted import Chat, Scripted, call, faults, new_store
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.errors import PolicyError
+from aether_context.evidence import offload
 from aether_context.store.replay import Replayer
+from aether_context.tokens import counter_for
 
 ROWS = [
     f"2025-01-01 10:{at // 60 % 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(3_000)
@@ -276,3 +278,20 @@ def test_a_tool_of_the_same_name_stays_the_apps_own():
 def test_an_unknown_extractor_is_refused_at_once():
     with pytest.raises(PolicyError, match="nowhere"):
         ContextPackPlugin(policy=policy(tools={"read_log": "nowhere"}), store=new_store())
+
+
+@pytest.mark.parametrize("text", [LOG, json.dumps({"log": LOG}), json.dumps([LOG])], ids=["text", "object", "list"])
+def test_what_an_mcp_result_says_twice_is_shown_once(text: str) -> None:
+    structured = json.loads(text) if text.startswith("{") else {"result": json.loads(text) if text[0] == "[" else text}
+    result = {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": False}
+
+    settings = policy().offload.for_window(16_000)
+    counter = counter_for("")
+    shown = offload(result, "read", settings, counter=counter)
+    once = offload({**result, "structuredContent": None}, "read", settings, counter=counter)
+    assert shown.form == "extract"
+    assert "structuredContent" not in shown.response
+    assert shown.response["content"] == once.response["content"]
+    assert shown.shown_tokens < 1.2 * once.shown_tokens
+    other = offload({**result, "structuredContent": {"log": "another"}}, "read", settings, counter=counter)
+    assert "structuredContent" in other.response or other.form == "verbatim"

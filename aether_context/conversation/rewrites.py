@@ -14,6 +14,7 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, PackedMessage, Part
+from aether_context.text.decoding import said_once
 from aether_context.text.entities import SCHEME
 from aether_context.text.json_lines import PIECE, pieces
 from aether_context.text.shorten import level, shorten, view_of
@@ -259,6 +260,7 @@ def _shorten_object(value: JSON, max_tokens: int, query: str, counter: PackCount
 
     The address under which all of it is kept stays for as long as it leaves room for more.
     """
+    value = said_once(value) if isinstance(value, dict) else value
     levelled = _levelled(value, max_tokens, query, counter)
     if levelled is not None:
         return levelled
