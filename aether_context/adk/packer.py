@@ -29,16 +29,15 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
-from aether_context.adk.call import AgentKey, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
-from aether_context.adk.models.prompt_cache import mark_prefix
+from aether_context.adk.models.prompt_cache import mark_prefix, uploaded_anew
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.inputs import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import rewritten, write
-from aether_context.adk.second_try import FirstTry, ask
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
@@ -297,7 +296,7 @@ class RequestPacker:
         if answer is not None:
             return answer
         try:
-            return await ask(context.get_invocation_context(), request)
+            return await _asked(context.get_invocation_context(), request)
         except Exception as error:
             await self._failed(context, request, error)
             return None
@@ -378,6 +377,9 @@ class RequestPacker:
             call = call._replace(offloaded_tokens=offloaded_tokens)
         if pressure is not None:
             problems = (*problems, note(pressure))
+        if uploads := uploaded_anew(call):
+            self._failures.warn_once(uploads)
+            problems = (*problems, uploads)
         return call._replace(planned=planned._replace(problems=planned.problems + problems)) if problems else call
 
     async def _enrich(self, call: ModelCall) -> PreparedCall:
@@ -684,3 +686,15 @@ def _answer(code: str, text: str) -> LlmResponse:
     return LlmResponse(
         content=types.Content(role="model", parts=[types.Part(text=text)]), error_code=code, error_message=text
     )
+
+
+async def _asked(invocation: InvocationContext, request: LlmRequest) -> LlmResponse | None:
+    """What the agent's model answers, in one piece; ADK counts the call. None where the agent has no model to ask."""
+    llm = getattr(invocation.agent, "canonical_model", None)
+    if not isinstance(llm, BaseLlm):
+        return None
+    invocation.increment_llm_call_count()
+    answer = None
+    async for response in llm.generate_content_async(request, stream=False):
+        answer = response
+    return answer

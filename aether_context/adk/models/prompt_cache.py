@@ -32,6 +32,27 @@ def mark_prefix(call: ModelCall) -> None:
         request.cache_config = ContextCacheConfig()
 
 
+_UPLOADING = frozenset({"openai", "azure"})
+"""LiteLLM providers for which ADK uploads documents."""
+_INLINE = ("text/", "audio/", "image/", "video/")
+_UPLOADED = (
+    "{} is uploaded anew at every call, under a new name, so no cache serves what comes behind it: upload it once"
+)
+
+
+def uploaded_anew(call: ModelCall) -> str:
+    """What ends the common prefix at the provider, where a request's own contents do not show it; else empty.
+
+    ADK's ``LiteLlm`` uploads a document that stands in a message, and names the file that this call made.
+    """
+    served = served_models(call.invocation.agent, call.model)
+    if not any("LiteLlm" in model.kinds and provider_of(model.name) in _UPLOADING for model in served):
+        return ""
+    parts = (part for content in call.request.contents for part in content.parts or ())
+    kinds = (part.inline_data.mime_type or "" for part in parts if part.inline_data is not None)
+    return next((_UPLOADED.format(kind) for kind in kinds if kind and not kind.startswith(_INLINE)), "")
+
+
 def _is_marked_claude(model: ServedModel) -> bool:
     if "AnthropicLlm" in model.kinds:
         return True
