@@ -47,11 +47,16 @@ NOTHING: Final[Mapping[str, Any]] = {}
 """The default of a named tuple's mapping; what a value holds is never changed in place."""
 
 
+def noted(event: Any) -> Mapping[str, Any]:
+    """What this package wrote into the metadata of an event of a session."""
+    found = (event.custom_metadata or {}).get(METADATA)
+    return found if isinstance(found, Mapping) else NOTHING
+
+
 def pack_of_event(event: Any) -> tuple[int, str]:
     """The number in its session, and the id, of the pack whose answer an event of the session holds; 0 and empty where
     it holds none."""
-    noted = (getattr(event, "custom_metadata", None) or {}).get(METADATA)
-    number, pack_id = (noted.get("number"), noted.get("pack_id")) if isinstance(noted, Mapping) else (None, None)
+    number, pack_id = (noted(event).get(name) for name in ("number", "pack_id"))
     return (number, pack_id) if type(number) is int and number > 0 and isinstance(pack_id, str) else (0, "")
 
 
@@ -79,10 +84,10 @@ where the policy or a list has it."""
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
-State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "already_sent"]
-"""What became of a candidate: sent verbatim, as an extract of chosen lines, within a summary or as a placeholder;
-``hidden``: left out of this request; ``dropped``: left out for good; ``already_sent``: already in the conversation's
-tail."""
+Form: TypeAlias = Literal["whole", "extract", "offloaded", "summarized", "placeholder", "told", "left_out"]
+"""In which form something is in a request: ``whole``; ``extract``, lines or sentences chosen from it; ``offloaded``,
+an extract with the address under which the store has all of it; ``summarized``, in the summary of what was cut;
+``placeholder``, a note in its place; ``told``, calls and their results as one text; ``left_out``, not at all."""
 
 Reason: TypeAlias = Literal[
     "below_floor",
@@ -217,6 +222,12 @@ def content_name(place: int, digest: str) -> str:
     return f"c{place}_{short(digest)}"
 
 
+def content_place(name: str) -> int:
+    """The index in the host's list by a `content_name`; 0 where it is none."""
+    place = name.removeprefix("c").partition("_")[0]
+    return int(place) if place.isdecimal() else 0
+
+
 RECALLED = "conversation"
 """The source of candidates that are turns of the conversation itself."""
 
@@ -243,20 +254,23 @@ class Request(NamedTuple):
     ``contents`` are those that no earlier cut removed; ``positions`` are their indices in the host's own list.
     ``human`` is the index within ``contents`` of the final human message, None where there is none; it is another
     agent's turn where the host shows no message of the user. ``other_tools`` are the wires of tools that are not
-    functions.
+    functions. ``first_call`` is set at an invocation's first model call, and at the first one that answers what another
+    agent handed over. ``rewritten`` is set where the host changed history that an earlier cut or request relied on.
     """
 
     model: str
-    system: str
-    system_is_text: bool
-    tools: tuple[Tool, ...]
-    other_tools: tuple[str, ...]
-    contents: tuple[Content, ...]
-    positions: tuple[int, ...]
-    human: int | None
+    system: str = ""
+    system_is_text: bool = True
+    tools: tuple[Tool, ...] = ()
+    other_tools: tuple[str, ...] = ()
+    contents: tuple[Content, ...] = ()
+    positions: tuple[int, ...] = ()
+    human: int | None = None
+    first_call: bool = True
+    rewritten: bool = False
 
     @property
-    def handed(self) -> bool:
+    def from_agent(self) -> bool:
         """Whether the final human message is another agent's turn, which was handed to this agent."""
         return self.human is not None and bool(self.contents[self.human].agent)
 
@@ -298,8 +312,8 @@ class Step:
 Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 
 
-CandidateKind: TypeAlias = Literal["", "own", "standing"]
-"""``own``: the app put it into the session's state; ``standing``: a preference of the user that always applies."""
+CandidateKind: TypeAlias = Literal["", "app_note", "preference"]
+"""``app_note``: the app put it into the session's state; ``preference``: one of the user that always applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,8 +357,7 @@ class Candidate:
 def turn_place(candidate: Candidate) -> tuple[int, int]:
     """The index in the host's list of a turn that is a candidate, and its passage's number; see `recalled_id`."""
     name, _, passage = candidate.id.partition("#")
-    place = name.removeprefix("turn_c").partition("_")[0]
-    return (int(place) if place.isdecimal() else 0, int(passage) if passage.isdecimal() else 0)
+    return content_place(name.removeprefix("turn_")), int(passage) if passage.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,10 +378,10 @@ class CandidateOutcome:
     """How the tokens were counted."""
     hash: str
     """Tagged hash of its content."""
-    state: State
-    """What became of it."""
+    form: Form
+    """In which form it is in the request."""
     reason: Reason | None = None
-    """Why, where it was not kept whole."""
+    """Why, where it is not whole."""
     sent_tokens: int | None = None
     """Tokens that were sent for it, where they differ from ``tokens``."""
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -524,6 +537,10 @@ class PackedMessage:
         return self.text[self.split :]
 
 
+ShortForm: TypeAlias = tuple[Literal["extract", "told"], int]
+"""A form that stays from call to call, and its tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
     """The state of the conversation between two cuts."""
@@ -551,11 +568,10 @@ class Epoch:
     """Whether the system instruction explains the pack."""
     trimmed: tuple[str, ...] = ()
     """Names of declarations that are sent without examples and with short descriptions."""
-    extracts: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that the responses or parts of a content were shortened to, by the content's hash. Where contents have the
-    same hash, ``#`` and a number follow it from the second on."""
-    told: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of the text that stands for an exchange, by the hash of its last content as in ``extracts``."""
+    forms: Mapping[str, ShortForm] = field(default_factory=dict)
+    """What stands for a content, and its tokens, by the content's hash: an ``extract``, each of whose parts takes that
+    many, or the one text in which its exchange is ``told``, by the hash of the exchange's last content. Where contents
+    have the same hash, ``#`` and a number follow it from the second on."""
     payloads: tuple[PackedMessage, ...] = ()
     """Messages sent in packed form."""
     marks: Mapping[str, str] = field(default_factory=dict)
@@ -653,31 +669,81 @@ _USUAL_GROWTH = 0.05
 is not known."""
 
 
+class Host(NamedTuple):
+    """What the host of a model call offers and asks for, beside the request.
+
+    ``passthrough_reason`` says why the request must be sent unchanged; it is empty where it need not. ``cached_price``
+    is the price of cached input as a share of that of other input. ``can_mask`` is set where the model takes a list of
+    allowed function names, ``can_find`` where the host carries out ``find_tools`` and calls tools that are not
+    declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
+    that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
+    where the window is from. ``readings`` maps the addresses of the results that the session keeps whole to the address
+    of a later result from the same source that differs, empty where there is none.
+    """
+
+    passthrough_reason: str = ""
+    cached_price: float = 0.1
+    can_mask: bool = True
+    can_find: bool = False
+    can_read: bool = True
+    anchors: tuple[Anchor, ...] = ()
+    asked: str = ""
+    window_mark: WindowMark = ""
+    readings: Mapping[str, str] = NOTHING
+
+
+class Usage(NamedTuple):
+    """What is known of a session's tokens when a pack is built.
+
+    ``calibration`` is None where no usage is known. ``growth`` is the 90th percentile of the tokens that the session
+    gains from one human message to the next; None where that is not known. ``offloaded_tokens`` are those that extracts
+    leave out of its history.
+    """
+
+    calibration: Calibration | None = None
+    growth: int | None = None
+    offloaded_tokens: int = 0
+
+    @property
+    def uncounted_tokens(self) -> int:
+        """Tokens of the system layer that the provider counts beyond the count here."""
+        return self.calibration.uncounted_tokens if self.calibration is not None else 0
+
+    @property
+    def spare_tokens(self) -> int:
+        """Tokens that may be counted beyond the window."""
+        return self.calibration.spare_tokens if self.calibration is not None else 0
+
+
+class Search(NamedTuple):
+    """What was searched for a pack before it is built, and by what.
+
+    ``turns`` is the number of turns that were searched for those that a cut had removed, None where none were.
+    ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
+    service's, empty where that scored none. ``tool_scores`` are the relevance scores of an earlier build of this pack,
+    ``tool_embedder`` is the embedder that made them.
+    """
+
+    turns: int | None = None
+    embedder: str = "none"
+    memory_embedder: str = ""
+    tool_scores: Mapping[str, float] = NOTHING
+    tool_embedder: str = ""
+
+
+class Previous(NamedTuple):
+    """The request before this one, of the same agent, and its pack's id; None and empty where they are unknown."""
+
+    sent: Sent | None = None
+    pack_id: str = ""
+
+
 class PackInput(NamedTuple):
     """All that `aether_context.packing.build_pack` reads.
 
-    ``first_call`` is set at an invocation's first model call, and at the first one that answers what another agent
-    handed over. ``candidates`` are the notes, memories and evidence that the host knows of. ``previous`` is the request
-    before this one, None where it is unknown. ``rewritten`` is set where the host changed history that an earlier cut
-    or request relied on. ``cached_price`` is the price of cached input as a share of that of other input.
-
-    ``can_mask`` is set where the model takes a list of allowed function names, ``can_find`` where the host carries out
-    ``find_tools`` and calls tools that are not declared, ``can_read`` where a tool is declared that reads
-    ``artifact://`` addresses. ``tool_scores`` are the relevance scores of an earlier build of this pack,
-    ``tool_embedder`` is the embedder that made them. ``passthrough_reason`` says why a request must be sent unchanged;
-    it is empty where it need not.
-
-    ``searched`` is the number of turns that were searched for those that a cut had removed, None where none were.
-    ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
-    service's, empty where that scored none. ``problems`` say what was wrong with the host's data and was ignored.
-    ``summaries`` are texts that a model wrote for this pack's summary requests, by their keys. ``calibration`` is None
-    where no usage is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut
-    that was requested by hand.
-
-    ``evidence`` maps the addresses of the results that the session keeps whole to the address of a later result from
-    the same source that differs, empty where there is none. ``offloaded_tokens`` are those that extracts leave out of
-    its history. ``growth`` is the 90th percentile of the tokens that the session gains from one human message to the
-    next; None where that is not known.
+    ``output_tokens`` is the limit of the answer where that shares the window with the request. ``candidates`` are the
+    notes, memories and evidence that the host knows of. ``summaries`` are texts that a model wrote for this pack's
+    summary requests, by their keys. ``problems`` say what was wrong with the host's data and was ignored.
     """
 
     identity: Identity
@@ -689,37 +755,22 @@ class PackInput(NamedTuple):
     invalid_reason: str = ""
     candidates: tuple[Candidate, ...] = ()
     epoch: Epoch = Epoch(number=0)
-    first_call: bool = True
-    rewritten: bool = False
-    previous: Sent | None = None
-    previous_pack: str = ""
-    cached_price: float = 0.1
-    can_mask: bool = True
-    can_find: bool = False
-    can_read: bool = True
-    tool_scores: Mapping[str, float] = NOTHING
-    tool_embedder: str = ""
-    passthrough_reason: str = ""
-    searched: int | None = None
-    embedder: str = "none"
-    memory_embedder: str = ""
-    problems: tuple[str, ...] = ()
+    previous: Previous = Previous()
+    host: Host = Host()
+    usage: Usage = Usage()
+    search: Search = Search()
     summaries: Mapping[str, str] = NOTHING
-    calibration: Calibration | None = None
-    anchors: tuple[Anchor, ...] = ()
-    asked: str = ""
-    evidence: Mapping[str, str] = NOTHING
-    offloaded_tokens: int = 0
-    growth: int | None = None
-    window_mark: WindowMark = ""
+    problems: tuple[str, ...] = ()
 
     @property
     def growth_reserve(self) -> int:
         """Tokens of the window that memories leave free for the session's growth."""
-        return int(_USUAL_GROWTH * self.window) if self.growth is None else min(self.growth, self.window)
+        growth = self.usage.growth
+        return int(_USUAL_GROWTH * self.window) if growth is None else min(growth, self.window)
 
 
-Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "told", "summary", "placeholder", "merged"]
+SentForm: TypeAlias = Literal["whole", "extract", "told", "placeholder", "payload", "summary", "merged"]
+"""As what a content is sent: in a `Form`, with the payload around it, as the summary, or merged with its neighbours."""
 
 
 class Outgoing(NamedTuple):
@@ -734,7 +785,7 @@ class Outgoing(NamedTuple):
     content: Content
     raw: Content
     origin: int
-    outcome: Outcome
+    form: SentForm
     tokens: int
     members: tuple[tuple[int, int], ...] = ()
 
@@ -823,11 +874,11 @@ class Pack(NamedTuple):
     @property
     def whole(self) -> frozenset[int]:
         """The indices in the request of the contents that are sent unchanged."""
-        states = [outcome.state for outcome in self.outcomes[: len(self.source.request.contents)]]
-        return frozenset(index for index, state in enumerate(states) if state == "kept")
+        rows = self.outcomes[: len(self.source.request.contents)]
+        return frozenset(index for index, row in enumerate(rows) if row.form in ("whole", "offloaded"))
 
     @property
     def stands_in(self) -> bool:
         """Whether a placeholder or an extract is sent in the place of any content."""
-        outcomes = self.outcomes[: len(self.source.request.contents)]
-        return any(outcome.state in ("placeholder", "extract") for outcome in outcomes)
+        rows = self.outcomes[: len(self.source.request.contents)]
+        return any(row.form in ("placeholder", "extract", "told") for row in rows)

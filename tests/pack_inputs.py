@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from packs import changed
+
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -44,14 +46,12 @@ def source(contents: list[Content], window: int = 16_000, **changes: object) -> 
     request = Request(
         model="gemini-2.5-flash",
         system=str(changes.pop("system", "You help.")),
-        system_is_text=True,
         tools=changes.pop("tools", ()),
-        other_tools=(),
         contents=tuple(contents),
         positions=tuple(range(len(contents))),
         human=humans[-1] if humans else None,
     )
-    return PackInput(**{"identity": IDENTITY, "request": request, "window": window, "step": Step(), **changes})
+    return changed(PackInput(IDENTITY, request, window, Step()), **changes)
 
 
 def memory(name: str, text: str, **fields: object) -> Candidate:

@@ -14,7 +14,7 @@ from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation import Conversation, Decision, strategies_of
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.strategy import summary_content
-from aether_context.conversation.turns import is_human, live_positions
+from aether_context.conversation.turns import is_human
 from aether_context.pack import (
     AcceptanceItem,
     Candidate,
@@ -27,7 +27,7 @@ from aether_context.pack import (
     Step,
     Tool,
 )
-from aether_context.packing import build_pack
+from aether_context.packing import build_pack, next_input
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Tip, record
 from aether_context.store.pack_file import ENDING, member, read_member
@@ -129,17 +129,23 @@ def pack_input(
     request = Request(
         model=MODEL,
         system=system,
-        system_is_text=True,
         tools=tuple(tools),
-        other_tools=(),
         contents=tuple(contents),
         positions=tuple(range(len(contents))),
         human=humans[-1] if humans else None,
     )
-    fields = {"validity": "valid" if step is not None else "unplanned", **more}
-    return PackInput(
-        identity=identity, request=request, window=window, step=step or Step(), candidates=tuple(candidates), **fields
-    )
+    validity = "valid" if step is not None else "unplanned"
+    given = PackInput(identity, request, window, step or Step(), validity=validity, candidates=tuple(candidates))
+    return changed(given, **more)
+
+
+def changed(given: PackInput, **fields: Any) -> PackInput:
+    """An input with other fields, its own or those of the values in it."""
+    for name in ("request", "host", "usage", "search", "previous"):
+        inside = getattr(given, name)
+        values = {key: fields.pop(key) for key in inside._fields if key in fields}
+        given = given._replace(**{name: inside._replace(**values)})
+    return given._replace(**fields)
 
 
 def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], line: int = 0) -> None:
@@ -221,18 +227,15 @@ class Session:
 
     def _source(self) -> PackInput:
         before = self.packs[-1] if self.packs else None
-        epoch = before.epoch if before is not None else Epoch(number=0)
-        positions = live_positions(epoch, len(self.history))
         source = pack_input(
-            [self.history[at] for at in positions],
+            self.history,
             identity=self._identity,
-            epoch=epoch,
-            first_call=self._identity.call == 1,
-            previous=before.sent if before is not None else None,
-            previous_pack=self.manifests[-1].pack_id if self.manifests else "",
+            sent=before.sent if before is not None else None,
+            pack_id=self.manifests[-1].pack_id if self.manifests else "",
             **self._given,
         )
-        return source._replace(request=source.request._replace(positions=positions))
+        epoch = before.epoch if before is not None else Epoch(number=0)
+        return next_input(source, len(self.history), self.history.__getitem__, epoch, human=source.request.human)
 
 
 # sessions

@@ -21,10 +21,10 @@ from aether_context.adk.bounds import Waits, within
 from aether_context.adk.request import reader
 from aether_context.adk.tools import memory_tools
 from aether_context.conversation import strategy_names, units
-from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.content_json import content_of_parts, part_of, text_part
 from aether_context.conversation.normalization import normalize
-from aether_context.conversation.rewrites import packed_message, text_part
 from aether_context.pack import Content, PackedMessage
+from aether_context.packing.carryover import packed_message
 from aether_context.tokens import choice, counter_for, register_counter
 from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.counters import EstimateCounter
@@ -268,7 +268,7 @@ def test_more_calls_at_once_than_there_is_room_for_become_one_text_that_stays() 
     assert 'look_many({"key":"key-177"}): {"key":"key-177","value":"vvv' in str(texts[0])
     assert not any(part.function_call for part in chat.sent[1].contents[1].parts or ())
     rows = [row for row in chat.manifests()[1].rows if row.layer == "conversation"]
-    assert [(row.state, row.reason) for row in rows] == [("hidden", "window"), ("extract", "window")]
+    assert [(row.form, row.reason) for row in rows] == [("told", "window"), ("told", "window")]
     assert all(manifest.over_window == 0 for manifest in chat.manifests())
     chat.replays()
 

@@ -25,7 +25,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.pack import Calibration, valid
 from aether_context.packing import build_pack
 from aether_context.store.replay import Replayer
-from aether_context.usage.calibration import RATIO, TokenRatio, UsageAnchor, calibration, estimated, report
+from aether_context.usage.calibration import RATIO, TokenRatio, UsageBaseline, calibration, estimated, report
 
 MODEL = "gemini-2.5-flash"
 
@@ -107,8 +107,8 @@ def test_what_is_not_a_calibration_is_none(value: Any):
 # the anchor
 
 
-def anchored(reported: int, counted: int, **more: Any) -> UsageAnchor:
-    return UsageAnchor(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
+def anchored(reported: int, counted: int, **more: Any) -> UsageBaseline:
+    return UsageBaseline(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
 
 
 def test_the_next_estimate_is_the_last_report_plus_what_was_added():
@@ -170,7 +170,7 @@ def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
 
 
 def test_an_anchor_survives_json():
-    anchor, adapter = anchored(5, 3, doubted=(90_000, 1)), TypeAdapter(UsageAnchor)
+    anchor, adapter = anchored(5, 3, doubted=(90_000, 1)), TypeAdapter(UsageBaseline)
     recorded = json.loads(adapter.dump_json(anchor))
     assert valid(adapter, recorded) == anchor
     for broken in (None, [], {}, [*recorded[:2], -1, 5], [*recorded[:3], "many"]):
@@ -260,7 +260,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
         answer = chat.llm._response
 
         def respond(reply: Any, reported: int) -> LlmResponse:
-            last = list(plugin._packer._last.values())[-1]
+            *_, last = plugin._packer._last._entries.values()
             return answer(reply, round(ratio * last.pack.counted_tokens) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)

@@ -126,8 +126,8 @@ def test_inspect_shows_the_whole_receipt(store: PackStore) -> None:
         assert f"\n{heading}\n" in output
     lines = {line.split()[1]: line for line in output.splitlines() if len(line.split()) > 1}
     assert "below_floor" in lines["m_lunch"]
-    assert "dropped" in lines["m_lunch"]
-    assert "kept" in lines["m_limit"]
+    assert "left_out" in lines["m_lunch"]
+    assert "whole" in lines["m_limit"]
     assert "covers a1" in lines["ev_rules"]
     assert "neutral ½ (unknown)" in output
     assert "left out: delete_all (not_in_scope)" in output
@@ -147,15 +147,15 @@ def test_inspect_shows_a_cut_with_what_it_took(store: PackStore) -> None:
     assert "broken by cut" in output
     joined = "".join(output.split())
     assert all(item in joined for item in event.item_ids)
-    dropped = [line for line in output.splitlines() if line.split()[-2:] == ["dropped", event.reason]]
-    assert len(dropped) == len(event.item_ids)
+    gone = [line for line in output.splitlines() if line.split()[-2:] == ["summarized", event.reason]]
+    assert len(gone) == len(event.item_ids)
 
 
 def test_inspect_follows_the_chain_and_collapses_what_was_kept(store: PackStore) -> None:
     manifest = packs.chain(store, 12)[-1]
     assert len(manifest.rows) == 2
     output = run("inspect", store=store).stdout
-    assert "23 in all: 23 kept" in output
+    assert "23 in all: 23 whole" in output
     assert "… and 22 kept whole (--all shows them)" in output
     everything = run("inspect", "--all", store=store).stdout
     assert sum(line.strip().startswith("conversation  c") for line in everything.splitlines()) == 22

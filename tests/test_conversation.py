@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from pack_inputs import answers, calls, human, says
 
 from aether_context.conversation import units
-from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.turns import (
-    Cut,
-    as_ranges,
-    cut,
-    live_positions,
-    protected,
-    torn,
-)
+from aether_context.conversation.content_json import part_of
+from aether_context.conversation.epoch import as_ranges, live_positions
+from aether_context.conversation.turns import Cut, cut, protected, torn
 from aether_context.pack import Content, Epoch
 
 
@@ -73,51 +67,39 @@ def test_a_response_to_nothing_is_torn():
 
 def test_a_cut_takes_the_oldest_turns_first():
     contents = [human("1"), says(), human("2"), says(), human("3"), says(), human("4")]
-    assert cut(units(contents), [10] * 7, target=40, human=6).gone == (0, 1, 2, 3)
+    assert cut(units(contents), [10] * 7, target=40).gone == (0, 1, 2, 3)
 
 
 def test_the_final_request_and_the_last_exchange_always_stay():
     contents = [human("1"), says(), human("2"), calls("a"), answers("a"), calls("b"), answers("b")]
-    made = cut(units(contents), [10] * 7, target=0, human=2)
+    made = cut(units(contents), [10] * 7, target=0, stay=protected(units(contents), 2))
     assert made.gone == (0, 1, 3, 4)
 
 
-def test_neighbours_of_the_final_request_stay_with_it():
+def test_neighbours_of_the_final_request_leave_last_and_only_where_the_rest_does_not_fit():
     contents = [human("1"), says(), human("context"), human("question")]
-    assert protected(units(contents), 3) == {2, 3}
+    stay = protected(units(contents), 3)
+    assert stay == {3}
+    assert cut(units(contents), [10] * 4, target=0, most=20, stay=stay).gone == (0, 1)
+    assert cut(units(contents), [10] * 4, target=0, most=19, stay=stay).gone == (0, 1, 2)
+
+
+def test_the_first_and_the_last_stay_while_they_find_room_the_first_longer():
+    contents = [human("1"), says(), says(), says(), says(), says(), human("2")]
+    ends = {"target": 10, "keep_first": 2, "keep_last": 3}
+    assert cut(units(contents), [10] * 7, room=50, **ends).gone == (2, 3)
+    assert cut(units(contents), [10] * 7, room=40, **ends).gone == (2, 3, 4)
+    assert cut(units(contents), [10] * 7, room=20, **ends).gone == (2, 3, 4, 5, 6)
 
 
 def test_a_turns_human_message_outlives_its_answers():
     contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
-    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55, human=5).gone == (1, 2)
+    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55).gone == (1, 2)
 
 
 def test_nothing_is_cut_where_everything_fits():
     contents = [human(), says()]
-    assert cut(units(contents), [10, 10], target=20, human=0) == Cut()
-
-
-def asks(name: str, **arguments: str) -> Content:
-    return content_of_parts("model", [part_of({"function_call": {"name": name, "args": arguments}})])
-
-
-def test_the_last_exchange_to_go_is_shortened_where_that_is_enough():
-    contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
-    tokens = [5, 10, 40, 10, 40, 5]
-    spare = {1: 30, 2: 30}.__getitem__
-    made = cut(units(contents), tokens, target=90, human=5, spare=spare)
-    assert made == Cut(shortened=(1, 2), excess=20)
-    made = cut(units(contents), tokens, target=50, human=5, spare=spare)
-    assert made == Cut(gone=(1, 2), shortened=(3, 4), excess=10)
-
-
-def test_only_exchanges_that_may_have_enough_are_asked_what_they_can_give_up():
-    contents = [human("1"), *(made for _ in range(20) for made in (calls("a"), answers("a"))), human("2")]
-    tokens = [5, *[10, 40] * 20, 5]
-    asked = []
-    made = cut(units(contents), tokens, target=230, human=41, spare=lambda at: asked.append(at) or 0)
-    assert made.gone == tuple(range(1, 33))
-    assert asked == [13, 14, 15, 16]
+    assert cut(units(contents), [10, 10], target=20) == Cut()
 
 
 kinds = st.lists(st.sampled_from(["human", "says", "calls", "calls2"]), max_size=25)
@@ -142,7 +124,8 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
     contents = history(names)
     tokens = [data.draw(st.integers(1, 60)) for _ in contents]
     parts = units(contents)
-    gone = set(cut(parts, tokens, target=target, human=len(contents) - 1).gone)
+    stay = protected(parts, len(contents) - 1)
+    gone = set(cut(parts, tokens, target=target, most=sum(tokens), stay=stay).gone)
     kept = [content for at, content in enumerate(contents) if at not in gone]
     assert kept[0].role == "user"
     assert not kept[0].responses
@@ -151,7 +134,7 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
         assert len(gone.intersection(unit.indices)) in (0, len(unit.indices))
     left = sum(cost for at, cost in enumerate(tokens) if at not in gone)
     if left > target:
-        free = [unit for at, unit in enumerate(parts) if at not in protected(parts, len(contents) - 1)]
+        free = [unit for at, unit in enumerate(parts) if at not in stay]
         assert all(set(unit.indices) <= gone for unit in free if unit.kind != "human")
     if sum(tokens) <= target:
         assert not gone
@@ -162,8 +145,8 @@ def test_a_lower_target_never_keeps_what_a_higher_one_cuts(names, one, other):
     contents = history(names)
     tokens = [10] * len(contents)
     low, high = sorted((one, other))
-    human = len(contents) - 1
-    gone = [set(cut(units(contents), tokens, target=at, human=human).gone) for at in (low, high)]
+    stay = protected(units(contents), len(contents) - 1)
+    gone = [set(cut(units(contents), tokens, target=at, stay=stay).gone) for at in (low, high)]
     assert gone[1] <= gone[0]
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 from google.genai import types
-from packs import answered, called, lines, pack_input, said
+from packs import answered, called, lines, pack_input, said, trim
 from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, inside, look_up
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation, Decision
-from aether_context.conversation.strategies import Epochs
 from aether_context.conversation.summary import Summaries, recap
 from aether_context.pack import Content
 from aether_context.packing import build_pack
@@ -38,10 +37,10 @@ def work(count: int, size: int = 20) -> list[Content]:
 
 
 def left(contents: list[Content], low: int, room: int = 0) -> tuple[Conversation, Decision]:
-    budget = Budget(window=10_000, slack=0, fixed=0, high=low, low=low, ceiling=10_000)
+    budget = Budget(window=10_000, slack=0, fixed=0, cut_above=low, cut_to=low, most=10_000)
     conversation = replace(Conversation.of(contents, window=10_000, budget=budget), forced=True)
     settings = ConversationSettings(summary_share=room / 10_000)
-    return conversation, Epochs(settings=settings).trim(conversation)
+    return conversation, trim(conversation, settings)
 
 
 def held(conversation: Conversation, made: Decision) -> int:
@@ -100,7 +99,7 @@ def test_a_recap_never_parts_an_exchange_whose_answer_comes_late():
     source = pack_input([question, slow, *reads, answered("slow", "s", "done")], window=2_000)
     pack = build_pack(source, PackPolicy(max_input_tokens=2_000))
     assert [item.origin for item in pack.contents[:3]] == [0, -1, 1]
-    assert pack.contents[1].outcome == "summary"
+    assert pack.contents[1].form == "summary"
 
 
 def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:

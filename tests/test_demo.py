@@ -84,7 +84,7 @@ def test_the_window_overflows_and_no_request_does(demo: Ran) -> None:
 def test_what_is_left_out_has_a_reason(demo: Ran) -> None:
     reasons = {row.reason for row in rows(demo.manifests)}
     assert {"expired", "duplicate", "window"} <= reasons
-    assert all(row.reason for row in rows(demo.manifests) if row.state not in ("kept", "summary"))
+    assert all(row.reason for row in rows(demo.manifests) if row.form not in ("whole", "extract"))
     assert all(event.reason for one in demo.manifests for event in one.truncation_events)
     assert any("list_files" in one.tools.left_out for one in demo.manifests if one.step_id == "proof")
 

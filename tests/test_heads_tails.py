@@ -146,7 +146,7 @@ def test_where_not_all_fit_the_lowest_priority_goes_and_is_named() -> None:
     result = cut(contents, 3_000, anchors=anchored(contents, marked))
     assert 0 < len(result.anchors) < len(marked) + 1
     assert "no room for the anchor note" in result.note
-    assert result.tokens_after <= conversation(contents).budget.ceiling
+    assert result.tokens_after <= conversation(contents).budget.most
 
 
 def test_the_highest_priority_is_the_last_to_go() -> None:
@@ -170,7 +170,7 @@ def test_preservation_is_validated() -> None:
     with pytest.raises(AnchorPreservationError) as caught:
         validate(held, broken)
     assert caught.value.anchors == ("the limit (content 20, priority 60)",)
-    assert (caught.value.needed, caught.value.budget) == (held.tokens[20] + held.tokens[54], held.budget.ceiling)
+    assert (caught.value.needed, caught.value.budget) == (held.tokens[20] + held.tokens[54], held.budget.most)
     assert isinstance(caught.value, AetherContextError)
 
 
@@ -248,8 +248,8 @@ def test_under_the_high_water_mark_nothing_goes() -> None:
 def test_a_cut_goes_down_to_the_low_water_mark_in_one_act() -> None:
     held = conversation(talk(40), 8_000)
     result = trim(held, options())
-    assert held.used > held.budget.high
-    assert result.tokens_after <= held.budget.low + 40
+    assert held.used > held.budget.cut_above
+    assert result.tokens_after <= held.budget.cut_to + 40
 
 
 def test_a_result_says_what_went_and_what_it_saved() -> None:
@@ -406,7 +406,7 @@ def test_a_strategy_of_ones_own_runs_in_a_pack_and_replays() -> None:
     acts = [act for one in chat.manifests() for act in one.strategy_acts]
     assert {act.strategy for act in acts} == {"latest"}
     rows = [row for one in chat.manifests() for row in one.rows if row.reason == "strategy"]
-    assert {row.state for row in rows} == {"dropped"}
+    assert {row.form for row in rows} == {"summarized"}
     chat.replays()
 
 

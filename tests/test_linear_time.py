@@ -24,7 +24,7 @@ from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
-from aether_context.adk.request import reader, spoken
+from aether_context.adk.request import reader, recall
 from aether_context.adk.session import storable
 from aether_context.conversation import summary
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
@@ -296,10 +296,10 @@ def criticized(text: str) -> object:
     return review
 
 
-def spoken_turns(text: str) -> spoken.Spoken:
+def spoken_turns(text: str) -> object:
     """The turns of a history of one content and its event."""
     events = [Event(author="user", content=words_of(text))]
-    return spoken.read_spoken([words_of(text)], events, 1, most=1_000_000, mask=str)
+    return recall.read_spoken([words_of(text)], events, 1, most=1_000_000, mask=str)
 
 
 def read_tool(text: str) -> Tool:

@@ -219,7 +219,7 @@ def test_further_memories_fill_what_is_left_and_no_more():
         policy = PackPolicy(max_input_tokens=window, retrieval=retrieval)
         asyncio.run(ask(service, "What is the code of ann?", plugins=[ContextPackPlugin(policy=policy, store=store)]))
         (manifest,) = store.manifests()
-        return manifest, [one for one in manifest.rows if one.layer == "memory" and one.state == "kept"]
+        return manifest, [one for one in manifest.rows if one.layer == "memory" and one.form == "whole"]
 
     manifest, few = packed(1_500)
     assert 12 < len(few) < 100

@@ -175,7 +175,7 @@ def test_a_refusal_without_a_number_takes_a_tenth_off() -> None:
     llm = strict(numbered=False, limit=11_000)
     agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
     chat = Chat(agent=agent, policy=PackPolicy(max_input_tokens=13_000))
-    assert turns(chat, range(16)) == []
+    assert turns(chat, range(20)) == []
     assert llm.refused
     windows = list(dict.fromkeys(manifest.window for manifest in chat.manifests()))
     assert len(windows) == 1 + len(llm.refused)

@@ -22,7 +22,7 @@ TALK = (said("Who approves refunds?"), said("The manager.", "model"), said("Abov
 def pack(
     contents: Sequence[Content] = TALK, before: Pack | None = None, policy: PackPolicy = POLICY, **given: Any
 ) -> Pack:
-    carried = {} if before is None else {"epoch": before.epoch, "previous": before.sent, "first_call": False}
+    carried = {} if before is None else {"epoch": before.epoch, "sent": before.sent, "first_call": False}
     return build_pack(pack_input(contents, **{**carried, **given}), policy)
 
 
@@ -39,7 +39,7 @@ def test_a_request_that_grew_shares_all_of_the_one_before() -> None:
 
 
 def test_a_request_before_that_is_not_known_is_unknown_not_nothing() -> None:
-    second = pack(TALK, pack(TALK[:1]), previous=None)
+    second = pack(TALK, pack(TALK[:1]), sent=None)
     assert second.prefix.broken_by == "unknown"
     assert second.prefix.shared_tokens is None
 
@@ -65,7 +65,7 @@ def test_what_ended_the_prefix_is_named(changes: dict[str, Any], reason: str) ->
 
 def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -> None:
     first = pack(TALK[:1], candidates=MEMORIES, cached_price=1.0)
-    assert first.contents[0].outcome == "payload"
+    assert first.contents[0].form == "payload"
     identity = packs.IDENTITY._replace(invocation="i2")
     second = pack(TALK, first, candidates=MEMORIES, first_call=True, identity=identity, cached_price=1.0)
     assert second.prefix.broken_by == "new_invocation"

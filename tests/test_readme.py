@@ -117,8 +117,8 @@ def test_the_sample_pack_is_small_verifies_and_replays() -> None:
 
 def test_the_sample_can_be_written_again(tmp_path: Path) -> None:
     (written,), (held,) = write_sample(tmp_path), PackStore(SAMPLE).manifests()
-    assert [(row.id, row.state, row.reason) for row in written.rows] == [
-        (row.id, row.state, row.reason) for row in held.rows
+    assert [(row.id, row.form, row.reason) for row in written.rows] == [
+        (row.id, row.form, row.reason) for row in held.rows
     ]
 
 

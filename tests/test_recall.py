@@ -28,7 +28,7 @@ from scripted import Chat, Memories, call, inside, look_up, new_store, remembere
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin, bounds
 from aether_context.adk.bounds import Waits
-from aether_context.adk.request.spoken import read_spoken
+from aether_context.adk.request.recall import read_spoken
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.embedders import StaticEmbedder, Vectors, register_embedder
@@ -94,14 +94,14 @@ def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -
     chat.say(ASKED[1])
     manifest = chat.manifests()[-1]
     rows = turns_of(chat, manifest)
-    key = max((row for row in rows if row.state == "kept"), key=lambda row: row.scores["similarity"])
+    key = max((row for row in rows if row.form == "whole"), key=lambda row: row.scores["similarity"])
     assert 0.05 < key.scores["similarity"] < 1
     assert {"bm25", "cosine"} <= set(key.scores)
     assert key.time is not None
     assert manifest.searched == 2 * (len(FACTS) + 40)
     assert manifest.embedder.startswith("static-")
     assert len(rows) <= manifest.searched
-    assert {row.state for row in rows} <= {"kept", "dropped", "already_sent"}
+    assert {row.form for row in rows} <= {"whole", "left_out"}
 
 
 def test_nothing_is_searched_before_anything_was_cut() -> None:
@@ -118,8 +118,7 @@ def test_what_still_stands_is_not_repeated() -> None:
     text = chat.sent[-1].text
     assert text.count("Biscuit eats sardines, you know.") == 1
     assert text.count(FACTS[4]) <= 1 + ("CONVERSATION SUMMARY" in text)
-    states = {row.state for row in turns_of(chat, chat.manifests()[-1])}
-    assert "already_sent" in states
+    assert "already_in_conversation" in {row.reason for row in turns_of(chat, chat.manifests()[-1])}
 
 
 def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() -> None:
@@ -168,7 +167,7 @@ def test_another_worker_sends_the_same_bytes(tmp_path: Path) -> None:
 
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
     end = len(history) if end is None else end
-    return [*read_spoken(history, events, end, most=9_999, mask=str).turns]
+    return read_spoken(history, events, end, most=9_999, mask=str)[1]
 
 
 def test_turns_are_words_with_an_event_of_their_own() -> None:
@@ -255,7 +254,7 @@ def test_hits_of_another_memory_service_are_ranked_by_words_and_meaning() -> Non
     manifest = chat.manifests()[-1]
     rows = {row.id: row for row in manifest.rows if row.layer == "memory"}
     best = max(rows.values(), key=lambda row: row.scores["similarity"])
-    assert best.state == "kept"
+    assert best.form == "whole"
     assert best.scores["cosine"] > 0
     assert "automobile" in memory_of(chat.sent[-1].human())
     assert manifest.embedder.startswith("static-")

@@ -129,7 +129,7 @@ def test_what_an_event_says_of_its_call_is_short(monkeypatch: pytest.MonkeyPatch
     said = [(event.custom_metadata or {}).get("aether_context") for event in chat.say(*turns(12))]
     noted = [one for one in said if one is not None]
     assert len(noted) == len(chat.sent)
-    assert set(noted[-1]) == {"pack_id", "number", "request_tokens", "meter", "usage", "cutoff"}
+    assert set(noted[-1]) == {"pack_id", "number", "request_tokens", "reports", "usage", "cutoff"}
     assert max(len(json.dumps(one, separators=(",", ":"))) for one in noted) <= 330
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, lines, rendered, said, tool
+from packs import answered, called, lines, rendered, said, tool, trim
 from scripted import Chat, call
 
 from aether_context import PackPolicy
@@ -27,7 +27,6 @@ from aether_context.conversation.stable_prefix import (
     estimate_tool_overhead,
     placeholder,
 )
-from aether_context.conversation.strategies import Untouched
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, StablePrefixSettings
@@ -39,7 +38,7 @@ ROUNDED = 40
 
 
 def strategy(**settings: Any) -> StablePrefix:
-    return StablePrefix(settings=ConversationSettings(stable_prefix=StablePrefixSettings(**settings)))
+    return StablePrefix(settings=StablePrefixSettings(**settings))
 
 
 def estimate_tokens(contents: Sequence[Content]) -> int:
@@ -414,7 +413,7 @@ def test_other_tags_and_open_ones_stay() -> None:
 def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
     contents = [said("a <checkpoint_id>1</checkpoint_id>"), said("b"), *talk(50, size=40)[1:]]
     conversation = Conversation.of(contents, window=1_000)
-    result = Untouched(settings=ConversationSettings()).trim(conversation)
+    result = trim(conversation, ConversationSettings(strategy=("none",)))
     assert result.normalize
     assert result.act is None
     assert result.kept == tuple(range(len(contents)))

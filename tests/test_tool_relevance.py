@@ -244,7 +244,7 @@ def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
     assert used <= window * policy.budget.floors.tools or len(chosen) <= fewest
     others = [name for at, name in enumerate(names) if at not in steering]
     assert set(sorted(others, key=lambda name: -pack.tool_scores[name])[:fewest]) <= set(chosen)
-    assert build_pack(asked._replace(tool_scores=pack.tool_scores), policy).checksum == pack.checksum
+    assert build_pack(packs.changed(asked, tool_scores=pack.tool_scores), policy).checksum == pack.checksum
     again = build_pack(asked._replace(epoch=pack.epoch), policy)
     assert (again.tools, again.epoch_reason, again.tool_scores) == (pack.tools, None, {})
 

@@ -170,7 +170,7 @@ def test_memories_in_the_request_are_linked_to_their_candidates() -> None:
     page = Browser(chat.store).last_pack()
     stretch = re.search(r'<span class="span l-memory"><a href="#(c-\w+)"[^<]*</a>[^<]*12 euros', page.html)
     assert stretch is not None
-    assert re.search(rf'<tr id="{stretch[1]}">.*?<b class="s-kept">kept', page.html, re.DOTALL)
+    assert re.search(rf'<tr id="{stretch[1]}">.*?<b class="s-whole">whole', page.html, re.DOTALL)
 
 
 def test_where_the_prefix_broke_is_shown_to_the_character() -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from aether_context.adk.gate import AcceptanceGate
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
     from aether_context.adk.preview import cutoff, preview_strategies
-    from aether_context.adk.request.inputs import cut_now
+    from aether_context.adk.request.gather import cut_now
     from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
     from aether_context.adk.services.memory import HybridMemoryService, register_memory_service
     from aether_context.adk.tools import context_tools, evidence_tools, keep_evidence, memory_tools, planning_tools
@@ -42,7 +42,7 @@ _HOMES = {
     "HybridMemoryService": "services.memory",
     "context_pack_callbacks": "plugin",
     "context_tools": "tools",
-    "cut_now": "request.inputs",
+    "cut_now": "request.gather",
     "cutoff": "preview",
     "evidence_tools": "tools",
     "keep_evidence": "tools",

@@ -15,8 +15,8 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.tracing import PackSpan
-from aether_context.adk.windows import Window, Windows
-from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInput
+from aether_context.adk.windows import Window
+from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
 from aether_context.state import Plan
@@ -87,20 +87,11 @@ def time_of(context: CallbackContext) -> float | None:
     return events[-1].timestamp if events else None
 
 
-class Known(NamedTuple):
-    """A content that was read, with its role and what the fields of its parts are compared with."""
-
-    frozen: Content
-    role: str | None
-    parts: Sequence[Mapping[str, object]]
-
-
 class PreviousCall(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
-    ``known`` are the contents that are sent, as they were read; ``counter`` is the identity of the token counter;
-    ``number`` is the pack's number in its session, 0 where it is not recorded;
-    ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
+    ``counter`` is the identity of the token counter; ``number`` is the pack's number in its session, 0 where it is not
+    recorded; ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
     """
 
@@ -108,7 +99,6 @@ class PreviousCall(NamedTuple):
     pack: Pack
     policy: PackPolicy
     planned: Plan
-    known: tuple[Known, ...]
     counter: str
     number: int = 0
     cutoff: str = ""
@@ -135,28 +125,21 @@ class ModelCall(NamedTuple):
     state: Mapping[str, Any]
     is_live: bool
     passthrough_reason: str
-    windows: Windows
+    window: Window = Window(0)
     planned: Plan = Plan()
     last: PreviousCall | None = None
     offloaded_tokens: int = 0
     near_limit: bool = False
     is_second_try: bool = False
 
-    @property
-    def window(self) -> Window:
-        """The window: the policy's, else the model's own; less where the provider has refused as much."""
-        return self.windows.window(self.invocation.agent, self.model, self.policy, self.state)
 
-
-def call_of(
-    context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan, windows: Windows
-) -> ModelCall:
-    """A call as ADK hands it over, without plan and predecessor."""
+def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan) -> ModelCall:
+    """A call as ADK hands it over, without window, plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation = context.get_invocation_context()
-    is_live = invocation.live_request_queue is not None
-    reason = ""
+    is_live, reason = invocation.live_request_queue is not None, ""
     if is_live:
+        # ADK runs the callbacks on a copy of the contents, but on the connection's own configuration and tools.
         reason = "live mode: the request was left alone"
     elif request.previous_interaction_id:
         reason = "interactions API: only the current turn is sent, the request was left alone"
@@ -166,12 +149,11 @@ def call_of(
         span=span,
         invocation=invocation,
         policy=policy,
-        key=(*session_key(context), invocation.branch or "", context.agent_name),
+        key=agent_key_of(context),
         model=request.model or "",
         state=context.session.state,
         is_live=is_live,
         passthrough_reason=reason,
-        windows=windows,
     )
 
 
@@ -187,7 +169,6 @@ class PreparedCall(NamedTuple):
     source: PackInput
     history: Sequence[types.Content]
     epoch: Epoch
-    known: tuple[Known, ...]
     counter: str = ""
     summary_cost: Mapping[str, int] = NOTHING
 

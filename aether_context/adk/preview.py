@@ -37,7 +37,7 @@ from typing_extensions import override
 
 from aether_context.adk.call import PreviousCall
 from aether_context.adk.packer import InvalidPlan, RequestPacker
-from aether_context.adk.request.inputs import CUT, last_unread
+from aether_context.adk.request.gather import CUT, last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.conversation import strategy_names

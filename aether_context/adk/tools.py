@@ -27,7 +27,7 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import STORE_SECONDS
-from aether_context.adk.request import inputs
+from aether_context.adk.request import gather
 from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, short
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
@@ -169,7 +169,22 @@ def evidence_tools(store: PackStore | None = None) -> list[FunctionTool]:
     Args:
         store: where ``keep_evidence`` puts texts; None takes the store of the app's `ContextPackPlugin`.
     """
-    return [_Tool(add_note), _Tool(record_evidence), _Tool(_Keeper(store).keep_evidence)]
+
+    async def keep(text: str, source: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+        """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
+
+        Args:
+            text: The text as it stands in its source.
+            source: Where it is from: a URL, a file's name, or whose words they are.
+            covers: Ids of the acceptance items that it proves; empty where it proves none.
+        """
+        content, found_in = "" if text is None else str(text), _text(source)
+        record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=store)
+        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+        return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
+
+    keep.__name__ = "keep_evidence"  # what models call it; the function of that name here is the app's
+    return [_Tool(add_note), _Tool(record_evidence), _Tool(keep)]
 
 
 def memory_tools() -> list[FunctionTool]:
@@ -188,7 +203,7 @@ def cut_now(tool_context: ToolContext) -> dict[str, Any]:
 
     Use it when a piece of work is done and its details are not needed any more.
     """
-    tool_context.state.update(inputs.cut_now(tool_context.session).actions.state_delta)
+    tool_context.state.update(gather.cut_now(tool_context.session).actions.state_delta)
     return {"cut": "before your next answer"}
 
 
@@ -321,28 +336,6 @@ def record_evidence(uri: str, summary: str, covers: list[str], tool_context: Too
         time=time_of(tool_context),
     )
     return {"recorded": record.id, "covers": list(record.covers)}
-
-
-class _Keeper:
-    """The tool that keeps texts in a store as evidence."""
-
-    def __init__(self, store: PackStore | None) -> None:
-        self._store = store
-
-    async def keep_evidence(
-        self, text: str, source: str, covers: list[str], tool_context: ToolContext
-    ) -> dict[str, Any]:
-        """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
-
-        Args:
-            text: The text as it stands in its source.
-            source: Where it is from: a URL, a file's name, or whose words they are.
-            covers: Ids of the acceptance items that it proves; empty where it proves none.
-        """
-        content, found_in = "" if text is None else str(text), _text(source)
-        record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=self._store)
-        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-        return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:

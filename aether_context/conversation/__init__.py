@@ -19,7 +19,7 @@ from aether_context.conversation.anchors import (
     validate,
 )
 from aether_context.conversation.normalization import Normal, normalize
-from aether_context.conversation.registry import (
+from aether_context.conversation.strategies import (
     Selection,
     Shape,
     register_strategy,

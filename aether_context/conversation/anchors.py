@@ -63,20 +63,16 @@ def standing_anchors(
     contents: Sequence[Content], positions: Sequence[int], settings: ConversationSettings
 ) -> list[Anchor]:
     """The anchors that follow from the contents alone: messages of the role ``system``, and the latest tool result."""
-    system = AnchorDefinition(
-        kind="system_message",
-        priority=settings.anchor_priority("system_message"),
-        selector=lambda content, at, contents: content.role == "system",
-        description="system message",
-    )
-    last = max((at for at, content in enumerate(contents) if content.responses), default=-1)
-    latest = AnchorDefinition(
-        kind="latest_tool_result",
-        priority=settings.anchor_priority("latest_tool_result"),
-        selector=lambda content, at, contents: at == last,
-        description="latest tool result",
-    )
-    return [*selected(system, contents, positions), *selected(latest, contents, positions)]
+    kinds: list[tuple[int, AnchorKind]] = [
+        (at, "system_message") for at, content in enumerate(contents) if content.role == "system"
+    ]
+    results = [at for at, content in enumerate(contents) if content.responses]
+    kinds += [(at, "latest_tool_result") for at in results[-1:]]
+    return [
+        Anchor(place=positions[at], kind=kind, priority=priority, description=kind.replace("_", " "))
+        for at, kind in kinds
+        if (priority := settings.anchor_priority(kind))
+    ]
 
 
 def identify(
@@ -129,7 +125,7 @@ def hold(
     positions: Sequence[int],
     tokens: Sequence[int],
     *,
-    ceiling: int,
+    most: int,
     stay: frozenset[int],
 ) -> tuple[frozenset[int], tuple[str, ...]]:
     """The units of the anchors that there is room for, by priority, and a note for each anchor that has to go.
@@ -138,7 +134,7 @@ def hold(
 
     Args:
         units: the conversation's units; ``positions`` and ``tokens`` are by content.
-        ceiling: tokens that they may take together with the units that ``stay`` anyway.
+        most: tokens that they may take together with the units that ``stay`` anyway.
     """
     unit_of = {positions[index]: at for at, unit in enumerate(units) for index in unit.indices}
     opening: dict[int, int] = {}
@@ -154,7 +150,7 @@ def hold(
             continue
         wanted = {home, opening.get(units[home].turn, home)} - held_units - stay
         cost = sum(tokens[index] for at in wanted for index in units[at].indices)
-        if used + cost > ceiling:
+        if used + cost > most:
             notes.append(f"no room for the anchor {anchor.description} (content {anchor.place})")
             continue
         used += cost
@@ -174,5 +170,5 @@ def validate(conversation: Conversation, result: Decision) -> None:
         raise AnchorPreservationError(
             anchors=[f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in lost],
             needed=sum(conversation.tokens[at] for at in conversation.anchored),
-            budget=conversation.budget.ceiling,
+            budget=conversation.budget.most,
         )

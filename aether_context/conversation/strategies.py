@@ -1,24 +1,31 @@
-"""Strategies that leave out whole units: the cut that they have in common, and each of them."""
+"""The strategies: rows of parameters over the one cut, a table of them by name, and those registered from outside."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
+from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.rewrites import LEAST_EXTRACT, query_of, response_tokens, shorten_content
+from aether_context.conversation.extracts import LEAST_EXTRACT, query_of, response_tokens, shorten_content
+from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategy import (
+    Budget,
     Conversation,
     Decision,
     Removed,
     Replaced,
+    Strategy,
     decided,
     summary_tokens,
 )
 from aether_context.conversation.summary import MOST_TOKENS
-from aether_context.conversation.turns import Unit, cut, is_human, protected, units
-from aether_context.pack import Anchor, Reason
+from aether_context.conversation.turns import Cut, Unit, cut, is_human, protected, units
+from aether_context.errors import PolicyError, near_names
+from aether_context.pack import Content, Reason
 from aether_context.policy import ConversationSettings
 from aether_context.text.shorten import level
 
@@ -28,190 +35,141 @@ _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as 
 _BULLET = "- a"
 _WORTHWHILE = 0.9
 """Share of the tokens that are asked for under which a cut is made only where the window or a hand demands it."""
-_SUMMARY_SHARE = 0.12
-"""The ceiling of the summary that ``summarize`` writes, as a share of the input budget."""
 
 
-def cut_to(
-    conversation: Conversation,
-    strategy: str,
-    parts: Sequence[Unit],
-    *,
-    target: int,
-    summary_share: float,
-    reason: Reason,
-    anchors: Iterable[Anchor],
-    stay: Collection[int] = (),
-) -> Decision:
-    """The cut of every strategy that cuts for good: whole units from the oldest, in one act, with a summary.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cutting:
+    """A strategy that leaves out whole units for good, from the oldest, in one act, with a summary in their place.
 
-    What stays takes at most ``target`` tokens, summary included, where what may leave holds enough. The unit that would
-    free more than is asked for stays with its responses as extracts. Anchors stay, by priority, while they fit under
-    the ceiling with what stays anyway. Messages beside the final one go only where the ceiling demands it. A cut that
-    frees less than nine tenths of what is asked for is made only where the window, the byte net, or a hand demands it.
+    What stays takes at most what the cut goes down to, summary included, where what may leave holds enough. The unit
+    that would free more than is asked for stays with its responses as extracts. Anchors stay, by priority, while they
+    fit with what stays anyway. Messages beside the final one leave only where the rest does not fit. A cut that frees
+    less than nine tenths of what is asked for is made only where the window or a hand demands it.
 
     Args:
-        parts: the conversation's units; ``stay`` are places in it.
         summary_share: the most of the summary, as a share of the input budget; 0 for none.
+        above: share of the input budget above which it cuts, whatever that costs. None for the policy's
+            ``compact_at``; then a cut has to pay where the window does not demand it.
+        to: share that it goes down to; None for the policy's ``compact_to``.
+        rise: how much less deep it cuts, as a share of the way from there to what fits.
+        keep_first: number of units at the beginning that stay while they find room.
+        keep_last: number of units at the end that do, which give way before those at the beginning.
+        frozen: whether these may take all that fits, and not only what a cut leaves.
+        by_age: whether the latest result of a tool is no anchor. One of long ago may be so large that it would leave
+            the latest turns no room.
+        reason: why it cuts, where neither the window, the byte net nor a hand says so.
     """
-    budget, counter, tokens, human = conversation.budget, conversation.counter, conversation.tokens, conversation.human
-    summary_ceiling = min(int(summary_share * budget.input), MOST_TOKENS)
-    if conversation.recalls:
-        summary_ceiling = min(summary_ceiling, int(RECAP_SHARE * budget.low))
-    frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
 
-    def responses(index: int) -> list[int]:
-        return response_tokens(conversation.contents[index], counter)
+    name: str
+    summary_share: float
+    above: float | None = None
+    to: float | None = None
+    rise: float = 0.0
+    keep_first: int = 0
+    keep_last: int = 0
+    frozen: bool = False
+    by_age: bool = False
+    reason: Reason = "high_water"
+    early: ClassVar[bool] = False
 
-    def spare(at: int) -> int:
-        return sum(max(0, sum(sizes) - LEAST_EXTRACT * len(sizes)) for sizes in map(responses, parts[at].indices))
+    def mark(self, budget: Budget) -> int:
+        """Tokens of the conversation above which it cuts."""
+        return budget.cut_above if self.above is None else budget.mark(self.above)
 
-    ends_in_results = any(map(responses, parts[-1].indices)) if parts else False
-    anchored, notes = hold(
-        anchors,
-        parts,
-        conversation.positions,
-        tokens,
-        ceiling=budget.ceiling - summary_ceiling,
-        stay=protected(parts, human).union(stay),
-    )
-    cut_reason: Reason = "by_hand" if conversation.forced else reason
-    summary = ""
-    gone: tuple[int, ...] = ()
-    replaced_by_index: dict[int, Replaced] = {}
-    # The second round knows how long the summary is; a model is asked for one there alone.
-    for reserved in (summary_ceiling, None):
-        room = target - (summary_tokens(counter, summary) if reserved is None else reserved)
-        for neighbours in (True, False):
-            leaving = cut(
+    def trim(self, conversation: Conversation) -> Decision:
+        budget, counter, tokens = conversation.budget, conversation.counter, conversation.tokens
+        target = budget.cut_to if self.to is None else budget.mark(self.to)
+        if conversation.forced:
+            target = min(target, budget.cut_to)
+        else:
+            target += int(self.rise * (budget.mark(1) - target))
+        over_window = conversation.used > budget.mark(1)
+        weighed = self.above is None and not (conversation.forced or over_window)
+        if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
+            return decided(conversation, self.name)
+        most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
+        if conversation.recalls:
+            most_summary = min(most_summary, int(RECAP_SHARE * target))
+        frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
+        parts = units(conversation.contents)
+        stay = protected(parts, conversation.human)
+        anchored, notes = hold(
+            [anchor for anchor in conversation.anchors if not (self.by_age and anchor.kind == "latest_tool_result")],
+            parts,
+            conversation.positions,
+            tokens,
+            most=budget.most - most_summary,
+            stay=stay,
+        )
+        ends_in_results = bool(parts) and any(
+            response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
+        )
+        reason = self._reason(conversation)
+        summary = ""
+        left, replaced = Cut(), tuple[Replaced, ...]()
+        # The second round knows how long the summary is; a model is asked for one there alone.
+        for reserved in (most_summary, None):
+            room = max(0, target - (summary_tokens(counter, summary) if reserved is None else reserved))
+            left = cut(
                 parts,
                 tokens,
-                target=max(0, room),
-                human=human,
-                neighbours=neighbours,
-                spare=spare,
-                stay=anchored.union(stay),
+                target=room,
+                most=budget.most,
+                keep_first=self.keep_first,
+                keep_last=self.keep_last,
+                room=budget.most if self.frozen else target,
+                stay=stay | anchored,
             )
-            kept_tokens = sum(tokens) - sum(tokens[at] for at in leaving.gone) - leaving.excess
-            if kept_tokens <= budget.ceiling:
-                break
-        sizes = [size for at in leaving.shortened for size in responses(at)]
-        ceiling = max(LEAST_EXTRACT, level(sizes, sum(sizes) - leaving.excess))
-        gone, replaced_by_index = leaving.gone, {}
-        for at in leaving.shortened:
-            if not responses(at):
-                continue
-            extract = shorten_content(
-                conversation.raws[at], ceiling, counter=counter, query=query_of(conversation.raws, at)
+            left, replaced = _shortened(conversation, left, reason)
+            room_for_summary = budget.most - (room + left.over) - frame_tokens
+            # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
+            gives_way = ends_in_results and room_for_summary < most_summary // 2
+            summary = conversation.summarized(
+                frozenset(left.gone),
+                most_summary if gives_way else min(most_summary, room_for_summary),
+                shorter={change.index: change.content for change in replaced},
+                own=reserved is not None,
             )
-            replaced_by_index[at] = Replaced(index=at, content=extract, reason=cut_reason, ceiling=ceiling)
-        room_for_summary = budget.ceiling - kept_tokens - frame_tokens
-        # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
-        gives_way = ends_in_results and room_for_summary < summary_ceiling // 2
-        summary = conversation.summarized(
-            frozenset(gone),
-            summary_ceiling if gives_way else min(summary_ceiling, room_for_summary),
-            shorter={at: replaced.content for at, replaced in replaced_by_index.items()},
-            own=reserved is not None,
+        if not (left.leaving or replaced or conversation.payload_tokens):
+            return decided(conversation, self.name)
+        result = decided(
+            conversation,
+            self.name,
+            removed=[Removed(index=at, reason=reason) for at in left.gone],
+            replaced=replaced,
+            summary=summary,
+            summary_at=min((*left.gone, *(change.index for change in replaced)), default=None),
+            note="; ".join(notes),
         )
-    if not (gone or replaced_by_index or conversation.payload_tokens):
-        return decided(conversation, strategy)
-    result = decided(
-        conversation,
-        strategy,
-        removed=[Removed(index=at, reason=cut_reason) for at in gone],
-        replaced=tuple(replaced_by_index.values()),
-        summary=summary,
-        summary_at=min((*gone, *replaced_by_index), default=None),
-        note="; ".join(notes),
+        least = 1 if conversation.forced else _WORTHWHILE * (conversation.used - target)
+        if over_window or result.freed_tokens >= least:
+            return result
+        return decided(conversation, self.name, note=_FREES_NOTHING if conversation.forced else "")
+
+    def _reason(self, conversation: Conversation) -> Reason:
+        if conversation.forced:
+            return "by_hand"
+        if self.reason == "high_water" and conversation.used > conversation.budget.most:
+            return "window"
+        return self.reason if conversation.budget.net is None else "byte_net"
+
+
+def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, tuple[Replaced, ...]]:
+    """The cut without the unit that leaves last, where extracts of its responses free as much as has to leave."""
+    if not left.leaving:
+        return left, ()
+    contents, counter, edge = conversation.contents, conversation.counter, left.leaving[-1]
+    over = left.over + sum(conversation.tokens[at] for at in edge)
+    sizes = {at: found for at in edge if (found := response_tokens(contents[at], counter))}
+    all_sizes = [size for found in sizes.values() for size in found]
+    if over > sum(max(0, sum(found) - LEAST_EXTRACT * len(found)) for found in sizes.values()):
+        return left, ()
+    ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - over))
+    raws = conversation.raws
+    extracts = {at: shorten_content(raws[at], ceiling, counter=counter, query=query_of(raws, at)) for at in sizes}
+    return Cut(leaving=left.leaving[:-1]), tuple(
+        Replaced(index=at, content=extract, reason=reason, ceiling=ceiling) for at, extract in extracts.items()
     )
-    if conversation.used > budget.mark(1):
-        return result
-    if conversation.forced:
-        return result if result.freed_tokens > 0 else decided(conversation, strategy, note=_FREES_NOTHING)
-    worthwhile = result.freed_tokens >= _WORTHWHILE * (conversation.used - target)
-    return result if worthwhile else decided(conversation, strategy)
-
-
-def _fitting(
-    conversation: Conversation, parts: Sequence[Unit], order: Iterable[int], room: int, stay: Collection[int] = ()
-) -> frozenset[int]:
-    """Places that ``stay``, and those in this order while all of them fit."""
-    chosen = set(stay)
-    room -= sum(conversation.tokens[index] for at in chosen for index in parts[at].indices)
-    for at in order:
-        if at not in chosen:
-            room -= sum(conversation.tokens[index] for index in parts[at].indices)
-            if room < 0:
-                break
-            chosen.add(at)
-    return frozenset(chosen)
-
-
-# The default: units go from the oldest, from the high-water mark down to the low-water mark, with a summary, where that
-# pays or the window demands it.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epochs:
-    """The strategy ``epochs``, and under another name the net behind every strategy."""
-
-    settings: ConversationSettings
-    name: str = "epochs"
-    early: ClassVar[bool] = False
-
-    def trim(self, conversation: Conversation) -> Decision:
-        budget = conversation.budget
-        demanded = conversation.forced or conversation.used > budget.mark(1)
-        if not conversation.passes(budget.high) or not (demanded or conversation.pays(budget.low)):
-            return decided(conversation, self.name)
-        return cut_to(
-            conversation,
-            self.name,
-            units(conversation.contents),
-            # Here age decides: a large result of long ago would leave the latest turns no room.
-            anchors=[anchor for anchor in conversation.anchors if anchor.kind != "latest_tool_result"],
-            target=budget.low,
-            summary_share=self.settings.summary_share,
-            reason="window" if conversation.used > budget.ceiling else conversation.reason("high_water"),
-        )
-
-
-# The beginning and the end of a conversation are frozen, the middle goes from the oldest.
-#
-# Nothing is torn: an exchange counts as one message and stays or goes whole, and the message that opens a turn
-# outlives the turn's answers. Anchors in the middle stay. It acts above the high-water mark and goes down to the low-
-# water mark in one act, so that the next one is far away. Where head and tail are so large that hardly any room would
-# be left, the tail holds fewer messages; the head does only where it does not fit at all. Those nearest to the middle
-# go first.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadsTails:
-    """The strategy ``heads_tails``."""
-
-    settings: ConversationSettings
-    name: ClassVar[str] = "heads_tails"
-    early: ClassVar[bool] = False
-
-    def trim(self, conversation: Conversation) -> Decision:
-        budget = conversation.budget
-        if not conversation.passes(budget.high):
-            return decided(conversation, self.name)
-        parts, settings = units(conversation.contents), self.settings.heads_tails
-        # The head comes first, since its loss is for good. Both may take all that fits; the summary gets what is left.
-        head = range(min(settings.head, len(parts)))
-        tail = range(len(parts) - 1, max(len(parts) - settings.tail, 0) - 1, -1)
-        return cut_to(
-            conversation,
-            self.name,
-            parts,
-            anchors=conversation.anchors,
-            stay=_fitting(conversation, parts, (*head, *tail), budget.ceiling, protected(parts, conversation.human)),
-            target=budget.low,
-            summary_share=self.settings.summary_share,
-            reason=conversation.reason("middle"),
-        )
 
 
 # Whole turns are left out from the oldest until the request is under a ceiling; nothing is kept of that anywhere.
@@ -224,18 +182,17 @@ class HeadsTails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingTurns:
-    """The strategy ``sliding_turns``."""
+    """The strategy ``sliding_turns``, with its ceiling; 0 turns it off."""
 
-    settings: ConversationSettings
+    tokens: int
     name: ClassVar[str] = "sliding_turns"
     early: ClassVar[bool] = True
 
     def trim(self, conversation: Conversation) -> Decision:
-        tokens = self.settings.sliding_turns.tokens
         last = conversation.human if conversation.human is not None else len(conversation.contents) - 1
-        if not tokens or last < 0:
+        if not self.tokens or last < 0:
             return decided(conversation, self.name)
-        ceiling = min(tokens, conversation.budget.input)
+        ceiling = min(self.tokens, conversation.budget.input)
         gone = earlier = _beyond(conversation, ceiling, last)
         if gone and conversation.opens:
             # What was beyond the ceiling when the human message before was answered.
@@ -253,58 +210,14 @@ def _beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[i
     Args:
         last: index of the last content that counts; its turn stays.
     """
-    used = conversation.budget.fixed + sum(conversation.tokens[: last + 1])
-    if used <= ceiling:
-        return ()
     turns: dict[int, list[int]] = {}
     for unit in units(conversation.contents):
         turns.setdefault(unit.turn, []).extend(unit.indices)
+    parts = [Unit(kind="message", indices=tuple(indices), turn=turn) for turn, indices in turns.items()]
+    tokens = [size if at <= last else 0 for at, size in enumerate(conversation.tokens)]
     anchored = conversation.anchored
-    gone: set[int] = set()
-    for indices in turns.values():
-        if used <= ceiling or max(indices) >= last:
-            break
-        if anchored.isdisjoint(indices):
-            gone.update(indices)
-            used -= sum(conversation.tokens[at] for at in indices)
-    return gone
-
-
-# Older messages become a running summary, made of the conversation's own lines and bounded.
-
-SUMMARIZE_TRIGGER = 0.8
-"""Share of the input budget above which messages are summarized."""
-_SUMMARIZE_TARGET = 0.5
-"""Share that the request goes down to, the summary included."""
-_SUMMARIZE_KEEPS = 10
-"""Last messages that stay verbatim; a tool call and its response count as one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summarize:
-    """The strategy ``summarize``."""
-
-    settings: ConversationSettings
-    name: ClassVar[str] = "summarize"
-    early: ClassVar[bool] = False
-
-    def trim(self, conversation: Conversation) -> Decision:
-        budget = conversation.budget
-        if not conversation.passes(budget.mark(SUMMARIZE_TRIGGER)):
-            return decided(conversation, self.name)
-        parts = units(conversation.contents)
-        target = budget.mark(_SUMMARIZE_TARGET)
-        latest = range(len(parts) - 1, max(-1, len(parts) - 1 - _SUMMARIZE_KEEPS), -1)
-        return cut_to(
-            conversation,
-            self.name,
-            parts,
-            anchors=conversation.anchors,
-            stay=_fitting(conversation, parts, latest, target),
-            target=min(target, budget.low) if conversation.forced else target,
-            summary_share=_SUMMARY_SHARE,
-            reason=conversation.reason("high_water"),
-        )
+    stay = [at for at, part in enumerate(parts) if max(part.indices) >= last or not anchored.isdisjoint(part.indices)]
+    return cut(parts, tokens, target=ceiling - conversation.budget.fixed, stay=stay).gone
 
 
 # Nothing is left out: contents are normalized and recorded, and the window is all that limits them.
@@ -314,9 +227,244 @@ class Summarize:
 class Untouched:
     """The strategy ``none``."""
 
-    settings: ConversationSettings
     name: ClassVar[str] = "none"
     early: ClassVar[bool] = True
 
     def trim(self, conversation: Conversation) -> Decision:
         return decided(conversation, self.name, normalize=True)
+
+
+# All strategies by name: the package's own, and those that are registered from outside.
+
+Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
+
+_STRATEGIES: dict[str, Factory] = {
+    # Units go from the oldest, from the high-water mark down to the low-water mark.
+    "epochs": lambda settings: Cutting(name="epochs", summary_share=settings.summary_share, by_age=True),
+    "stable_prefix": lambda settings: StablePrefix(settings=settings.stable_prefix),
+    "sliding_turns": lambda settings: SlidingTurns(tokens=settings.sliding_turns.tokens),
+    # The beginning and the end are frozen, the middle goes.
+    "heads_tails": lambda settings: Cutting(
+        name="heads_tails",
+        summary_share=settings.summary_share,
+        keep_first=settings.heads_tails.head,
+        keep_last=settings.heads_tails.tail,
+        frozen=True,
+        reason="middle",
+    ),
+    # Older messages become a running summary.
+    "summarize": lambda settings: Cutting(name="summarize", summary_share=0.12, above=0.8, to=0.5, keep_last=10),
+    "none": lambda settings: Untouched(),
+}
+_OWN = tuple(_STRATEGIES)
+
+NET = "emergency"
+"""What the net behind the strategies is called among them in a manifest."""
+
+
+def net(settings: ConversationSettings) -> Cutting:
+    """The cut behind all strategies, where what they leave would pass the window.
+
+    It cuts a quarter of the way less deep than ``epochs``: of what a strategy chose to keep, more stays, and the next
+    such cut is still far away.
+    """
+    return Cutting(name=NET, summary_share=settings.summary_share, above=1.0, rise=0.25, by_age=True)
+
+
+def register_strategy(name: str, factory: Factory) -> None:
+    """Makes a strategy available to policies under a name; one of that name is replaced.
+
+    A replay needs the same registration, since a policy holds the name only. A decision that would tear an exchange,
+    take what the model has yet to answer, or leave a request that begins with the model's words is not taken, and
+    ``epochs`` decides in place of a strategy that raises; the manifest says so.
+
+    Args:
+        factory: makes the strategy from the policy's settings; its own are in ``settings.custom[name]``.
+
+    Raises:
+        PolicyError: the name is empty or one of the package's own.
+    """
+    if not name.strip() or name in _OWN:
+        raise PolicyError(f"strategy name {name!r} is empty or taken: choose another one", field="name")
+    _STRATEGIES[name] = lambda settings: _Guarded(strategy=factory(settings), settings=settings)
+
+
+def unregister_strategy(name: str) -> None:
+    """Takes a registered strategy away again; one that is not there is no error."""
+    if name not in _OWN:
+        _STRATEGIES.pop(name, None)
+
+
+def strategy_names() -> tuple[str, ...]:
+    """The names that policies can give, the package's own first."""
+    return (*_OWN, *sorted(_STRATEGIES.keys() - _OWN))
+
+
+def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:
+    """A policy's strategies in their order.
+
+    Raises:
+        PolicyError: a name is unknown, or one that looks at what the host sent stands after one that waits for the
+            water marks.
+    """
+    unknown = next((name for name in settings.strategy if name not in _STRATEGIES), None)
+    if unknown is not None:
+        raise PolicyError(
+            f"conversation.strategy = {unknown!r} is unknown: {near_names(unknown, strategy_names())} (one of your own "
+            "needs register_strategy first)",
+            field="conversation.strategy",
+        )
+    strategies = tuple(_STRATEGIES[name](settings) for name in settings.strategy)
+    for previous, strategy in pairwise(strategies):
+        if strategy.early and not previous.early:
+            raise PolicyError(
+                f"conversation.strategy = {list(settings.strategy)}: {strategy.name!r} looks at what the host sent, so "
+                f"it has to stand before {previous.name!r}",
+                field="conversation.strategy",
+            )
+    return strategies
+
+
+_MOST_FAULT = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Guarded:
+    """A strategy from outside whose unsound decisions are not taken; what is wrong with them is its note.
+
+    Where it fails, ``epochs`` decides in its place, or nothing is changed where it was to look at what the host sent.
+    """
+
+    strategy: Strategy
+    settings: ConversationSettings
+
+    @property
+    def name(self) -> str:
+        return self.strategy.name
+
+    @property
+    def early(self) -> bool:
+        return self.strategy.early
+
+    def trim(self, conversation: Conversation) -> Decision:
+        try:
+            result = self.strategy.trim(conversation)
+            fault = _fault(conversation, result)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # whatever others raise, and whatever reading their result does
+            fault = f"{type(error).__name__}: {error}"[:_MOST_FAULT]
+            if not self.early:
+                note = f"strategy {self.name!r} gave way to 'epochs': {fault}"
+                return _STRATEGIES["epochs"](self.settings).trim(conversation)._replace(note=note)
+        if not fault:
+            return result
+        return decided(conversation, self.name, note=f"strategy {self.name!r} changed nothing: {fault}")
+
+
+def _fault(conversation: Conversation, result: Decision) -> str:
+    """What is wrong with what a result changes; empty where nothing is."""
+    gone = {removed.index for removed in result.removed}
+    everything = range(len(conversation.contents))
+    indices = [*(removed.index for removed in result.removed), *(replaced.index for replaced in result.replaced)]
+    if len(set(indices)) < len(indices) or not set(everything).issuperset(indices):
+        return "it names a content that is not there, or one twice"
+    if list(result.kept) != [at for at in everything if at not in gone]:
+        return "what it keeps is not all that it does not remove"
+    canonical_json([result.summary, result.note, result.state])  # raises where they cannot be kept
+    for replaced in result.replaced:
+        at = replaced.index
+        if at == conversation.human or _form(replaced.content) != _form(conversation.contents[at]):
+            return f"it would change what content {at} asks, calls or answers"
+    if not gone:
+        return ""
+    parts = units(conversation.contents)
+    torn = next((unit for unit in parts if 0 < len(gone.intersection(unit.indices)) < len(unit.indices)), None)
+    if torn is not None:
+        return f"it would tear the exchange of the contents {', '.join(map(str, torn.indices))}"
+    protected_units = protected(parts, conversation.human)
+    lost_indices = sorted(gone.intersection(index for at in protected_units for index in parts[at].indices))
+    if lost_indices:
+        return f"it would take content {lost_indices[0]}, which the model has yet to answer"
+    first = next(at for at in range(len(conversation.contents)) if at not in gone)
+    summary = conversation.summary if result.summary is None else result.summary
+    if not summary and is_human(conversation.contents[0]) and not is_human(conversation.contents[first]):
+        return f"content {first} would come first, which is not a person's"
+    return ""
+
+
+def _form(content: Content) -> tuple[object, ...]:
+    """What a content has to keep where another one replaces it."""
+    return (
+        content.role,
+        bool(content.parts),
+        [(part.kind, part.call_id, part.name) for part in content.calls],
+        [(part.call_id, part.name) for part in content.responses],
+    )
+
+
+# Which strategy suits a conversation, by its shape.
+
+ShapeKind: TypeAlias = Literal["short", "loop", "dialogue", "session"]
+
+_TALK_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a conversation looks like, and how many turns it has."""
+
+    kind: ShapeKind
+    turns: int
+
+
+def shape_of(conversation: Conversation) -> Shape:
+    """The shape of a conversation, from the tokens of its contents alone.
+
+    ``short`` fits under the high-water mark. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
+    consists of words for more than half, and ``session`` is everything else.
+    """
+    tokens, contents, high = conversation.tokens, conversation.contents, conversation.budget.cut_above
+    total = sum(tokens)
+    tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
+    turns: Counter[int] = Counter({0: 0})
+    for unit in units(contents):
+        turns[unit.turn] += sum(tokens[at] for at in unit.indices)
+    kind: ShapeKind = "session"
+    if total <= high:
+        kind = "short"
+    elif max(turns.values()) > high:
+        kind = "loop"
+    elif tools < (1 - _TALK_SHARE) * total:
+        kind = "dialogue"
+    return Shape(kind=kind, turns=len(turns))
+
+
+class Selection(NamedTuple):
+    """The strategy that suits a conversation, the rule that says so, and the shape that it looks at."""
+
+    strategy: str
+    rule: str
+    shape: Shape
+
+
+_RULES: Mapping[ShapeKind, tuple[str, str]] = {
+    "short": ("epochs", "it fits, and nothing is cut"),
+    "loop": (
+        "epochs",
+        "one turn alone passes the high-water mark: the cut goes through it, and the entity table counts",
+    ),
+    "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
+    "dialogue": ("heads_tails", "words fill most of it: how it began stays word for word, at hardly more cost"),
+}
+
+
+def select_strategy(conversation: Conversation) -> Selection:
+    """The strategy that suits a conversation, by its shape.
+
+    The rules follow from what the strategies did to recorded runs of each shape, in tokens kept for what they cost:
+    tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them.
+    """
+    shape = shape_of(conversation)
+    strategy, rule = _RULES[shape.kind]
+    return Selection(strategy=strategy, rule=f"{shape.kind}: {rule}", shape=shape)

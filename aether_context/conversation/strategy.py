@@ -1,7 +1,8 @@
 """What a strategy is given and what it gives back: plain values, so that each works alone and inside a pack.
 
     conversation = Conversation.of(contents, window=16_000)
-    result = HeadsTails(settings=ConversationSettings()).trim(conversation)
+    (strategy,) = strategies_of(ConversationSettings(strategy=("heads_tails",)))
+    result = strategy.trim(conversation)
     result.kept, result.removed, result.freed_tokens, result.anchors
 
 Indices are places in ``Conversation.contents``. Nothing is changed in place.
@@ -28,16 +29,17 @@ class Budget(NamedTuple):
     """The tokens that there are. ``window`` is W, ``slack`` what is kept free for the answer, ``fixed`` what is sent
     beside the contents.
 
-    The marks are tokens of the conversation alone: above ``high`` a cut is made, it goes down to ``low``, and more than
-    ``ceiling`` do not fit. ``net`` are those that the byte net takes, None where it takes all; marks are below it.
+    The marks are tokens of the conversation alone: above ``cut_above`` a cut is made, it goes down to ``cut_to``, and
+    more than ``most`` do not fit. ``net`` are those that the byte net takes, None where it takes all; marks are below
+    it.
     """
 
     window: int
     slack: int
     fixed: int
-    high: int
-    low: int
-    ceiling: int
+    cut_above: int
+    cut_to: int
+    most: int
     net: int | None = None
 
     @classmethod
@@ -56,9 +58,9 @@ class Budget(NamedTuple):
             window=window,
             slack=free,
             fixed=fixed,
-            high=max(0, int(compact_at * room) - fixed),
-            low=max(0, int(compact_to * room) - fixed),
-            ceiling=max(0, room - fixed),
+            cut_above=max(0, int(compact_at * room) - fixed),
+            cut_to=max(0, int(compact_to * room) - fixed),
+            most=max(0, room - fixed),
         )
 
     @property
@@ -69,7 +71,7 @@ class Budget(NamedTuple):
     def mark(self, share: float) -> int:
         """A share of the input budget as tokens of the conversation, at least that share of what there is for it, at
         most that of what the byte net takes."""
-        tokens = max(int(share * self.input) - self.fixed, int(share * self.ceiling))
+        tokens = max(int(share * self.input) - self.fixed, int(share * self.most))
         return tokens if self.net is None else min(tokens, int(share * self.net))
 
 
@@ -197,10 +199,6 @@ class Conversation:
         growth = self.used / max(1, sum(content.role == "model" for content in self.contents))
         calls = freed / max(1.0, growth)
         return gain(saved=freed / 2, calls=calls, resent=target, cached_price=self.cached_price) >= 0
-
-    def reason(self, usual: Reason) -> Reason:
-        """Why a strategy acts that looks at a mark: the byte net, where it moved the mark."""
-        return usual if self.budget.net is None else "byte_net"
 
     @property
     def anchored(self) -> frozenset[int]:

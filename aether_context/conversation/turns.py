@@ -8,12 +8,10 @@ whole units out from the oldest, once, down to a target.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from aether_context.canonical import short
-from aether_context.pack import Content, Epoch
+from aether_context.pack import Content
 
 UnitKind: TypeAlias = Literal["human", "exchange", "message"]
 
@@ -147,176 +145,91 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
     return frozenset(unit for _, unit in latest.values())
 
 
-def protected(parts: Sequence[Unit], human: int | None, *, neighbours: bool = True) -> frozenset[int]:
-    """Positions in ``parts`` that no cut takes: the final human message with its neighbours, what other agents handed
-    over since then, and the last exchange.
-
-    Neighbours are human messages with nothing of the model's in between. The last exchange is protected while nothing
-    of the model's follows it, that is, while the model has yet to read it.
-    """
+def protected(parts: Sequence[Unit], human: int | None) -> frozenset[int]:
+    """Positions in ``parts`` that no cut takes: the final human message, what other agents handed over since then, and
+    the last exchange while nothing of the model's follows it, that is, while the model has yet to read it."""
     latest = parts[-1].turn if parts else 0
     kept = {at for at, unit in enumerate(parts) if unit.handed and unit.turn == latest}
-    final = next((at for at, unit in enumerate(parts) if human is not None and human in unit.indices), None)
-    if final is not None:
-        kept.add(final)
-        for step in (-1, 1) if neighbours else ():
-            at = final + step
-            while 0 <= at < len(parts) and parts[at].kind == "human" and parts[at].turn == parts[final].turn:
-                kept.add(at)
-                at += step
-    last = max(range(len(parts)), key=lambda at: parts[at].indices[-1], default=None)
-    if last is not None:
-        kept.add(last)
+    kept |= {at for at, unit in enumerate(parts) if human is not None and human in unit.indices}
+    kept |= {max(range(len(parts)), key=lambda at: parts[at].indices[-1])} if parts else set()
     return frozenset(kept)
 
 
 class Cut(NamedTuple):
-    """What a cut does: indices of the contents that go, and of those whose responses free ``excess`` tokens more."""
+    """What a cut leaves out: indices of the contents, unit by unit in the order in which they leave, a turn's human
+    message with the last of its answers. ``over`` are the tokens by which the rest is above the target, below it where
+    negative."""
 
-    gone: tuple[int, ...] = ()
-    shortened: tuple[int, ...] = ()
-    excess: int = 0
+    leaving: tuple[tuple[int, ...], ...] = ()
+    over: int = 0
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        return tuple(sorted(index for indices in self.leaving for index in indices))
 
 
 def cut(
-    parts: Sequence[Unit],
+    units: Sequence[Unit],
     tokens: Sequence[int],
     *,
     target: int,
-    human: int | None,
-    neighbours: bool = True,
-    spare: Callable[[int], int] | None = None,
+    most: int | None = None,
+    keep_first: int = 0,
+    keep_last: int = 0,
+    room: int | None = None,
     stay: Collection[int] = (),
 ) -> Cut:
-    """What to leave out so that the rest holds at most ``target`` tokens.
+    """What to leave out so that the rest holds at most ``target`` tokens: whole units, the oldest first.
 
-    Whole units go, the oldest first. What another agent said last in a turn outlives the rest of the turn. A turn's
-    human message outlives its answers and goes with the last of them, so what stays always begins with a human message;
-    only messages beside the final one go without, and last of all. An exchange that would free more than is asked for,
-    and whose responses can free as much, stays with shortened responses.
+    What another agent said last in a turn outlives the rest of the turn. A turn's human message outlives its answers,
+    so what stays always begins with a human message; only those of the last turn go without, last of all. Fewer tokens
+    than asked for leave where only units that stay are left.
 
     Args:
         tokens: tokens of each content.
-        human: index of the final human message, which stays, like the exchange that the model has yet to read.
-        neighbours: whether human messages right beside it stay as well.
-        spare: gives the tokens that a unit can give up without leaving, by position. It is asked only about units that
-            may have as many as are still asked for.
-        stay: positions in ``parts`` that stay besides.
-
-    Returns:
-        Fewer tokens than asked for are freed where only protected units are left.
+        most: human messages of the last turn leave only where more tokens are left than these; ``target`` by default.
+        keep_first: number of units at the beginning that stay.
+        keep_last: number of units at the end that stay.
+        room: tokens that all that stays may take; where it is not enough, fewer units at the end stay, then fewer at
+            the beginning. ``target`` by default.
+        stay: positions in ``units`` that stay whatever they take.
     """
-    excess = sum(tokens) - target
-    if excess <= 0 or not parts:
-        return Cut()
-    sizes = [sum(tokens[index] for index in unit.indices) for unit in parts]
-    stay = protected(parts, human, neighbours=neighbours).union(stay)
+    over = sum(tokens) - target
+    if over <= 0 or not units:
+        return Cut(over=over)
+    sizes = [sum(tokens[index] for index in unit.indices) for unit in units]
+    staying, free = set(stay), target if room is None else room
+    free -= sum(sizes[at] for at in staying)
+    ends = (*range(min(keep_first, len(units))), *range(len(units) - 1, max(len(units) - keep_last, 0) - 1, -1))
+    for at in dict.fromkeys(ends):
+        if at not in staying:
+            free -= sizes[at]
+            if free < 0:
+                break
+            staying.add(at)
+    latest = units[-1].turn
     questions: dict[int, list[int]] = {}
-    for at, unit in enumerate(parts):
-        if unit.kind == "human":
+    for at, unit in enumerate(units):
+        if unit.kind == "human" and at not in staying:
             questions.setdefault(unit.turn, []).append(at)
-    answers = Counter(unit.turn for unit in parts if unit.kind != "human")
-    leaving_units: list[int] = []
-    shortened: tuple[int, ...] = ()
-    leaving = [at for at, unit in enumerate(parts) if unit.kind != "human" and at not in stay]
-    for at in sorted(leaving, key=lambda at: (parts[at].turn, parts[at].handed, at)):
-        if excess <= 0:
+    last_questions = questions.pop(latest, [])
+    answers = Counter(unit.turn for unit in units if unit.kind != "human")
+    order = [at for at, unit in enumerate(units) if unit.kind != "human" and at not in staying]
+    leaving: list[tuple[int, ...]] = []
+    for at in sorted(order, key=lambda at: (units[at].turn, units[at].handed, at)):
+        if over <= 0:
             break
-        unit = parts[at]
-        if spare is not None and excess <= _MOST_SPARE * sizes[at] and excess <= spare(at):
-            shortened = unit.indices
-            break
-        answers[unit.turn] -= 1
-        leaving_together = [at]
-        if not answers[unit.turn]:
-            leaving_together += [question for question in questions.get(unit.turn, ()) if question not in stay]
-        leaving_units += leaving_together
-        excess -= sum(sizes[position] for position in leaving_together)
-    final = next((unit.turn for unit in parts if human is not None and human in unit.indices), None)
-    for at in questions.get(final, ()) if final is not None and not shortened else ():
-        if excess > 0 and at not in stay and at not in leaving_units:
-            leaving_units.append(at)
-            excess -= sizes[at]
-    gone = tuple(sorted(index for at in leaving_units for index in parts[at].indices))
-    return Cut(gone=gone, shortened=shortened, excess=excess if shortened else 0)
-
-
-_MOST_SPARE = 4
-"""Times its tokens as they are sent that a unit may give up: responses alone count by their JSON, which escapes."""
-
-
-# The place of the last cut in a host's list, which may have changed since.
-
-
-class EpochMatch(NamedTuple):
-    """An epoch whose boundary fits the host's list.
-
-    ``rewritten`` is set where the boundary was not found again and everything is live.
-    """
-
-    epoch: Epoch
-    rewritten: bool = False
-    note: str = ""
-
-
-def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMatch:
-    """Finds the boundary in the host's list by the hash of the last content cut.
-
-    Args:
-        total: length of the host's list.
-        digest_at: the digest of the content at a position.
-    """
-    if not epoch.cut_count:
-        return EpochMatch(epoch)
-    last = epoch.cut_count - 1
-
-    def is_at(shift: int) -> bool:
-        """Whether the last content cut, and the other anchors still in the list, are ``shift`` places further."""
-        return digest_at(last + shift) == epoch.cut_hash and all(
-            short(digest_at(at + shift)) == digest for at, digest in epoch.anchors if at + shift >= 0
-        )
-
-    if last < total and is_at(0):
-        return EpochMatch(epoch)
-    shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash and is_at(at - last)]
-    if len(shifts) != 1:
-        return reset(epoch, "the boundary of the last cut is gone")
-    shift = shifts[0]
-    moved = replace(
-        epoch,
-        cut_count=epoch.cut_count + shift,
-        kept=tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0),
-        anchors=tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0),
-        summary_place=max(0, epoch.summary_place + shift) if epoch.summary_place else 0,
-        payloads=tuple(
-            replace(message, place=max(-1, message.place + shift)) if message.place >= 0 else message
-            for message in epoch.payloads
-        ),
-    )
-    return EpochMatch(moved, note=f"the boundary of the last cut moved by {shift}")
-
-
-def reset(epoch: Epoch, note: str) -> EpochMatch:
-    """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
-    fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools)
-    return EpochMatch(fresh, rewritten=True, note=note)
-
-
-def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:
-    """Indices in a host's list of ``total`` contents that are still sent."""
-    kept_positions = [index for start, stop in epoch.kept for index in range(start, min(stop, total))]
-    return (*kept_positions, *range(min(epoch.cut_count, total), total))
-
-
-def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Sorted indices as half-open ranges."""
-    ranges: list[tuple[int, int]] = []
-    for index in sorted(indices):
-        if ranges and ranges[-1][1] == index:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return tuple(ranges)
+        turn = units[at].turn
+        answers[turn] -= 1
+        together = [at, *(questions.get(turn, ()) if not answers[turn] else ())]
+        leaving.append(tuple(index for position in together for index in units[position].indices))
+        over -= sum(sizes[position] for position in together)
+    spare = 0 if most is None else max(0, most - target)
+    for at in last_questions:
+        if over > spare:
+            leaving.append(units[at].indices)
+            over -= sizes[at]
+    return Cut(leaving=tuple(leaving), over=over)
 
 
 def torn(contents: Sequence[Content]) -> tuple[int, ...]:

@@ -2,14 +2,14 @@
 
 Early strategies look at what the host sent alone, before the window is allocated; late ones at the water marks. A
 strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest, as under
-the default strategy. That net stops a quarter of the way above the low-water mark: of what a strategy chose to keep,
-more stays, and the next such cut is still far away.
+the default strategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from aether_context.canonical import short
 from aether_context.conversation import (
@@ -23,20 +23,19 @@ from aether_context.conversation import (
     strategies_of,
     units,
 )
-from aether_context.conversation.rewrites import (
+from aether_context.conversation.extracts import (
     LEAST_EXTRACT,
     part_tokens,
     query_of,
     quoted_alone,
     response_tokens,
     shorten_content,
-    sizes_beside_text,
 )
-from aether_context.conversation.strategies import SUMMARIZE_TRIGGER, Epochs
+from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
-from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.carryover import extract, is_past, tell
+from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
 from aether_context.packing.draft import Draft
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
@@ -44,18 +43,13 @@ from aether_context.policy import PackPolicy
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
-NET = "emergency"
-"""What the net behind the strategies is called among them in a manifest."""
-_NET_SHARE = 0.25
-"""How far above the low-water mark the net stops, as a share of the way to the ceiling."""
-
 # The policy's strategies.
 
 
 def trim_early(draft: Draft) -> None:
     """Applies the policy's early strategies, in their order."""
     early = [strategy for strategy in strategies_of(draft.policy.conversation) if strategy.early]
-    if not early or draft.input.passthrough_reason:
+    if not early or draft.input.host.passthrough_reason:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
@@ -72,26 +66,23 @@ def compact(draft: Draft) -> None:
 
     A cut by hand goes down to the low-water mark, or to that share of what there is where that is less.
     """
-    if draft.input.passthrough_reason:
-        draft.degradations, draft.states = (draft.input.passthrough_reason,), {}
+    if draft.input.host.passthrough_reason:
+        draft.degradations, draft.states = (draft.input.host.passthrough_reason,), {}
         return
     draft.budget = budget = _budget(draft)
-    settings, forced = draft.policy.conversation, draft.by_hand
+    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken(draft.items, draft.summary)
+    late = [strategy for strategy in strategies_of(settings) if not strategy.early]
     if forced:
-        share = int(settings.compact_to * draft.spoken(draft.items, draft.summary))
-        budget = budget._replace(low=min(budget.low, share))
-    elif is_quiet(draft, budget, draft.spoken(draft.items, draft.summary)):
+        budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * spoken)))
+    elif all(
+        isinstance(strategy, Cutting)
+        and (spoken <= strategy.mark(budget) or draft.gated(spoken + budget.fixed, budget.input))
+        for strategy in (*late, net(settings))
+    ):
         return
-    for strategy in strategies_of(settings):
-        if not strategy.early:
-            _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
-    forced = forced and not draft.acts
-    conversation = _as_sent(draft, budget, forced=forced)
-    if not forced:
-        most = budget.mark(1)
-        low = budget.low + int(_NET_SHARE * (most - budget.low))
-        conversation = replace(conversation, budget=budget._replace(high=most, low=low))
-    _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
+    for strategy in late:
+        _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
+    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.acts)))
 
 
 def _apply(draft: Draft, result: Decision) -> None:
@@ -104,21 +95,18 @@ def _apply(draft: Draft, result: Decision) -> None:
         draft.degradations = (*draft.degradations, result.note)
     if not result.changes:
         return
-    gone = {items[removed.index].origin: removed.reason for removed in result.removed}
-    replaced_by_origin = {items[replaced.index].origin: replaced for replaced in result.replaced}
-    reasons = {origin: replaced.reason for origin, replaced in replaced_by_origin.items() if replaced.ceiling is None}
-    draft.reasons = {**draft.reasons, **gone, **reasons}
-    changed: list[Outgoing] = []
-    extracts = dict(draft.extracts)
-    for item in items:
-        if (replaced := replaced_by_origin.get(item.origin)) is not None:
-            outcome: Outcome = "placeholder" if replaced.ceiling is None else "extract"
-            tokens = draft.counter.content(replaced.content)
-            item = item._replace(content=replaced.content, outcome=outcome, tokens=tokens)
-            if replaced.ceiling is not None:
-                extracts[draft.key(item)] = replaced.ceiling
-        changed.append(item)
-    draft.items, draft.extracts = tuple(changed), extracts
+    gone = {items[removed.index].origin for removed in result.removed}
+    for removed in result.removed:
+        draft.change("left_out", removed.reason, [items[removed.index].origin])
+    changed = list(items)
+    for replaced in result.replaced:
+        form: Literal["placeholder", "extract"] = "placeholder" if replaced.ceiling is None else "extract"
+        item = items[replaced.index]
+        draft.change(form, replaced.reason, [item.origin], replaced.ceiling)
+        changed[replaced.index] = item._replace(
+            content=replaced.content, form=form, tokens=draft.counter.content(replaced.content)
+        )
+    draft.items = tuple(changed)
     if result.act is not None:
         draft.acts = (*draft.acts, result.act)
         placeholders = [change for change in result.replaced if change.new and change.ceiling is None]
@@ -142,7 +130,6 @@ def _apply(draft: Draft, result: Decision) -> None:
                 draft.events = (*draft.events, event)
     if not result.cuts:
         draft.items = tuple(item for item in draft.items if item.origin not in gone)
-        draft.hidden = draft.hidden.union(gone)
         return
     if result.summary_at is not None:
         place = draft.input.request.positions[items[result.summary_at].origin]
@@ -165,7 +152,7 @@ def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int]
         counter=draft.counter,
         system=request.system,
         tools=request.tools,
-        opens=draft.input.first_call,
+        opens=draft.input.request.first_call,
     )
 
 
@@ -176,7 +163,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
-    items = [item._replace(content=item.raw) if item.outcome == "payload" else item for item in draft.items]
+    items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.items]
     tokens = [item.tokens for item in items]
     declares = bool(request.tools or request.other_tools)
     fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.uncounted_tokens
@@ -188,10 +175,10 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(ceiling=max(0, budget.ceiling + draft.spare_tokens))
+    budget = budget._replace(most=max(0, budget.most + draft.spare_tokens))
     return replace(
         _conversation(draft, items, tokens, budget),
-        anchors=ranked(source.anchors),
+        anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
         forced=draft.by_hand,
         gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.spare_tokens),
@@ -212,7 +199,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
     return replace(
         conversation,
         human_tokens=0 if conversation.human is None else items[conversation.human].tokens,
-        anchors=ranked([*draft.input.anchors, *standing]),
+        anchors=ranked([*draft.input.host.anchors, *standing]),
         state=draft.states,
         summary=draft.summary,
         summary_tokens=draft.summary_tokens(draft.summary),
@@ -220,7 +207,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         forced=forced,
         gated=draft.gated(spoken + budget.fixed, budget.input),
         recalls=any(candidate.source == RECALLED for candidate in draft.memory),
-        cached_price=draft.input.cached_price,
+        cached_price=draft.input.host.cached_price,
         summaries=draft.summaries,
     )
 
@@ -233,9 +220,9 @@ def _budget(draft: Draft) -> Budget:
     net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
     budget = marks(draft.policy, draft.shares, draft.fixed, net)
     if leaves_latest(draft, draft.memory):
-        latest = min(budget.ceiling, latest_need(draft)) - draft.input.growth_reserve
+        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
         most = latest if net is None else int(draft.policy.conversation.compact_to * net)
-        budget = budget._replace(low=max(budget.low, min(latest, most)))
+        budget = budget._replace(cut_to=max(budget.cut_to, min(latest, most)))
     return budget
 
 
@@ -251,42 +238,26 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | Non
         window=room + allocation.slack,
         slack=allocation.slack,
         fixed=fixed,
-        ceiling=max(allocation.layers["conversation"].final, room - fixed),
-        high=0,
-        low=0,
+        most=max(allocation.layers["conversation"].final, room - fixed),
+        cut_above=0,
+        cut_to=0,
         net=net,
     )
     settings = policy.conversation
-    return budget._replace(high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))
+    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=budget.mark(settings.compact_to))
 
 
-_GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
-"""Strategies that do nothing below a mark to contents that are appended."""
-
-
-def is_quiet(draft: Draft, budget: Budget, spoken: int) -> bool:
-    """Whether a conversation of so many tokens is below every mark above which a strategy acts on it."""
-    settings = draft.policy.conversation
-    if draft.by_hand or not _GROWING.issuperset(settings.strategy):
-        return False
-    quiet = budget.high
-    if "summarize" in settings.strategy:
-        quiet = min(quiet, budget.mark(SUMMARIZE_TRIGGER))
-    return spoken <= quiet or draft.gated(spoken + budget.fixed, budget.input)
-
-
-def _take_out(draft: Draft, gone: Mapping[int, Reason]) -> None:
+def _take_out(draft: Draft, gone: Collection[int]) -> None:
     """Cuts contents for good, by origin; earlier messages return to their own text with it."""
-    draft.cut += tuple(item for item in draft.items if item.origin in gone)
+    draft.cut = draft.cut.union(gone)
     draft.items = tuple(_unpacked(draft, item) for item in draft.items if item.origin not in gone)
-    draft.reasons = {**draft.reasons, **gone}
 
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
-    if item.outcome != "payload" or item.origin == draft.human:
+    if item.form != "payload" or item.origin == draft.human:
         return item
-    return item._replace(content=item.raw, outcome="verbatim", tokens=draft.counter.content(item.raw), members=())
+    return item._replace(content=item.raw, form="whole", tokens=draft.counter.content(item.raw), members=())
 
 
 # The last resort: whatever is left of a conversation goes out within the input budget.
@@ -310,7 +281,7 @@ _NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
 
 def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
-    if draft.input.passthrough_reason:
+    if draft.input.host.passthrough_reason:
         return
     for act in (
         _leave_out_thoughts,
@@ -352,7 +323,7 @@ def _leave_out_thoughts(draft: Draft) -> None:
     thoughtful = [
         at
         for at, item in enumerate(draft.items)
-        if item.outcome in ("verbatim", "extract")
+        if item.form in ("whole", "extract")
         and is_past(draft, item.origin)
         and any(part.is_thought and part.is_signed for part in item.content.parts)
     ]
@@ -372,8 +343,8 @@ def _shorten_responses(draft: Draft) -> None:
     if not sizes:
         return
     beside = draft.spoken(items, draft.summary) - sum(sizes)
-    enough = budget.high - beside >= LEAST_EXTRACT * len(sizes)
-    room = (budget.high if enough else budget.input - budget.fixed) - beside
+    enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
+    room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
     while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed, draft.summary) - room - beside) > 0:
@@ -389,7 +360,7 @@ def _shorten_parts(draft: Draft) -> None:
     """
     items = draft.items
     targets = [
-        at for at, item in enumerate(items) if item.origin != draft.human and item.outcome not in ("payload", "told")
+        at for at, item in enumerate(items) if item.origin != draft.human and item.form not in ("payload", "told")
     ]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
@@ -415,15 +386,21 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     items = list(draft.items)
     for at in targets:
         item = items[at]
-        most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
-        stands_in = item.outcome == "placeholder"
+        most = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        stands_in = item.form == "placeholder"
         raw, query = item.content if stands_in else item.raw, query_of(raws, at)
         content, members = extract(draft, item.origin, raw, most, query)
         if content.digest != item.content.digest:
-            outcome: Outcome = "placeholder" if stands_in else "extract"
+            form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
             tokens = draft.counter.content(content)
-            items[at] = item._replace(content=content, outcome=outcome, tokens=tokens, members=members)
+            items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
     return tuple(items)
+
+
+def _extract_tokens(draft: Draft, origin: int) -> int | None:
+    """Tokens that the parts of a content were cut down to so far; None where they were not."""
+    change = draft.forms.get(origin)
+    return change.tokens if change is not None else None
 
 
 def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> None:
@@ -433,8 +410,13 @@ def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> No
     if not touched:
         return
     before = draft.spoken(draft.items, draft.summary)
-    extracts = {key: min(ceiling, draft.extracts.get(key, ceiling)) for key in map(draft.key, touched)}
-    draft.items, draft.extracts = changed, {**draft.extracts, **extracts}
+    for item in touched:
+        least = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        if item.form == "placeholder":
+            draft.change("placeholder", draft.forms[item.origin].reason, [item.origin], least)
+        else:
+            draft.change("extract", "window", [item.origin], least)
+    draft.items = changed
     _note(draft, before, [item.origin for item in touched])
 
 
@@ -444,7 +426,7 @@ def _leave_out_neighbours(draft: Draft) -> None:
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
     human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
-    protected_units = protected(parts, human, neighbours=False)
+    protected_units = protected(parts, human)
     going = [at for at in range(len(parts)) if at not in protected_units]
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, shrinks, [parts[at].indices for at in going])
@@ -467,7 +449,8 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
         return
     before = draft.spoken(draft.items, draft.summary)
     origins = [item.origin for at, item in enumerate(draft.items) if at in gone]
-    _take_out(draft, dict.fromkeys(origins, "window"))
+    draft.change("left_out", "window", origins)
+    _take_out(draft, origins)
     _note(draft, before, origins, cut=True)
 
 
@@ -537,7 +520,7 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
     counter = draft.counter
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     records = draft.policy.record == "full"
-    where = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
+    where = f"; the whole of it is {uri}" if records and draft.input.host.can_read else ""
     note = f"[The middle of this message is left out{where}]"
     if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))

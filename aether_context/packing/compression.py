@@ -47,7 +47,7 @@ def tighten(draft: Draft) -> None:
 
     An epoch under way keeps its declarations and drops rather than break its prefix.
     """
-    if not draft.policy.compress.enabled or draft.input.passthrough_reason or draft.keeps:
+    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.keeps:
         return
     floors, window, measured = draft.policy.budget.floors, draft.input.window, draft.measured
     spare = [
@@ -206,14 +206,14 @@ def allocation_of(
         signals=signals,
         settings=policy.budget,
         output_tokens=source.output_tokens,
-        spare_tokens=source.calibration.spare_tokens if source.calibration is not None else 0,
+        spare_tokens=source.usage.spare_tokens,
     )
 
 
 def _texts(draft: Draft) -> dict[str, int]:
     """What the given layers consist of, by a name that says no word of it, in tokens."""
     step, counter, source = draft.step, draft.counter, draft.input
-    request_name = "what was handed over" if source.request.handed else "the user's request"
+    request_name = "what was handed over" if source.request.from_agent else "the user's request"
     texts = {
         "the system instruction": source.request.system,
         request_name: draft.raw_human.text if draft.raw_human is not None else "",
@@ -241,7 +241,7 @@ def compress(draft: Draft) -> None:
     """Brings memory and evidence inside their shares; a layer inside its allocation stays as it is."""
     policy = draft.policy.compress
     draft.summaries = Summaries(policy.summarizer if policy.enabled else "", draft.input.summaries)
-    if draft.input.passthrough_reason:
+    if draft.input.host.passthrough_reason:
         return
     layers = draft.shares.layers
     memory_dropped = _reduce_memory(draft, layers["memory"].final)
@@ -309,7 +309,7 @@ def least_tokens(draft: Draft, candidate: Candidate) -> int:
 
     What was said in the conversation, and a wish that holds always, is sent word for word or not at all.
     """
-    if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "standing":
+    if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "preference":
         return candidate.tokens
     return min(candidate.tokens, _overhead(candidate, draft.counter) + LEAST_TOKENS)
 

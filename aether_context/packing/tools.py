@@ -50,7 +50,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
     """
     source, settings, counter = draft.input, draft.policy.tools, draft.counter
     tools = source.request.tools
-    if not source.can_find or len(tools) <= _LEAST_TOOLS:
+    if not source.host.can_find or len(tools) <= _LEAST_TOOLS:
         return None
     costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
     share = int(source.window * draft.policy.budget.floors.tools)
@@ -62,17 +62,17 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         )
     key = _key(source)
     earlier = source.epoch.tools
-    is_renewed = draft.at_cut or source.rewritten or source.epoch.marks.get("scope") != key
+    is_renewed = draft.at_cut or source.request.rewritten or source.epoch.marks.get("scope") != key
     standing = {name: why for name, why in earlier.items() if why == "used" or not is_renewed}
     keeps = _kept(tools, settings.always, standing, source.request.contents)
     scores: Mapping[str, float] = {}
-    encoder = ""
+    embedder = ""
     if is_renewed:
-        scores, encoder = source.tool_scores, source.tool_embedder
+        scores, embedder = source.search.tool_scores, source.search.tool_embedder
         if not scores:
             query = retrieval.query_for(source)
             scores = retrieval.tool_scores(tools, query, draft.policy.redact)
-            encoder = retrieval.tool_embedder()
+            embedder = retrieval.tool_embedder()
         room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in keeps)
         names = [tool.name for tool in tools if tool.name not in keeps]
         keeps |= dict.fromkeys(_best(names, scores, costs, room, _LEAST_TOOLS - len(keeps)), "relevant")
@@ -82,7 +82,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         left_out={tool.name: "over_allocation" for tool in tools if tool.name not in keeps},
         kept=keeps,
         scores=scores,
-        embedder=encoder,
+        embedder=embedder,
         key=key,
     )
 
@@ -142,7 +142,7 @@ def select_tools(draft: Draft) -> None:
     source = draft.input
     scope = _narrowed(source, draft.policy.tools)
     unnamed = scope.mode == "off" and not scope.problem and draft.policy.tools.scope == "auto"
-    if unnamed and not source.passthrough_reason:
+    if unnamed and not source.host.passthrough_reason:
         scope = _relevant(draft) or scope
     names = frozenset(tool.name for tool in scope.tools) & frozenset(source.epoch.trimmed)
     if names:
@@ -161,7 +161,7 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     mode = ("prune" if named is not None else "off") if settings.scope == "auto" else settings.scope
     if (
         mode == "off"
-        or source.passthrough_reason
+        or source.host.passthrough_reason
         or (named is None and not any(tool.name in settings.always for tool in tools))
     ):
         return ToolSelection(tools=tools)
@@ -175,7 +175,7 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
         problem = f"tool scope: the step names what is not declared: {shown_names}"
     elif not declared_names and named is not None:
         problem = "tool scope: the step names no tools, so only those that no step leaves out are declared"
-    if mode == "mask" and not source.can_mask:
+    if mode == "mask" and not source.host.can_mask:
         return ToolSelection(
             tools=tools, problem="tool scope mask: this model or request takes no list of allowed names"
         )

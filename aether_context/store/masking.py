@@ -45,11 +45,11 @@ class MaskedPacks:
         """
         if not policy.redact:
             return pack
-        last = self._last.pop(pack.source.previous_pack, None)
+        last = self._last.pop(pack.source.previous.pack_id, None)
         form = self._form(pack, policy, last)
         if form is not pack:
-            states = [{outcome.id: outcome.state for outcome in one.outcomes} for one in (form, pack)]
-            told = form.degradations if states[0] == states[1] else (*form.degradations, OTHERWISE)
+            forms = [{row.id: row.form for row in one.outcomes} for one in (form, pack)]
+            told = form.degradations if forms[0] == forms[1] else (*form.degradations, OTHERWISE)
             form = form._replace(prefix=pack.prefix, method=pack.method, degradations=told)
         self._last[name] = pack, form
         return form
@@ -73,7 +73,8 @@ class MaskedPacks:
         for at in pack.made:
             made = pack.contents[at]
             counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
-        changed = changed._replace(tool_scores=pack.tool_scores, tool_embedder=pack.tool_embedder, previous=None)
+        search = changed.search._replace(tool_scores=pack.tool_scores, tool_embedder=pack.tool_embedder)
+        changed = changed._replace(search=search, previous=changed.previous._replace(sent=None))
         counter = counter_for(source.request.model)
 
         def build(source: PackInput) -> Pack:
@@ -128,7 +129,9 @@ def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> P
         invalid_reason=mask(source.invalid_reason),
         candidates=tuple(_candidate(candidate, mask) for candidate in source.candidates),
         problems=tuple(map(mask, source.problems)),
-        anchors=tuple(replace(anchor, description=mask(anchor.description)) for anchor in source.anchors),
+        host=source.host._replace(
+            anchors=tuple(replace(anchor, description=mask(anchor.description)) for anchor in source.host.anchors)
+        ),
     )
 
 

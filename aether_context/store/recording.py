@@ -22,7 +22,7 @@ from aether_context.canonical import (
     hash_text,
     short,
 )
-from aether_context.conversation.turns import as_ranges
+from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
@@ -31,6 +31,7 @@ from aether_context.pack import (
     CandidateOutcome,
     Content,
     Epoch,
+    Host,
     Identity,
     Pack,
     Signals,
@@ -45,12 +46,8 @@ if TYPE_CHECKING:
 
 _RARE = ("superseded_by", "content_hash", "kind")
 _CANDIDATE_FIELDS = tuple(item.name for item in fields(Candidate) if item.name not in _RARE)
-GIVEN = (
-    "window", "output_tokens", "embedder", "memory_embedder", "searched", "first_call", "rewritten", "cached_price",
-    "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration", "growth",
-    "window_mark",
-)  # fmt: skip
-"""Fields that a manifest copies from a pack's input, and a replay copies back."""
+OF_HOST = tuple(name for name in Host._fields if name != "readings")
+"""Fields that a manifest copies from what the host offers, and a replay copies back."""
 _FROM_PACK = (
     "validity", "invalid_reason", "chose", "epoch_reason", "prefix", "evidence_needed", "degradations",
     "request_tokens", "counted_tokens", "whole_history_tokens", "over_window", "checksum",
@@ -147,7 +144,7 @@ def record(
     extended = None if starts_chain else tip
 
     outcomes = pack.outcomes
-    keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
+    keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
     known_rows = extended.rows if extended is not None else frozenset()
     rows = tuple(
         outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known_rows or not is_content(outcome)
@@ -211,7 +208,7 @@ def record(
     )
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
-    breaks = source.rewritten or (tip is not None and tip.host != host)
+    breaks = source.request.rewritten or (tip is not None and tip.host != host)
     signals = {name: getattr(pack.signals, name) for name in Signals._fields}
     uris = tuple(sorted(pack.artifact_uris))
     manifest, manifest_fields = Manifest(
@@ -219,9 +216,18 @@ def record(
         number=number,
         before=before,
         extends=extended.pack_id if extended is not None else None,
-        call_before=source.previous_pack or None,
+        call_before=source.previous.pack_id or None,
         **{name: getattr(identity, name) for name in Identity._fields},
-        **{name: getattr(source, name) for name in GIVEN},
+        **{name: getattr(source.host, name) for name in OF_HOST},
+        window=source.window,
+        output_tokens=source.output_tokens,
+        first_call=request.first_call,
+        rewritten=request.rewritten,
+        calibration=source.usage.calibration,
+        growth=source.usage.growth,
+        searched=source.search.turns,
+        embedder=source.search.embedder,
+        memory_embedder=source.search.memory_embedder,
         **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
         whole_history_breaks=breaks,
         checksum=pack.checksum if sent is None else sent.checksum,
@@ -265,7 +271,7 @@ def record(
         epoch_before=None if extended is not None and extended.epoch == epoch_before else epoch_before,
         artifact_uris=uris,
         saved={uri: hash_text(text) for uri, text in pack.saved.items()},
-        superseded={uri: source.evidence[uri] for uri in uris if source.evidence.get(uri)},
+        superseded={uri: source.host.readings[uri] for uri in uris if source.host.readings.get(uri)},
         request_tokens_method=pack.method,
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},

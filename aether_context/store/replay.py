@@ -11,14 +11,27 @@ from pydantic import TypeAdapter
 
 from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
+from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
 from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
-from aether_context.pack import Candidate, CandidateOutcome, Content, Identity, Pack, PackInput, Request
+from aether_context.pack import (
+    Candidate,
+    CandidateOutcome,
+    Content,
+    Host,
+    Identity,
+    Pack,
+    PackInput,
+    Request,
+    Search,
+    Usage,
+    content_place,
+)
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, request_json, stage_hashes
+from aether_context.store.recording import OF_HOST, OF_REQUEST, SETTING, is_content, request_json, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_CONTENTS = 1_000_000
@@ -125,6 +138,8 @@ class Replayer:
             ),
             positions=tuple(_indices(manifest.positions, len(resolved.contents))),
             human=manifest.human,
+            first_call=manifest.first_call,
+            rewritten=manifest.rewritten,
         )
         epoch = manifest.epoch_before
         if epoch is None:
@@ -137,15 +152,23 @@ class Replayer:
         texts = self._texts[manifest.texts]
         return PackInput(
             identity=Identity(**{name: getattr(manifest, name) for name in Identity._fields}),
-            **{name: getattr(manifest, name) for name in GIVEN},
             request=request,
+            window=manifest.window,
+            output_tokens=manifest.output_tokens,
             step=setting.step,
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
             candidates=_CANDIDATES.validate_python(texts.get("candidates", ())),
             epoch=epoch,
-            tool_scores=manifest.tools.scores,
-            tool_embedder=manifest.tools.embedder,
+            host=Host(**{name: getattr(manifest, name) for name in OF_HOST}),
+            usage=Usage(calibration=manifest.calibration, growth=manifest.growth),
+            search=Search(
+                turns=manifest.searched,
+                embedder=manifest.embedder,
+                memory_embedder=manifest.memory_embedder,
+                tool_scores=manifest.tools.scores,
+                tool_embedder=manifest.tools.embedder,
+            ),
             problems=tuple(texts.get("problems", ())),
             summaries=texts.get("summaries", {}),
         )
@@ -222,7 +245,7 @@ def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolve
             if not is_content(row):
                 if not manifest.chose:
                     held[row.id] = row
-            elif row.state != "dropped" and row.id not in new_rows and unmatched[row.hash] > 0:
+            elif is_live(manifest.epoch, content_place(row.id)) and row.id not in new_rows and unmatched[row.hash] > 0:
                 unmatched[row.hash] -= 1
                 held[row.id] = row
         rows = held | new_rows

@@ -122,12 +122,16 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
             calls[-1] = replace(calls[-1], answer=(history[calls[-1].length],))
         if manifest.chose:
             candidates = tuple(candidate for candidate in source.candidates if candidate.source != RECALLED)
-        bare = request._replace(contents=(), positions=(), human=None)
+        bare = source._replace(
+            request=request._replace(contents=(), positions=(), human=None),
+            candidates=candidates,
+            search=source.search._replace(turns=None),
+        )
         calls.append(
             RecordedCall(
                 manifest=manifest,
                 policy=replayer.policy(manifest),
-                source=source._replace(request=bare, candidates=candidates, searched=None),
+                source=bare,
                 history=history,
                 times=times,
                 length=total,

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from aether_context.conversation.turns import align, live_positions, reset, torn
 from aether_context.errors import AetherContextError
-from aether_context.pack import Epoch, Pack, PackInput
-from aether_context.packing import build_pack
+from aether_context.pack import Epoch, Pack, PackInput, Previous
+from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import recalled, turn_entries
@@ -106,16 +105,12 @@ class _Session:
         counter, counts = counter_for(call.source.request.model), self._recorded.counts
         build = partial(build_pack, policy=policy, counter=counter, cache=self._cache, recorded=counts)
         source = _source(call, policy, previous_call, previous_pack)
-        if source.first_call and source.epoch.cut_count:
+        if source.request.first_call and source.epoch.cut_count:
             source = self._recalling(call, source, policy, frozenset(source.request.positions))
         pack = build(source)
-        cut = pack.epoch.cut_count > (source.epoch.cut_count if source.first_call else 0)
-        if pack.chose and (cut or pack.stands_in) and source.searched is None:
-            budget = pack.allocation.budget
-            token_limit = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
-            whole = frozenset(source.request.positions[at] for at in pack.whole)
-            recalling = self._recalling(call, source, policy, whole, token_limit)
-            pack = build(recalling) if recalling.searched is not None else pack
+        if (wanted := turns_to_find(pack)) is not None:
+            recalling = self._recalling(call, source, policy, *wanted)
+            pack = build(recalling) if recalling.search.turns is not None else pack
         return pack
 
     def _recalling(
@@ -126,7 +121,7 @@ class _Session:
         Turns are the texts without calls and responses. ``most`` limits their tokens.
         """
         settings, query, human = policy.retrieval, query_for(source), call.human
-        if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
+        if not settings.recall or not settings.memory_k or source.host.passthrough_reason or human is None or not query:
             return source
         entries: list[Entry] = []
         turn_characters = all_characters = 0
@@ -152,29 +147,17 @@ class _Session:
             embedder=embedder_for("none" if settings.embedder == "none" else "static"),
             redact=policy.redact,
         )
-        return source._replace(candidates=(*source.candidates, *candidates), searched=len(entries))
+        search = source.search._replace(turns=len(entries))
+        return source._replace(candidates=(*source.candidates, *candidates), search=search)
 
 
 def _source(
     call: RecordedCall, policy: PackPolicy, previous_call: RecordedCall | None, previous_pack: Pack | None
 ) -> PackInput:
     """The input of a call's pack, after the packs before it."""
-    source, history = call.source, call.history
-    epoch = Epoch(number=0) if previous_pack is None or source.passthrough_reason else previous_pack.epoch
-    aligned = align(epoch, call.length, lambda place: history[place].digest)
-    positions = live_positions(aligned.epoch, call.length)
-    if aligned.epoch.cut_count and torn([history[place] for place in positions]):
-        aligned = reset(epoch, "")
-        positions = tuple(range(call.length))
-    if call.human is not None and call.human not in positions:
-        positions = tuple(sorted({*positions, call.human}))
-    request = source.request._replace(
-        contents=tuple(history[place] for place in positions),
-        positions=positions,
-        human=None if call.human is None else positions.index(call.human),
-    )
-    recorded, model, window, calibration = call.policy, request.model, source.window, source.calibration
-    if policy.max_input_tokens != recorded.max_input_tokens:
+    source = call.source
+    model, window, calibration = source.request.model, source.window, source.usage.calibration
+    if policy.max_input_tokens != call.policy.max_input_tokens:
         window = policy.window_of(model) or model_window(model)
     if calibration is not None and previous_call is not None and previous_pack is not None:
         # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated one.
@@ -187,12 +170,13 @@ def _source(
             else round(calibration.report_minus_count * scale),
             spare_tokens=round(calibration.spare_tokens * scale),
         )
-    return source._replace(
+    source = source._replace(
         window=window,
-        request=request,
-        epoch=aligned.epoch,
-        rewritten=source.rewritten or aligned.rewritten,
-        previous=None if previous_pack is None else previous_pack.sent,
-        previous_pack="" if previous_call is None else previous_call.manifest.pack_id,
-        calibration=calibration,
+        usage=source.usage._replace(calibration=calibration),
+        previous=Previous(
+            previous_pack.sent if previous_pack is not None else None,
+            previous_call.manifest.pack_id if previous_call is not None else "",
+        ),
     )
+    epoch = previous_pack.epoch if previous_pack is not None else Epoch(number=0)
+    return next_input(source, call.length, call.history.__getitem__, epoch, human=call.human)

@@ -165,7 +165,7 @@ class Timed(ContextPackPlugin):
                 if name == "before_model_callback":
                     pack = self._packer.last(given["callback_context"]).pack
                     is_cut = any(event.stage == "cut" for event in pack.events)
-                    kind = "cut" if is_cut else "message" if pack.source.first_call else "append"
+                    kind = "cut" if is_cut else "message" if pack.source.request.first_call else "append"
                     self._of_call = self.spent[kind]
                     self._of_call.append(taken)
                 elif self._of_call:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import marshal
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
+from functools import cache
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,11 +20,11 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, Known
+from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
-from aether_context.pack import Candidate, Content, Part, Tool
+from aether_context.pack import Candidate, Content, Part, Request, Tool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
@@ -34,78 +38,44 @@ _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCal
 
 
 class Reader:
-    """Turns ADK's contents and declarations into frozen values; what was read before is looked up.
+    """Turns ADK's contents and declarations into frozen values; what was read before is looked up, by `key_of`.
 
-    The key of a lookup is the content's own structure: strings hash once and stay hashed, so a history that is handed
-    over again costs a walk over its parts, not over its text. Nothing is keyed by identity, so an object that was
-    edited in place is read anew.
+    Nothing is looked up by identity, so an object that was edited in place is read anew.
     """
 
     def __init__(self) -> None:
-        self._contents: SharedLRU[object, Known] = SharedLRU(20_000)
+        self._contents: SharedLRU[object, Content] = SharedLRU(20_000)
         self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
     def content(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
-        return self.known(content, model).frozen
-
-    def known(self, content: types.Content, model: str, before: Known | None = None) -> Known:
-        """The frozen form of a content with what its next reading is compared with; see `content`.
-
-        Args:
-            before: what it was at the call before, for the same model; that again where it has not changed.
-        """
-        if (
-            before is not None
-            and before.role == content.role
-            and before.parts == [part.__dict__ for part in content.parts or ()]
-        ):
-            return before
-        # A part that is only text needs no detours.
-        key = (
-            model,
-            content.role,
-            *[
-                part.__dict__["text"] if part.__pydantic_fields_set__ == _ONLY_TEXT else structure(part)
-                for part in content.parts or ()
-            ],
-        )
+        key = (model, key_of(content))
         found = self._contents.get(key)
         if found is None:
-            found = new(content, model)
+            parts = [_part(part, model) for part in content.parts or ()]
+            found = attributed(content_of_parts(content.role or "", parts))
             self._contents.put(key, found)
         return found
 
-    def tools(self, declared: Sequence[object], essential: frozenset[str]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-        """The function declarations of a request's tools, in order, and the wires of tools that are not functions."""
+    def head(self, request: LlmRequest) -> Request:
+        """What stands before the contents of a request: model, system instruction, and declarations in order."""
         functions: list[types.FunctionDeclaration] = []
         others: list[str] = []
-        for tool in declared:
+        for tool in (request.config.tools if request.config is not None else None) or ():
+            wire: JSON = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
             if isinstance(tool, types.Tool):
                 functions += tool.function_declarations or ()
-                wire = {name: _json(field) for name, field in _set_fields(tool) if name != "function_declarations"}
-            else:
-                wire = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
+                wire = _json(tool.model_copy(update={"function_declarations": None}))
             if wire:
                 others.append(canonical_json(wire))
+        essential = essential_names(request)
         key = (essential, tuple(map(structure, functions)))
-        found = self._tools.get(key)
-        if found is None:
-            found = tuple(_tool(declaration, essential) for declaration in functions)
-            self._tools.put(key, found)
-        return found, tuple(others)
-
-
-def new(content: types.Content, model: str) -> Known:
-    """What `Reader.known` gives for a content, which is not looked up: nobody has read it before."""
-    parts = content.parts or []
-    frozen = attributed(content_of_parts(content.role or "", [_part(part, model) for part in parts]))
-    return Known(frozen, content.role, [fields(part) for part in parts])
-
-
-def declared_tools(request: LlmRequest) -> list[Any]:
-    """The tools that a request declares, ADK's own and functions."""
-    return (request.config.tools if request.config is not None else None) or []
+        tools = self._tools.get(key)
+        if tools is None:
+            tools = tuple(_tool(declaration, essential) for declaration in functions)
+            self._tools.put(key, tools)
+        system, is_text = system_text(request.config)
+        return Request(request.model or "", system, is_text, tools, tuple(others))
 
 
 def essential_names(request: LlmRequest) -> frozenset[str]:
@@ -132,33 +102,38 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
     return canonical_json(_json(system)), False
 
 
-def attributed_to(
-    contents: Sequence[types.Content], read: Sequence[Content], events: Sequence[Event], asked: types.Content | None
-) -> tuple[Content, ...]:
-    """Contents as their authors': one that only imitates another agent's turn, as ADK shows it, is a user's.
+def authors_of(
+    contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None
+) -> Callable[[int, Content], Content]:
+    """What gives a content, by its position and as it was read, to its author: one that only imitates another agent's
+    turn, as ADK shows it, is a user's.
 
     What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not know.
 
     Args:
         contents: as the host gave them.
-        read: the same contents, frozen.
         events: the session's.
         asked: the message that the invocation answers, which need not be among them.
     """
-    if not any(content.agent for content in read):
-        return tuple(read)
-    # ADK quotes a result as the user's where a person posts one to another agent's call.
-    known = {event.author for event in events} | {"user"}
-    own = [*(event.content for event in events if event.author == "user"), asked]
-    imitations = [content.parts for content in own if content is not None and _looks_quoted(content)]
 
-    authored: list[Content] = []
-    for raw, content in zip(contents, read, strict=True):
-        named = content.agent == NAMELESS or known.issuperset(quote.agent for quote in content.quotes)
-        if content.agent and (not named or raw.parts in imitations):
-            content = replace(content, agent="", quotes=())
-        authored.append(content)
-    return tuple(authored)
+    @cache
+    def names() -> frozenset[str]:
+        # ADK quotes a result as the user's where a person posts one to another agent's call.
+        return frozenset(event.author for event in events) | {"user"}
+
+    @cache
+    def imitations() -> list[list[types.Part] | None]:
+        own = [*(event.content for event in events if event.author == "user"), asked]
+        return [content.parts for content in own if content is not None and _looks_quoted(content)]
+
+    def authored(at: int, content: Content) -> Content:
+        if not content.agent:
+            return content
+        is_known = content.agent == NAMELESS or names().issuperset(quote.agent for quote in content.quotes)
+        is_turn = is_known and contents[at].parts not in imitations()
+        return content if is_turn else replace(content, agent="", quotes=())
+
+    return authored
 
 
 def _looks_quoted(content: types.Content) -> bool:
@@ -254,9 +229,9 @@ def found_memories(
         text = " ".join(texts)
         if text:
             left -= len(text)
-            standing = preferences and is_preference(entry.custom_metadata)
+            preference = preferences and is_preference(entry.custom_metadata)
             yield memory_candidate(
-                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, standing=standing
+                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, preference=preference
             )
 
 
@@ -267,10 +242,10 @@ def memory_candidate(
     author: str | None = None,
     name: str | None = None,
     similarity: float | None = None,
-    standing: bool = False,
+    preference: bool = False,
 ) -> Candidate:
     """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
-    author = None if standing else author
+    author = None if preference else author
     digest = hash_text(f"{author}: {text}" if author else text)
     try:
         time = datetime.fromisoformat(timestamp).timestamp() if timestamp else None
@@ -285,7 +260,7 @@ def memory_candidate(
         digest=digest,
         time=time,
         scores={} if similarity is None else {"similarity": similarity},
-        kind="standing" if standing else "",
+        kind="preference" if preference else "",
     )
 
 
@@ -317,7 +292,7 @@ def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> 
 
 def _part(part: types.Part, model: str) -> Part:
     family = family_of(model)
-    value = {name: _json(field) for name, field in _set_fields(part)}
+    value = _json(part)
     size, tokens = 0, 0
     inside = (part.function_response.parts if part.function_response is not None else None) or ()
     for blob in (part.inline_data, *(piece.inline_data for piece in inside)):
@@ -329,12 +304,6 @@ def _part(part: types.Part, model: str) -> Part:
     if part.file_data is not None:
         tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
     return part_of(value, size_bytes=size, media_tokens=tokens)
-
-
-def _set_fields(model: BaseModel) -> list[tuple[str, object]]:
-    """The fields of a model that are set and not None."""
-    fields = model.__dict__
-    return [(name, fields[name]) for name in model.__pydantic_fields_set__ if fields.get(name) is not None]
 
 
 def _json(value: object, depth: int = 0) -> JSON:
@@ -370,11 +339,28 @@ def stored(response: Mapping[str, Any]) -> Mapping[str, Any]:
         return response
 
 
+def key_of(content: types.Content) -> tuple[object, ...]:
+    """What differs from another content's wherever the two would be sent otherwise."""
+    # A part that is only text needs no detours: strings hash once and stay hashed.
+    return (
+        content.role,
+        *[
+            part.__dict__["text"] if part.__pydantic_fields_set__ == _ONLY_TEXT else structure(part)
+            for part in content.parts or ()
+        ],
+    )
+
+
 def structure(value: object, depth: int = 0) -> object:
     """A hashable stand-in that differs wherever the JSON could."""
     kind = type(value)
     if kind is str or value is None:
         return value
+    if kind is dict or kind is list:
+        with suppress(ValueError):  # it holds what is not plain
+            # Results are long, and compared at each call: a walk in Python takes three times as long. Version 0 writes
+            # equal values alike, whether or not their strings are shared.
+            return blake2b(marshal.dumps(value, 0), digest_size=16).digest()  # type: ignore[arg-type]
     if kind in (bool, int, float, bytes):
         return (kind.__name__, value)
     if depth > _DEEPEST:
@@ -392,48 +378,3 @@ def structure(value: object, depth: int = 0) -> object:
     if kind in (list, tuple):
         return ("[", *[structure(item, depth + 1) for item in value])  # type: ignore[attr-defined]
     return (kind.__name__, canonical_json(_json(value)))
-
-
-def fields(model: BaseModel, depth: int = 0) -> dict[str, object]:
-    """What equals a model's fields for as long as they are what they were; see `mirror`."""
-    return {**model.__dict__, **{name: mirror(field, depth) for name, field in _set_fields(model)}}
-
-
-def mirror(value: object, depth: int = 0) -> object:
-    """What equals a value for as long as it is what it was, however it is changed in place.
-
-    It is told by ``==``: nothing is built or hashed for that, and texts that are the same object are not looked at, so
-    that a history of thousands of contents can be compared at each call. 1, 1.0 and true differ.
-    """
-    kind = type(value)
-    if kind is str or value is None:
-        return value
-    if depth <= _DEEPEST:
-        if kind is dict and all(type(name) is str for name in value):  # type: ignore[attr-defined]
-            return {name: mirror(item, depth + 1) for name, item in value.items()}  # type: ignore[attr-defined]
-        if kind is list:
-            return [mirror(item, depth + 1) for item in value]  # type: ignore[attr-defined]
-        if isinstance(value, BaseModel):
-            return _Model(type(value), fields(value, depth + 1))
-    return _Leaf(structure(value))
-
-
-@dataclass(slots=True, eq=False)
-class _Model:
-    """The mirror of a model, by its fields."""
-
-    kind: type[BaseModel]
-    fields: dict[str, object]
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is self.kind and self.fields == other.__dict__
-
-
-@dataclass(slots=True, eq=False)
-class _Leaf:
-    """The mirror of a number, or of a value of any other type, by its `structure`."""
-
-    key: object
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self.key == structure(other))

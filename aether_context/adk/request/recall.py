@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
+from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import PreparedCall
-from aether_context.adk.request.reader import found_memories
-from aether_context.adk.request.spoken import LOADER, read_spoken
-from aether_context.pack import Candidate, Content
+from aether_context.adk.request.reader import Reader, found_memories, stored
+from aether_context.conversation.quotes import said
+from aether_context.pack import Candidate
 from aether_context.retrieval import query_for
-from aether_context.retrieval.ranking import LEAST_TOKENS
+from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 from aether_context.state import unique
 
 if TYPE_CHECKING:
+    from aether_context.retrieval import Entry
     from aether_context.retrieval.embedders import Embedder
 
 _INSTANT = ("static", "none")
@@ -33,10 +35,12 @@ class Recall:
 
     Args:
         waits: what invocations have waited for.
+        reader: reads the contents of histories.
     """
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: Waits, reader: Reader) -> None:
         self._waits = waits
+        self._reader = reader
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
@@ -48,7 +52,7 @@ class Recall:
         source = read.source
         query = query_for(source)
         scored = all("similarity" in candidate.scores for candidate in source.candidates)
-        if source.passthrough_reason or not query or scored:
+        if source.host.passthrough_reason or not query or scored:
             return read
 
         def rank(embedder: Embedder | None) -> tuple[Candidate, ...]:
@@ -57,17 +61,9 @@ class Recall:
             asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
-        candidates, read = await self._compared(read, rank)
-        return read.with_source(candidates=candidates)
+        return await self._compared(read, rank)
 
-    async def turns(
-        self,
-        read: PreparedCall,
-        sent: Collection[int],
-        frozen: Callable[[types.Content, str], Content],
-        *,
-        most: int | None = None,
-    ) -> PreparedCall:
+    async def turns(self, read: PreparedCall, sent: Collection[int], most: int | None = None) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
         Their room is as the square of the share that turns have in the history: where most of it is calls and their
@@ -76,22 +72,21 @@ class Recall:
 
         Args:
             sent: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
-            frozen: the frozen form of a content, as it would be sent to a model.
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
         source, settings, model = read.source, read.call.policy.retrieval, read.call.model
         human, query = source.request.human, query_for(source)
-        if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
+        if not settings.recall or not settings.memory_k or source.host.passthrough_reason or human is None or not query:
             return read
         history, events, mask = read.history, tuple(read.call.context.session.events), read.call.policy.mask
         end, most_tokens = source.request.positions[human], source.window - source.growth_reserve
-        spoken = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
-        room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
-        is_whole = all(int(entry.id.partition("#")[0]) in sent for entry in spoken.turns)
-        entries = () if is_whole else spoken.turns
-        gone = [frozen(history[at], model) for at in spoken.loading if at not in sent]
+        room, entries = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
+        room = room if most is None else min(room, max(most, LEAST_TOKENS))
+        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
+            entries = []
+        gone = (content for at, content in enumerate(history[:end]) if at not in sent)
         known = {candidate.id for candidate in source.candidates}
-        memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
+        memories = [memory for memory in unique(found_memories(_loaded(gone))) if memory.id not in known]
         if not entries and not memories:
             return read
         asked, redact = source.identity.last_event_time, read.call.policy.redact
@@ -102,31 +97,31 @@ class Recall:
             turns = recalled(
                 entries,
                 query,
-                lambda place: frozen(history[place], model),
+                lambda place: self._reader.content(history[place], model),
                 most=settings.most_memories(source.window),
                 tokens=room,
                 asked=asked,
                 embedder=embedder,
                 redact=redact,
             )
-            return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
+            read_again = ranked(memories, query, asked=asked, embedder=embedder, redact=redact)
+            return (*source.candidates, *read_again, *turns)
 
-        candidates, read = await self._compared(read, found)
-        return read.with_source(candidates=(*source.candidates, *candidates), searched=len(entries))
+        search = source.search._replace(turns=len(entries))
+        return await self._compared(read.with_source(search=search), found)
 
     async def _compared(
         self, read: PreparedCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
-    ) -> tuple[tuple[Candidate, ...], PreparedCall]:
-        """What an act gives with the policy's embedder, or with the packaged one where that fails or takes too long.
+    ) -> PreparedCall:
+        """The input with the candidates that an act gives with the policy's embedder, or with the packaged one where
+        that fails or takes too long.
 
         What takes too long goes on behind the calls: a model is loaded and a history embedded for those to come, which
         do not ask again meanwhile.
-
-        Returns:
-            It, and the input with what compared the meanings and what failed.
         """
         name, invocation = read.call.policy.retrieval.embedder, read.call.invocation.invocation_id
         embedder = named = _embedder(name)
+        candidates: tuple[Candidate, ...] | None = None
 
         def act_in_time() -> tuple[Candidate, ...]:
             found = act(named)  # which the thread may come to when another one has taken its place here
@@ -136,17 +131,19 @@ class Recall:
         if embedder is not None and name not in _INSTANT:
             try:
                 candidates = await self._waits.within(name, invocation, in_thread(act_in_time), most_late=1)
-                return candidates, read.with_source(embedder=embedder.name)
-            except LeftOut:
-                problem = "is left out for a while"
-            except TimeoutError:
-                problem = f"takes longer than {self._waits.seconds:g} s"
-            except BaseException as error:  # whatever an embedder raises
-                problem = f"failed ({type(failure(error)).__name__})"
-            note = f"the embedder {name} {problem}: ranked by the model in the package"
-            embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
-        candidates = await asyncio.to_thread(act, embedder)
-        return candidates, read if embedder is None else read.with_source(embedder=embedder.name)
+            except BaseException as raised:  # whatever an embedder raises
+                problem = f"failed ({type(failure(raised)).__name__})"
+                if isinstance(raised, TimeoutError):
+                    problem = f"takes longer than {self._waits.seconds:g} s"
+                if isinstance(raised, LeftOut):
+                    problem = "is left out for a while"
+                note = f"the embedder {name} {problem}: ranked by the model in the package"
+                embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
+        if candidates is None:
+            candidates = await asyncio.to_thread(act, embedder)
+        search = read.source.search
+        search = search._replace(embedder=embedder.name if embedder is not None else search.embedder)
+        return read.with_source(candidates=candidates, search=search)
 
 
 def _embedder(name: str) -> Embedder | None:
@@ -155,17 +152,102 @@ def _embedder(name: str) -> Embedder | None:
     return embedder_for(name)
 
 
-def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
+def _loaded(contents: Iterable[types.Content]) -> Iterator[MemoryEntry]:
     """The memories that ADK's ``load_memory`` brought into a conversation."""
+    for content in contents:
+        for part in content.parts or ():
+            if part.function_response is None or part.function_response.name != "load_memory":
+                continue
+            result: Any = stored(part.function_response.response or {})
+            result = result.get("result", result)
+            memories = result.get("memories") if isinstance(result, dict) else None
+            for memory in memories if isinstance(memories, list) else ():
+                with contextlib.suppress(ValidationError):
+                    yield MemoryEntry.model_validate(memory)
 
-    def entries() -> Iterator[MemoryEntry]:
-        for content in contents:
-            for response in content.responses:
-                result = json.loads(response.text) if response.name == LOADER else None
-                result = result.get("result", result) if isinstance(result, dict) else None
-                memories = result.get("memories") if isinstance(result, dict) else None
-                for memory in memories if isinstance(memories, list) else ():
-                    with contextlib.suppress(ValidationError):
-                        yield MemoryEntry.model_validate(memory)
 
-    return found_memories(entries())  # which looks at the first ones alone
+# What was said in a session, as an agent is shown it.
+
+
+def read_spoken(
+    history: Sequence[types.Content], events: Sequence[Event], end: int, *, most: float, mask: Callable[[str], str]
+) -> tuple[int, list[Entry]]:
+    """What was said before ``end``: the turns that are words alone, with time and author of their events; and before
+    them the most tokens for those that are recalled, with no turns where there is no room.
+
+    Their ids are places in the history; long turns come in passages, whose ids go on with a number. A content without
+    an event, like an instruction or a summary of the host's, is no turn. Of events that say the same the latest belong
+    to the latest contents, since histories lose their beginning first. What ADK quotes of another agent belongs to that
+    agent's event; a user's message that only looks like that belongs to the user's.
+
+    Args:
+        most: tokens for recalled turns where nothing but turns was said.
+        mask: what the words of turns are put through.
+    """
+    texts = [*map(_texts, history)]
+    words = [*map(_words, texts)]
+    size = sum(map(len, words[:end]))
+    # To write out calls and results takes long, and mostly their texts alone are so many that too little is left.
+    room = room_for_turns(size, sum(map(characters, history[:end])), most)
+    room = room and room_for_turns(size, sum(map(_written, history[:end])), most)
+    if not room:
+        return 0, []
+    from aether_context.retrieval.call_indexes import turn_entries
+
+    # Of each text the events that say it, by author: their numbers in the session, which tell the latest, and times.
+    saying: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for number, event in enumerate(events):
+        if event.content is not None and not event.partial and (text := _words(_texts(event.content))):
+            saying.setdefault(text, {}).setdefault(event.author, []).append((number, event.timestamp))
+    turns: dict[int, tuple[str, str, float]] = {}
+    for place in range(len(history) - 1, -1, -1):
+        quoted = said(texts[place]) if words[place] not in saying else None
+        if quoted is not None and (sources := saying.get(quoted.words, {}).get(quoted.agent)):
+            turns[place] = quoted.words, quoted.agent, sources.pop()[1]
+    for place in range(len(history) - 1, -1, -1):
+        latest = [(sources[-1], author) for author, sources in saying.get(words[place], {}).items() if sources]
+        if latest:
+            (_, time), author = max(latest)
+            saying[words[place]][author].pop()
+            turns[place] = words[place], author, time
+    entries = (
+        turn_entries(place, mask(text), time=time, speaker=author)
+        for place, (text, author, time) in sorted(turns.items())
+        if place < end
+    )
+    return room, [*chain.from_iterable(entries)]
+
+
+def _texts(content: types.Content) -> list[str]:
+    """The texts of a content without its thoughts; none where it calls or answers a call."""
+    parts = content.parts or ()
+    if any(part.function_call is not None or part.function_response is not None for part in parts):
+        return []
+    return [part.text for part in parts if part.text and not part.thought]
+
+
+def _words(texts: Sequence[str]) -> str:
+    return "\n".join(texts).strip()
+
+
+def _written(content: types.Content) -> int:
+    """The characters of a content with its calls and results written out, and one more."""
+    size = 1
+    for part in content.parts or ():
+        call, response = part.function_call, part.function_response
+        exchanged = (call and call.args, response and response.response)
+        size += len(part.text or "") + sum(len(repr(value)) for value in exchanged if value)
+    return size
+
+
+def characters(content: types.Content) -> int:
+    """The length of a content, of calls and answers only the texts that stand at their top, and one more."""
+    size = 1
+    for part in content.parts or ():
+        size += len(part.text or "")
+        call, response = part.function_call, part.function_response
+        for values in (call and call.args, response and response.response):
+            for value in values.values() if values else ():
+                if isinstance(value, str):
+                    size += len(value)
+    return size

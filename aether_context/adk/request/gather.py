@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 
 from google.adk.events.event import Event
@@ -14,26 +14,23 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import Known, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.call import ModelCall, PreparedCall, caller_of, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
-    attributed_to,
-    declared_tools,
-    essential_names,
+    authors_of,
     found_memories,
     human_index,
     is_free,
     memory_candidate,
     preloaded,
     structure,
-    system_text,
 )
-from aether_context.adk.request.spoken import characters
+from aether_context.adk.request.recall import characters
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
-from aether_context.conversation.turns import align, is_human, live_positions, reset, torn
+from aether_context.conversation.turns import is_human
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
@@ -41,13 +38,17 @@ from aether_context.pack import (
     Candidate,
     Content,
     Epoch,
+    Host,
     Identity,
     Pack,
     PackedMessage,
     PackInput,
-    Request,
+    Previous,
+    Search,
+    Usage,
     valid,
 )
+from aether_context.packing import next_input
 from aether_context.retrieval.ranking import similarity
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
@@ -105,112 +106,77 @@ class Gatherer:
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
         identity = _identity(call)
-        config, essential = request.config, essential_names(request)
+        config, head = request.config, self.reader.head(request)
         block = preloaded(request.contents, asked)
         raw = list(request.contents)
         if block is not None:
             del raw[block.position]
+        authored = authors_of(raw, events, asked)
 
-        sent: Mapping[int, Known] = {}
-        if last is not None and last.pack.source.request.model == model:
-            sent = dict(zip(last.pack.source.request.positions, last.known, strict=True))
-
-        def read(positions: Sequence[int]) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
-            """Contents as they were read, and as their authors'."""
-            contents = [raw[at] for at in positions]
-            known = tuple(
-                self.reader.known(content, model, sent.get(at)) for at, content in zip(positions, contents, strict=True)
-            )
-            return known, attributed_to(contents, [content.frozen for content in known], events, asked)
+        @cache
+        def content_at(at: int) -> Content:
+            return authored(at, self.reader.content(raw[at], model))
 
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
-        epoch = Epoch(number=0) if untouched else stored
-        human = human_index(raw, asked)
-        answered = read([human])[1][0] if human is not None else None
-        # An agent that ADK shows nothing but what it answers: its epochs last no longer than that.
-        alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
-        if alone and epoch.number and _opens(identity, stored, answered):
-            aligned = reset(epoch, "")
-        else:
-            aligned = align(epoch, len(raw), lambda at: self.reader.content(raw[at], model).digest)
-        positions = live_positions(aligned.epoch, len(raw))
-        known, live = read(positions)
-        # Where the host took contents away so that an exchange would be torn, everything is live again.
-        if aligned.epoch.cut_count and torn(live):
-            aligned = reset(epoch, "the host rewrote history inside an exchange")
-            positions = tuple(range(len(raw)))
-            known, live = read(positions)
-        opens = identity.call == 1 if untouched else _opens(identity, aligned.epoch, answered)
-        headless, unloaded = _unloaded(call, raw)
-        if headless or (human is not None and human not in positions):
-            positions = tuple(at for at in sorted({*positions, *([] if human is None else [human])}) if at >= headless)
-            known, live = read(positions)
-        problems = [*planned.problems, *filter(None, (aligned.note,)), *unloaded]
-        anchors = self._anchors(call, live, positions, problems)
-        can_read = not {READ, SEARCH}.isdisjoint(essential)
-        records = self._records.of(call.context)
-        goes_on = last is not None and last.pack.identity.invocation == identity.invocation
-        candidates, encoder = planned.candidates, ""
-        if block is not None:
-            candidates += block.memories
-        if last is not None and goes_on:
-            # What an earlier call of this invocation found.
-            before = last.pack.source
-            candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
-            encoder = before.memory_embedder
-        is_asked = identity.call == 1 or (opens and not goes_on)
-        if call.invocation.memory_service is not None and not untouched and is_asked:
-            found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
-            candidates += found
-            encoder = found_by if block is None else encoder
-        candidates = _with_evidence(candidates, records, can_read)
-        system, is_text = system_text(request.config)
-        tools, other_tools = self.reader.tools(declared_tools(request), essential)
+        records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
         cached = 1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4)
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
-        window = call.window
-        source = PackInput(
-            identity=identity,
-            request=Request(
-                model=model,
-                system=system,
-                system_is_text=is_text,
-                tools=tools,
-                other_tools=other_tools,
-                contents=live,
-                positions=positions,
-                human=positions.index(human) if human is not None else None,
+        headless, unloaded = _unloaded(call, raw)
+        source = next_input(
+            PackInput(
+                identity=identity,
+                request=head._replace(rewritten=_rewrote(call, stored)),
+                window=window.tokens,
+                output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
+                step=planned.step,
+                validity=planned.validity,
+                invalid_reason=planned.invalid_reason,
+                previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
+                host=Host(
+                    passthrough_reason=untouched,
+                    cached_price=cached,
+                    can_mask="gemini" in model and (config is None or config.tool_config is None),
+                    can_find=config is not None and is_free(config),
+                    can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
+                    asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
+                    window_mark=window.mark,
+                    readings=records.readings,
+                ),
+                usage=Usage(growth=_growth(events, identity.invocation), offloaded_tokens=call.offloaded_tokens),
+                problems=planned.problems,
             ),
-            window=window.tokens,
-            window_mark=window.mark,
-            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
-            step=planned.step,
-            validity=planned.validity,
-            invalid_reason=planned.invalid_reason,
-            candidates=unique(candidates),
-            memory_embedder=encoder,
-            epoch=aligned.epoch,
-            first_call=opens,
-            rewritten=aligned.rewritten or _rewrote(call, stored),
-            previous=last.pack.sent if last is not None else None,
-            previous_pack=last.name if last is not None else "",
-            cached_price=cached,
-            can_mask="gemini" in model and (config is None or config.tool_config is None),
-            can_find=config is not None and is_free(config),
-            can_read=can_read,
-            passthrough_reason=untouched,
-            problems=tuple(problems),
-            anchors=anchors,
-            asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-            evidence=records.readings(),
-            offloaded_tokens=call.offloaded_tokens,
-            growth=_growth(events, identity.invocation),
+            len(raw),
+            content_at,
+            stored,
+            human=human_index(raw, asked),
+            begin=headless,
+            alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
         )
-        return PreparedCall(call=call, source=source, history=raw, epoch=stored, known=known)
+        problems = [*source.problems, *unloaded]
+        anchors = self._anchors(call, source.request.contents, source.request.positions, problems)
+        goes_on = last is not None and last.pack.identity.invocation == identity.invocation
+        candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
+        if last is not None and goes_on:
+            # What an earlier call of this invocation found.
+            before = last.pack.source
+            candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
+            embedder = before.search.memory_embedder
+        is_asked = identity.call == 1 or (source.request.first_call and not goes_on)
+        if call.invocation.memory_service is not None and not untouched and is_asked:
+            found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
+            candidates += tuple(found)
+            embedder = found_by if block is None else embedder
+        source = source._replace(
+            candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
+            host=source.host._replace(anchors=anchors),
+            search=Search(memory_embedder=embedder),
+            problems=tuple(problems),
+        )
+        return PreparedCall(call=call, source=source, history=raw, epoch=stored)
 
     def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
@@ -234,38 +200,32 @@ class Gatherer:
         is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
         among the problems.
         """
-        settings, latest_first = call.policy.conversation, range(len(contents) - 1, -1, -1)
-        places: list[tuple[_Mark, int | None]] = []
-        if priority := settings.anchor_priority("instruction_anchor"):
-            values = call.state.get(ANCHORS)
-            items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
-            read = (valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items)
-            marks = [mark for mark in read if mark is not None]
-            for mark in marks:
-                if mark.contains:
-                    places.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
-            by_event = {mark.event: mark for mark in marks if mark.event}
-            marked = by_event.keys() | self._records.of(call.context).marked
-            for event in call.context.session.events if marked else ():
-                if event.id not in marked:
-                    continue
-                value = (event.custom_metadata or {}).get(ANCHORS)
-                mark_of = by_event.get(event.id) or valid(_MARK, value) or _Mark()
-                if event.content is not None and event.content.parts:
-                    sent = self.reader.content(_without_client_ids(event.content), call.model)
-                    wires = {part.wire for part in sent.parts}
-                    holding = (at for at in latest_first if wires.issubset(part.wire for part in contents[at].parts))
-                    places.append((mark_of, next(holding, None)))
-        found = [
-            Anchor(
-                place=positions[at],
-                kind="instruction_anchor",
-                priority=priority if mark.priority is None else mark.priority,
-                description=mark.description or mark.contains[:80] or "marked message",
-            )
-            for mark, at in places
-            if at is not None
-        ]
+        settings, found = call.policy.conversation, list[Anchor]()
+        priority = settings.anchor_priority("instruction_anchor")
+
+        def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
+            at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
+            if at is not None:
+                own = priority if mark.priority is None else mark.priority
+                description = mark.description or mark.contains[:80] or "marked message"
+                found.append(
+                    Anchor(place=positions[at], kind="instruction_anchor", priority=own, description=description)
+                )
+
+        values = call.state.get(ANCHORS) if priority else None
+        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
+        read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
+        for mark in filter(None, read):
+            if text := mark.contains:
+                add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
+        by_event = {mark.event: mark for mark in filter(None, read) if mark.event}
+        marked = by_event.keys() | self._records.of(call.context).marked if priority else ()
+        for event in call.context.session.events if marked else ():
+            if event.id in marked and event.content is not None and event.content.parts:
+                mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
+                said = self.reader.content(_without_client_ids(event.content), call.model)
+                wires = {part.wire for part in said.parts}
+                add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
         for rule in registered_anchors(settings):
             try:
                 found += selected(rule, contents, positions)
@@ -287,16 +247,15 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += _is_answer(event, agent, branch)
-    latest = events[-1] if events else None
-    caller = caller_of((app, user, session))
+    latest, caller = events[-1] if events else None, caller_of((app, user, session))
     return Identity(
-        app=app,
-        user=user,
-        session=session,
-        invocation=invocation,
-        agent=agent,
-        branch=branch,
-        call=number + call.is_second_try,
+        app,
+        user,
+        session,
+        invocation,
+        agent,
+        branch,
+        number + call.is_second_try,
         last_event_id=latest.id if latest is not None else "",
         last_event_time=latest.timestamp if latest is not None else 0.0,
         caller=caller.session if caller is not None else None,
@@ -310,22 +269,6 @@ def _is_answer(event: Event, agent: str, branch: str) -> bool:
     else:
         spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
     return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
-
-
-def _opens(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:
-    """Whether a request is the first one to what it answers.
-
-    That is an invocation's first one, and each that answers what another agent has handed over since: an agent in a
-    loop may be shown nothing but the last turn of the agent before it.
-
-    Args:
-        answered: the final human message.
-    """
-    if identity.call == 1 or answered is None or not answered.agent:
-        return identity.call == 1
-    return not any(
-        (payload.of, payload.invocation) == (answered.digest, identity.invocation) for payload in epoch.payloads
-    )
 
 
 def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
@@ -398,7 +341,7 @@ def _unloaded(call: ModelCall, contents: Sequence[types.Content]) -> tuple[int, 
 
 async def _memories(
     call: ModelCall, problems: list[str], waits: Waits, *, preloaded: bool
-) -> tuple[tuple[Candidate, ...], str]:
+) -> tuple[list[Candidate], str]:
     """The app's memories, under one deadline, and what compared their meanings where they have a score.
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
@@ -408,35 +351,33 @@ async def _memories(
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
     within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
-    candidates: list[Candidate] = []
+    found: list[Candidate] = []
     if settings.memory_k == 0:
-        return (), ""
+        return found, ""
     if isinstance(service, HybridMemoryService):
         try:
-            for memory in await within(service.preferences(session.app_name, session.user_id)):
-                candidates.append(
-                    memory_candidate(memory.text, timestamp=memory.timestamp, name=memory.name, standing=True)
-                )
+            for wish in await within(service.preferences(session.app_name, session.user_id)):
+                found.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
-        return tuple(candidates), ""
+        return found, ""
     query = await masked_aside(call.policy.mask, query)
     room = call.window.tokens * _TOKEN_CHARACTERS
-    found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):
             entries = (await within(call.context.search_memory(query))).memories
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
-            return (*candidates, *found_memories(entries, room, preferences=True)), ""
+            return [*found, *found_memories(entries, room, preferences=True)], ""
         most = settings.most_memories(call.window.tokens)
-        for remembered in await within(service.find(session.app_name, session.user_id, query, most)):
-            if room <= 0 and len(found) >= settings.memory_k:
+        hits = await within(service.find(session.app_name, session.user_id, query, most))
+        for number, hit in enumerate(hits):
+            memory = hit.memory
+            if room <= 0 and number >= settings.memory_k:
                 break
-            memory = remembered.memory
             room -= len(memory.text) + len(memory.author or "") + _LINE_CHARACTERS
             found.append(
                 memory_candidate(
@@ -444,20 +385,20 @@ async def _memories(
                     author=memory.author,
                     timestamp=memory.timestamp,
                     name=memory.name,
-                    similarity=similarity(remembered.score),
-                    standing=is_preference(memory.metadata),
+                    similarity=similarity(hit.score),
+                    preference=is_preference(memory.metadata),
                 )
             )
-        return (*candidates, *found), service.memories.embedder if found else ""
+        return found, service.memories.embedder if hits else ""
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
-        return tuple(candidates), ""
+        return found, ""
 
 
 def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
     """Candidates with what the session's records say of their addresses, and without addresses that only a reader
     resolves where the request declares none."""
-    readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
+    readings, hashes = records.readings, {record.uri: record.digest for record in records.by_digits.values()}
     found: list[Candidate] = []
     for candidate in candidates:
         uri = candidate.uri

@@ -1,0 +1,86 @@
+"""The place of the last cut in a host's list, which may have changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from aether_context.canonical import short
+from aether_context.pack import Epoch
+
+
+class EpochMatch(NamedTuple):
+    """An epoch whose boundary fits the host's list.
+
+    ``rewritten`` is set where the boundary was not found again and everything is live.
+    """
+
+    epoch: Epoch
+    rewritten: bool = False
+    note: str = ""
+
+
+def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMatch:
+    """Finds the boundary in the host's list by the hash of the last content cut.
+
+    Args:
+        total: length of the host's list.
+        digest_at: the digest of the content at a position.
+    """
+    if not epoch.cut_count:
+        return EpochMatch(epoch)
+    last = epoch.cut_count - 1
+
+    def is_at(shift: int) -> bool:
+        """Whether the last content cut, and the other anchors still in the list, are ``shift`` places further."""
+        return digest_at(last + shift) == epoch.cut_hash and all(
+            short(digest_at(at + shift)) == digest for at, digest in epoch.anchors if at + shift >= 0
+        )
+
+    if last < total and is_at(0):
+        return EpochMatch(epoch)
+    shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash and is_at(at - last)]
+    if len(shifts) != 1:
+        return reset(epoch, "the boundary of the last cut is gone")
+    shift = shifts[0]
+    moved = replace(
+        epoch,
+        cut_count=epoch.cut_count + shift,
+        kept=tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0),
+        anchors=tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0),
+        summary_place=max(0, epoch.summary_place + shift) if epoch.summary_place else 0,
+        payloads=tuple(
+            replace(message, place=max(-1, message.place + shift)) if message.place >= 0 else message
+            for message in epoch.payloads
+        ),
+    )
+    return EpochMatch(moved, note=f"the boundary of the last cut moved by {shift}")
+
+
+def reset(epoch: Epoch, note: str) -> EpochMatch:
+    """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
+    fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools)
+    return EpochMatch(fresh, rewritten=True, note=note)
+
+
+def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:
+    """Indices in a host's list of ``total`` contents that are still sent."""
+    kept_positions = [index for start, stop in epoch.kept for index in range(start, min(stop, total))]
+    return (*kept_positions, *range(min(epoch.cut_count, total), total))
+
+
+def is_live(epoch: Epoch, place: int) -> bool:
+    """Whether the content at a place of the host's list is still sent."""
+    return place >= epoch.cut_count or any(start <= place < stop for start, stop in epoch.kept)
+
+
+def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Sorted indices as half-open ranges."""
+    ranges: list[tuple[int, int]] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1][1] == index:
+            ranges[-1] = (ranges[-1][0], index + 1)
+        else:
+            ranges.append((index, index + 1))
+    return tuple(ranges)
