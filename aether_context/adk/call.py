@@ -210,18 +210,13 @@ class FirstTry:
     def again(self, sent: LlmRequest) -> LlmRequest | None:
         """The request to be packed again; None where another callback changed it behind the packer, whose change would
         be lost."""
-        count = len(self._contents)  # ADK's clients may put a message behind them
-        same = len(sent.contents) >= count and all(map(_is, sent.contents, self._contents))
-        if not same or _settings(sent) != self._config:
+        # ADK's clients may put a message behind them; a `FallbackModel` puts equal copies in their places.
+        if sent.contents[: len(self._contents)] != self._contents or _settings(sent) != self._config:
             return None
         if sent.config is not None and self._request.config is not None:
             for name in _SET_BY_ADK:
                 setattr(self._request.config, name, getattr(sent.config, name))
         return self._request
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _settings(request: LlmRequest) -> dict[str, object]:
