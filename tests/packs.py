@@ -29,7 +29,7 @@ from aether_context.pack import (
 )
 from aether_context.packing import build_pack, next_input
 from aether_context.policy import ConversationSettings, PackPolicy
-from aether_context.store import Manifest, PackStore, Tip, record
+from aether_context.store import Manifest, PackStore, Recording, Tip, record
 from aether_context.store.pack_file import ENDING, member, read_member
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
@@ -67,16 +67,33 @@ def tool(name: str, purpose: str = "does its work") -> Tool:
     return Tool(name=name, signature=f"{name}(): {purpose}", wire=wire, digest=hash_text(wire))
 
 
-def memory(name: str, text: str, time: float | None = None) -> Candidate:
+def calls(*names: str, ids: Sequence[str] = ()) -> Content:
+    """Parallel calls."""
+    parts = [
+        part
+        for name, call_id in zip(names, ids or [""] * len(names), strict=True)
+        for part in called(name, call_id).parts
+    ]
+    return content_of_parts("model", parts)
+
+
+def answers(*names: str, ids: Sequence[str] = ()) -> Content:
+    """The answers to parallel calls, in one content."""
+    pairs = zip(names, ids or [""] * len(names), strict=True)
+    return content_of_parts("user", [part for name, call_id in pairs for part in answered(name, call_id, "x").parts])
+
+
+def memory(name: str, text: str, time: float | None = None, **more: Any) -> Candidate:
     """A memory that could enter a pack."""
-    return Candidate(id=name, layer="memory", source="memory", text=text, digest=hash_text(text), time=time)
+    return Candidate(id=name, layer="memory", source="memory", text=text, digest=hash_text(text), time=time, **more)
 
 
-def evidence(name: str, text: str, covers: Sequence[str] = ()) -> Candidate:
+def evidence(name: str, text: str, covers: Sequence[str] = (), **more: Any) -> Candidate:
     """An evidence record that could enter a pack."""
     uri = f"artifact://evidence/{name}.md"
     digest = hash_text(f"{uri}\n{text}")
-    return Candidate(id=name, layer="evidence", source="state", text=text, digest=digest, uri=uri, covers=tuple(covers))
+    more |= {"uri": uri, "covers": tuple(covers)}
+    return Candidate(id=name, layer="evidence", source="state", text=text, digest=digest, **more)
 
 
 STEP = Step(
@@ -170,6 +187,15 @@ def lines_of(store: PackStore, manifest: Manifest) -> list[bytes]:
 def write(store: PackStore, pack: Pack, policy: PackPolicy | None = None, tip: Tip | None = None) -> Manifest:
     """Records a pack and writes it."""
     return store.write(record(pack, policy or PackPolicy(), counter_for(MODEL).name, tip)).model_copy()
+
+
+def recording(text: str = "What is my dog called?", policy: PackPolicy | None = None, **identity: Any) -> Recording:
+    """One pack of a short chat with memories, which nothing holds yet; ``identity`` is what is other of whose it is."""
+    whose = IDENTITY._replace(**{"app": "app", "user": "user", "session": "session", **identity})
+    found = (memory("m1", "The dog is called Rex", time=1.0), memory("m2", "Tax law of 1971"))
+    policy = policy or PackPolicy()
+    contents = [said("hi"), said("hello", "model"), said(text)]
+    return record(build_pack(pack_input(contents, identity=whose, candidates=found), policy), policy, "estimate", None)
 
 
 class Session:

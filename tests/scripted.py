@@ -348,10 +348,7 @@ class Chat:
         plugins = [self.before, *([self.plugin] if self.use_plugin else []), self.after]
         self.app = App(name=self.app_name, root_agent=self.agent, plugins=plugins, **self.app_settings)
         self.runner = Runner(
-            app=self.app,
-            session_service=self.sessions,
-            memory_service=self.memory,
-            artifact_service=self.artifacts,
+            app=self.app, session_service=self.sessions, memory_service=self.memory, artifact_service=self.artifacts
         )
 
     @property

@@ -125,9 +125,7 @@ class Tenants:
     owners: Sequence[Owner]
     policy: PackPolicy = field(
         default_factory=lambda: PackPolicy(
-            max_input_tokens=5_000,
-            offload={"extract_tokens": 480},
-            compress={"summarizer": "writer-1"},
+            max_input_tokens=5_000, offload={"extract_tokens": 480}, compress={"summarizer": "writer-1"}
         )
     )
     found: list[str] = field(default_factory=list)
@@ -150,10 +148,7 @@ class Tenants:
         for at, name in enumerate(dict.fromkeys(owner.app for owner in self.owners)):
             app = App(name=name, root_agent=_agent(at), plugins=[self.plugin, Listener(self)])
             self.runners[name] = Runner(
-                app=app,
-                session_service=self.sessions,
-                artifact_service=self.artifacts,
-                memory_service=self.memory,
+                app=app, session_service=self.sessions, artifact_service=self.artifacts, memory_service=self.memory
             )
 
     def planted(self) -> bool:

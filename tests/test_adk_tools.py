@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LlmAgent, SequentialAgent
 from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
-from pydantic import BaseModel
-from scripted import Chat, Scripted, call, delete_all, look_up, results, state_of
+from scripted import Chat, Scripted, call, look_up, results, state_of
 
 from aether_context.adk import evidence_tools, planning_tools
 from aether_context.state import read_state
@@ -97,16 +96,6 @@ def test_a_planner_plans_an_operator_works_and_the_pack_follows() -> None:
     chat.replays()
 
 
-def test_parallel_calls_of_one_answer_are_all_kept() -> None:
-    calls = [call("add_step", step_id=f"s{at}", text=f"Step {at}", acceptance=["Done"]) for at in range(4)]
-    notes = [call("add_note", text=f"note {at}") for at in range(3)]
-    chat = Chat(script=[[*calls, *notes], "ok"], tools=[*planning_tools(), *evidence_tools()])
-    chat.say("Plan.")
-    state = state_of(chat)
-    assert [step.id for step in board_of(state).steps] == ["s0", "s1", "s2", "s3"]
-    assert [note["text"] for note in state["knowledge"]["notes"]] == ["note 0", "note 1", "note 2"]
-
-
 def test_a_step_that_another_worker_has_is_neither_claimed_nor_released() -> None:
     plan = {"steps": [{**BOARD["steps"][0], "status": "claimed", "claimed_by": "other"}, BOARD["steps"][1]]}  # type: ignore[dict-item]
     chat = Chat(
@@ -118,45 +107,6 @@ def test_a_step_that_another_worker_has_is_neither_claimed_nor_released() -> Non
     assert claimed == {"error": "step 's1' is claimed by 'other': no step can be claimed now"}
     assert released == {"error": "step 's1' is claimed by 'other', not by 'clerk'"}
     assert state_of(chat)["plan"] == plan
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated in favor of Workflow:DeprecationWarning")
-def test_of_two_parallel_operators_that_claim_one_step_one_gets_it() -> None:
-    scripts = {name: Scripted(model="m", script=[call("claim_step", step_id="s1"), "ok"], sent=[]) for name in "ab"}
-    operators = [LlmAgent(name=name, model=llm, tools=[*planning_tools()]) for name, llm in scripts.items()]
-    chat = Chat(agent=ParallelAgent(name="team", sub_agents=[*operators]), state={"plan": BOARD})
-    answers = results(chat.say("Go."))
-    assert sorted(next(iter(one)) for one in answers) == ["claimed", "error"]
-    winner = next(one["claimed"]["claimed_by"] for one in answers if "claimed" in one)
-    assert board_of(state_of(chat)).step("s1").claimed_by == winner
-
-
-def test_planning_tools_stay_declared_when_a_step_names_its_tools() -> None:
-    step = {"id": "s1", "text": "Look it up", "acceptance": ["Found"], "tools": ["look_up"]}
-    chat = Chat(tools=[look_up, delete_all, *planning_tools(), *evidence_tools()], state={"plan": {"steps": [step]}})
-    chat.say("Go.")
-    (sent,) = chat.sent
-    names = [tool.name for tool in (*planning_tools(), *evidence_tools())]
-    assert list(sent.declared) == ["look_up", *names]
-    assert set(sent.dispatched) == {"look_up", *names}
-
-
-def test_steps_are_listed_with_what_they_wait_for() -> None:
-    chat = Chat(script=[call("list_steps"), "ok"], tools=planning_tools(), state={"plan": BOARD})
-    (listed,) = results(chat.say("Go."))
-    assert listed == {
-        "steps": [
-            {"id": "s1", "text": "Find the rules", "status": "ready", "acceptance": ["s1.a1: Listed"]},
-            {
-                "id": "s2",
-                "text": "Draft the guide",
-                "status": "ready",
-                "waits_for": ["s1"],
-                "acceptance": ["a1: Drafted"],
-            },
-        ],
-        "can_be_claimed": ["s1"],
-    }
 
 
 @pytest.mark.parametrize(
@@ -189,30 +139,6 @@ def test_a_call_that_cannot_be_carried_out_says_what_to_do(made: types.Part, sai
     state = state_of(chat)
     assert state["plan"] == BOARD
     assert "knowledge" not in state
-
-
-def test_a_text_stands_for_a_list_of_it() -> None:
-    made = call("record_evidence", uri="artifact://x", summary="x", covers="s1.a1")
-    chat = Chat(script=[made, "ok"], tools=evidence_tools(), state={"plan": BOARD})
-    (answer,) = results(chat.say("Go."))
-    assert answer["covers"] == ["s1.a1"]
-
-
-def test_a_plan_that_is_none_is_an_error_and_not_the_end_of_the_run() -> None:
-    chat = Chat(script=[call("list_steps"), "ok"], tools=planning_tools(), state={"plan": "secret"})
-    (answer,) = results(chat.say("Go."))
-    assert "is not a plan" in answer["error"]
-    assert "secret" not in answer["error"]
-
-
-def test_a_state_schema_without_the_key_is_an_error() -> None:
-    class Known(BaseModel):
-        cart: list[str] = []
-
-    step = call("add_step", step_id="s1", text="x", acceptance=["y"])
-    chat = Chat(script=[step, "ok"], tools=planning_tools(), settings={"state_schema": Known})
-    (answer,) = results(chat.say("Go."))
-    assert "state_schema" in answer["error"]
 
 
 def test_every_tool_tells_the_model_what_it_does_and_takes() -> None:

@@ -10,7 +10,6 @@ from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from matrix import but_slow
 from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
@@ -60,39 +59,6 @@ def test_nothing_is_cut_while_reports_and_growth_leave_most_of_the_window_free(s
             assert before + known.report_minus_count >= 0.6 * WINDOW, strategy
     assert counted > 0.9 * WINDOW, "the count alone passes the budget"
     chat.replays()
-
-
-def test_a_session_that_only_counts_beyond_its_budget_is_not_cut() -> None:
-    chat = frugal(20)
-    assert all(one.epoch_reason in (None, "first_call") for one in chat.manifests())
-
-
-def test_placeholders_come_before_a_cut_takes_messages_of_users_where_the_estimate_is_low() -> None:
-    script = [part for at in range(30) for part in (call("rows", start=at * 60), f"read {at}")]
-    policy = PackPolicy(max_input_tokens=WINDOW, conversation={"strategy": "stable_prefix"})
-    chat = Chat(script=script, tools=[rows], policy=policy)
-    chat.llm.usage = False
-    chat.say(*(f"Read page {at} and remember code-{at}" for at in range(30)))
-    last = chat.sent[-1]
-    assert [f"Read page {at} and" in last.text for at in range(30)] == [True] * 30
-    assert "CONVERSATION SUMMARY" not in last.text
-    assert any(event.stage == "replace" for one in chat.manifests() for event in one.truncation_events)
-    chat.replays()
-
-
-@pytest.mark.parametrize("window", but_slow([1_500, 2_000, 3_000, 4_000, 8_000], 2_000, 3_000, 4_000))
-def test_heads_and_tails_keep_their_head_in_small_windows(window: int) -> None:
-    words = " ".join(f"word{at}" for at in range(40))
-    script = [f"Answer {at}: {words}" for at in range(40)]
-    policy = PackPolicy(max_input_tokens=window, conversation={"strategy": "heads_tails"})
-    chat = Chat(script=script, policy=policy)
-    chat.say("Always answer in German.", *(f"Question {at}: {words}" for at in range(1, 40)))
-    last = chat.sent[-1].contents
-    assert [content.parts[0].text.partition(":")[0] for content in last[:3]] == [
-        "Always answer in German.",
-        "Answer 0",
-        "Question 1",
-    ]
 
 
 def spent(*reports: int) -> int:

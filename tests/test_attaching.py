@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from plans import NARROW, PLAN, cached_input_costs, planned
-from scripted import Chat, Scripted, call, look_up, new_store, send_mail, set_state
+from scripted import Chat, Scripted, call, look_up, new_store, send_mail
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.errors import PolicyError, StoreError
 from aether_context.store.replay import Replayer
 
 
@@ -54,22 +51,6 @@ def test_it_is_built_from_a_name_alone_and_reads_the_environment(
     assert len(list(PackStore(tmp_path / "packs").manifests())) == 1
 
 
-def test_it_needs_no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("AETHER_CONTEXT_POLICY", raising=False)
-    monkeypatch.delenv("AETHER_CONTEXT_STORE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    plugin = ContextPackPlugin()
-    assert (plugin.name, plugin.policy.profile, plugin.store.url) == ("context_pack", "chat", "artifacts")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_empty_environment_variables_count_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AETHER_CONTEXT_POLICY", "")
-    monkeypatch.setenv("AETHER_CONTEXT_STORE", "")
-    plugin = ContextPackPlugin(name="x")
-    assert (plugin.policy.profile, plugin.store.url) == ("chat", "artifacts")
-
-
 def test_adk_loads_it_by_its_qualified_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_STORE", "memory://extra")
     from google.adk.cli.api_server import ApiServer
@@ -79,25 +60,6 @@ def test_adk_loads_it_by_its_qualified_name(monkeypatch: pytest.MonkeyPatch, cap
     (plugin,) = server._instantiate_extra_plugins()
     assert isinstance(plugin, ContextPackPlugin)
     assert plugin.store.url == "memory://extra"
-
-
-def test_wrong_settings_are_named_where_it_is_built() -> None:
-    with pytest.raises(PolicyError, match="research"):
-        ContextPackPlugin(policy="reserch")
-    with pytest.raises(PolicyError, match="on_error"):
-        ContextPackPlugin(on_error="ignore")  # type: ignore[arg-type]
-    with pytest.raises(StoreError):
-        ContextPackPlugin(store="nosuchprotocol://x")
-
-
-def test_the_session_policy_follows_the_plans_profile_or_the_agent() -> None:
-    chat = Chat(state=planned({**PLAN, "profile": "research"}))
-    chat.say("go")
-    assert chat.manifests()[0].profile == "research"
-    chat = Chat(policy=PackPolicy(agents={"clerk": "test_cases"}, max_input_tokens=5_000))
-    chat.say("go")
-    assert chat.manifests()[0].profile == "test_cases"
-    assert chat.manifests()[0].window == 5_000
 
 
 @pytest.mark.parametrize(
@@ -122,28 +84,6 @@ def test_the_steps_profile_wins_over_the_plans_the_agents_and_the_policys(
     used = Replayer(chat.store).policy(manifest)
     assert used.budget.shares == PackPolicy.load(profile).budget.shares
     assert used.conversation.last_turns == 5
-
-
-def test_a_steps_profile_holds_for_that_step_only() -> None:
-    steps = [
-        {"id": "1", "text": "Look the rules up", "acceptance": ["cited"], "profile": "research", "status": "claimed"},
-        {"id": "2", "text": "Write the cases", "acceptance": ["each rule has one"]},
-    ]
-    chat = Chat(state={"plan": {"steps": steps, "profile": "test_cases"}})
-    chat.say("go")
-    done = [{**steps[0], "status": "done"}, steps[1]]
-    asyncio.run(set_state(chat, plan={"steps": done, "profile": "test_cases"}))
-    chat.say("go on")
-    assert [manifest.profile for manifest in chat.manifests()] == ["research", "test_cases"]
-    assert chat.manifests()[1].epoch_reason == "step_changed"
-    chat.replays()
-
-
-def test_a_deep_copy_of_an_agent_shares_its_callbacks_work() -> None:
-    store = new_store()
-    agent = LlmAgent(name="clerk", model="gemini-2.5-flash", **context_pack_callbacks(store=store))
-    copied = copy.deepcopy(agent)
-    assert copied.before_model_callback == agent.before_model_callback
 
 
 def _begins_as_before(chat: Chat) -> bool:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 RUN = {
     "system": "You fix what is broken.",
     "tools": [{"name": "read", "description": "Reads a file", "parameters": {"type": "object", "properties": {}}}],

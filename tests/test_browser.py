@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import uvicorn
 from browsing import CAUSES, Browser, desk, hostile_chat
-from recorded import played, recorded_runs
 
 from aether_context import PackStore
 from aether_context.viewer import create_app, report
@@ -71,7 +70,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> PackStore:
-    """A desk, each planted cause, hostile texts, and recorded runs where there are any."""
+    """A desk, each planted cause, and hostile texts."""
     found = PackStore(tmp_path_factory.mktemp("packs"))
 
     def fill() -> None:
@@ -79,9 +78,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> PackStore:
         hostile_chat(found)
         for cause, (plant, _) in CAUSES.items():
             plant(store=found, session=cause.replace(" ", "-"))
-        for at, run in enumerate(recorded_runs()):
-            if at in (0, 6, 66):
-                played(run, found, window=12_000)
 
     apart(fill)
     return found

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, replay
-from aether_context.adk import packer
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.errors import PolicyError, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.policy import TokenSettings
-from aether_context.tokens import Counters, Pick, TokenCounter, choice, counter_for, framing_of, register_counter
+from aether_context.tokens import Counters, Pick, TokenCounter, choice, framing_of, register_counter
 from aether_context.tokens.cache import PackCounter, TokenCache
 from aether_context.tokens.choice import RETRY_SECONDS
-from aether_context.tokens.counters import Tokenizer
 
 TEXTS = (
-    "The quick brown fox jumps over the lazy dog.",
-    "def f(x):\n    return x\n",
-    "港务长 🙂",
-    "",
-    " ",
-    "\ud800 lone",
-)
+    "The quick brown fox jumps over the lazy dog.", "def f(x):\n    return x\n", "港务长 🙂", "", " ", "\ud800 lone",
+)  # fmt: skip
 
 
 class Words(TokenCounter):
@@ -120,46 +110,6 @@ def test_a_vocabulary_file_counts_exactly(tmp_path: Path) -> None:
     assert by(files={"gpt-4o": str(other)}).counter.name == pick.counter.name
 
 
-def test_a_vocabulary_file_counts_any_text(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counter = by(files={"openai": str(tokenizer_json(tmp_path_factory.mktemp("vocabulary"))[0])}).counter
-
-    @given(texts=st.lists(st.text(st.characters(codec=None, exclude_categories=()), max_size=40), max_size=5))
-    @settings(max_examples=50)
-    def check(texts: list[str]) -> None:
-        assert counter.count_all(texts) == [counter.count(text) for text in texts]
-        assert all((tokens == 0) == (text == "") for text, tokens in zip(texts, counter.count_all(texts), strict=True))
-
-    check()
-
-
-def test_a_file_is_found_by_model_name_and_family(tmp_path: Path) -> None:
-    files = {"gemini-2.5-pro": "pro", "gemini": "family", "openai/gpt-4o": "through"}
-    asked = {
-        "models/gemini-2.5-pro": "pro",
-        "gemini-2.5-flash": "family",
-        "openai/gpt-4o": "through",
-        "gpt-4o": None,
-        "gemini-3-pro": None,
-    }
-    given = {name: str(tmp_path / file) for name, file in files.items()}
-    counters = Counters(TokenSettings(files=given), clock=Clock())
-    for model, file in asked.items():
-        problems = counters.pick(model).problems
-        assert bool(problems) == (file is not None)
-        assert all(f"{tmp_path / str(file)} cannot be read" in problem for problem in problems)
-
-
-def test_a_file_that_is_none_says_so(tmp_path: Path) -> None:
-    for name, data in (("empty.json", b"{}"), ("nothing", b""), ("noise", bytes(range(200, 250)))):
-        (tmp_path / name).write_bytes(data)
-        (problem,) = by(files={"gpt-4o": str(tmp_path / name)}).problems
-        assert f"{name} is no tokenizer.json" in problem
-    (problem,) = by(files={"gpt-4o": str(tmp_path / "missing")}).problems
-    assert "missing cannot be read (No such file or directory): set tokens.files" in problem
-    (problem,) = by("claude-opus-5", counter="file", files={"gpt-4o": "x"}).problems
-    assert "tokens.files names none for 'claude-opus-5' or its family 'claude-4.7'" in problem
-
-
 @pytest.mark.parametrize(
     ("model", "encoding", "accuracy"),
     [
@@ -221,58 +171,12 @@ def test_a_package_that_is_not_there_is_named(counter: str, package: str, monkey
     assert pick.problems[0].endswith(f": pip install {package}")
 
 
-def test_a_tokenizer_that_breaks_gives_way(registered: Callable[..., None]) -> None:
-    class Panic(BaseException):
-        """As a panic in Rust arrives."""
-
-    for error in (RuntimeError("out of luck"), Panic("index out of bounds")):
-        registered("broken", Words(error=error))
-        counter = by(counter="broken").counter
-        with pytest.raises(TokenCountingError, match=f"it raised {type(error).__name__}: {error}"):
-            counter.count("text")
-
-
 # the choice
-
-
-def test_a_policy_that_names_no_counter_takes_a_file_else_the_estimate(tmp_path: Path) -> None:
-    files = {"gemini": str(tokenizer_json(tmp_path)[0])}
-    assert by("gemini-2.5-flash").name == "estimate"
-    assert by("gemini-2.5-flash", files=files).name == "file"
-    assert by("gpt-4o", files=files).name == "estimate"
-    assert by("gemini-2.5-flash", counter="estimate", files=files).name == "estimate"
-    assert by("gpt-4o").counter is counter_for("gpt-4o")
 
 
 def test_an_unknown_counter_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(PolicyError, match=r"tokens\.counter = 'tiktokens': did you mean 'tiktoken'\?"):
         Counters(TokenSettings(counter="tiktokens"), clock=Clock())
-
-
-@pytest.mark.parametrize("name", ["", " ", "auto", "estimate", "file", "tiktoken", "gemini-local"])
-def test_names_of_the_package_are_taken(name: str) -> None:
-    with pytest.raises(PolicyError, match="is empty or taken"):
-        register_counter(name, Words())
-
-
-def test_what_is_no_counter_is_refused() -> None:
-    with pytest.raises(PolicyError, match="cannot count: give it a method count"):
-        register_counter("words", object())  # type: ignore[arg-type]
-    odd = Words()
-    odd.accuracy = "anchored"
-    with pytest.raises(PolicyError, match="accuracy = 'anchored'"):
-        register_counter("words", odd)
-
-
-def test_anything_with_count_is_a_counter(registered: Callable[..., None]) -> None:
-    class Plain:
-        def count(self, text: str) -> int:
-            return len(text.split())
-
-    registered("plain", Plain())
-    pick = by(counter="plain")
-    assert (pick.name, pick.counter.name, pick.counter.accuracy, pick.may_wait) == ("plain", "plain", "heuristic", True)
-    assert pick.counter.count_all(["one two", "", " "]) == [2, 0, 1]
 
 
 def test_a_counter_that_fails_rests_and_is_tried_again(registered: Callable[..., None]) -> None:
@@ -290,38 +194,6 @@ def test_a_counter_that_fails_rests_and_is_tried_again(registered: Callable[...,
     assert counters.ready("gpt-4o") == second
     clock.now += RETRY_SECONDS
     assert counters.ready("gpt-4o") == counters.pick("gpt-4o") == first
-
-
-def test_what_cannot_be_made_gives_way_and_is_tried_again() -> None:
-    made = 0
-
-    def make(model: str) -> Tokenizer:
-        nonlocal made
-        made += 1
-        raise AttributeError("no such function in this version")
-
-    clock = Clock()
-    counters = Counters(TokenSettings(counter="broken"), clock=clock, tokenizers={"broken": make})
-    for _ in range(3):
-        pick = counters.pick("gpt-4o")
-        assert (pick.name, pick.problems) == (
-            "estimate",
-            ("token counter broken: AttributeError: no such function in this version",),
-        )
-    assert made == 1
-    clock.now += RETRY_SECONDS
-    counters.pick("gpt-4o")
-    assert made == 2
-
-
-def test_a_model_has_its_own_counter_and_its_own_failures() -> None:
-    tokenizers = {"words": lambda model: Tokenizer(f"words/{model}", lambda texts: [len(text) for text in texts])}
-    counters = Counters(TokenSettings(counter="words"), clock=Clock(), tokenizers=tokenizers)
-    one, other = counters.pick("gpt-4o"), counters.pick("gpt-5")
-    assert (one.counter.name, other.counter.name) == ("words/gpt-4o", "words/gpt-5")
-    counters.fail("gpt-4o", TokenCountingError("words", "no words"))
-    assert counters.pick("gpt-4o").name == "estimate"
-    assert counters.pick("gpt-5") == other
 
 
 # in the plugin
@@ -353,45 +225,6 @@ def test_a_failing_counter_costs_a_pack_nothing_but_a_line(registered: Callable[
     assert len(chat.sent) == 4
 
 
-def test_a_counter_that_is_not_there_is_told_once_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    store = new_store()
-    chat = Chat(script=["hi"] * 4, policy=PackPolicy(tokens={"counter": "tiktoken"}), store=store)
-    chat.say("one", "two")
-    chat.say("three", session="s2")
-    told = [
-        (pack.session, sum("pip install tiktoken" in line for line in pack.degradations)) for pack in store.manifests()
-    ]
-    assert sorted(told) == [("s1", 0), ("s1", 1), ("s2", 1)]
-
-
-def test_a_vocabulary_that_does_not_arrive_holds_up_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiktoken = pytest.importorskip("tiktoken")
-    let_go = threading.Event()
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: let_go.wait(60))
-    monkeypatch.setattr(packer, "_COUNTING_SECONDS", 0.2)
-    chat = Chat(script=["hi", "there"], policy=PackPolicy(tokens={"counter": "tiktoken"}))
-    began = time.monotonic()
-    chat.say("one", "two")
-    let_go.set()
-    assert time.monotonic() - began < 30
-    first, second = chat.manifests()
-    assert all(pack.counter.startswith("estimate/") for pack in (first, second))
-    assert "token counter tiktoken: no answer within 0.2 s" in "; ".join(first.degradations)
-
-
-def test_a_model_switch_begins_a_new_chain_that_replays() -> None:
-    store = new_store()
-    chat = Chat(script=["hi", "there"], store=store, model="gemini-2.5-flash")
-    chat.say("hello")
-    chat.llm.model = "gpt-4o"
-    chat.say("again")
-    first, second = store.manifests()
-    assert first.counter != second.counter
-    assert second.extends is None
-    assert all(replay(pack, store).matches for pack in (first, second))
-
-
 def test_a_registered_counter_is_asked_in_one_batch_off_the_event_loop(registered: Callable[..., None]) -> None:
     loops: list[str] = []
 
@@ -403,9 +236,7 @@ def test_a_registered_counter_is_asked_in_one_batch_off_the_event_loop(registere
     remote = Remote()
     registered("words", remote)
     chat = Chat(
-        script=[call("look_up", key="a"), "done"],
-        tools=[look_up],
-        policy=PackPolicy(tokens={"counter": "words"}),
+        script=[call("look_up", key="a"), "done"], tools=[look_up], policy=PackPolicy(tokens={"counter": "words"})
     )
     chat.say("hello there")
     assert loops
@@ -470,24 +301,6 @@ def test_openais_own_example_counts_what_the_api_reported() -> None:
     tool = Tool(name="get_current_weather", signature="", wire=wire, digest=hash_text(wire))
     assert counter.system(system, declares=True) + counter.tool(tool) + counter.content(said(user)) == 101
     assert counter.method == "approximate"
-
-
-def test_picks_are_values() -> None:
-    pick = Counters(TokenSettings(), clock=Clock()).pick("gpt-4o")
-    assert isinstance(pick, Pick)
-    assert not pick.may_wait
-
-
-def test_models_of_one_family_share_texts_but_not_images() -> None:
-    from aether_context.conversation.content_json import content_of_parts, part_of
-
-    image = {"inline_data": {"mime_type": "image/png", "data": "sha256:0"}}
-    cache, words = TokenCache(), Words()
-    for tokens in (765, 25_501):
-        parts = [part_of({"text": "what is this"}), part_of(image, media_tokens=tokens)]
-        counter = PackCounter(words, cache, framing=framing_of("gpt-4o"))
-        assert counter.content(content_of_parts("user", parts)) == 4 + 4 + tokens
-    assert len(words.asked) == 1
 
 
 def test_sixty_declarations_are_written_out_once() -> None:

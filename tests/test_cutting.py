@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 from google.genai import types
-from packs import answered, called, lines, pack_input, said, trim
+from packs import answered, called, lines, said
 from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, inside, look_up
 
-from aether_context import PackPolicy
-from aether_context.conversation import Budget, Conversation, Decision
+from aether_context.conversation import Conversation
 from aether_context.conversation.summary import Summaries, recap
 from aether_context.pack import Content
-from aether_context.packing import build_pack
-from aether_context.policy import ConversationSettings
-from aether_context.text.entities import is_entry
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 
 TALLY = PackCounter(counter_for("gemini-2.5-flash"))
+
+
 NONE = Summaries("", {})
+
+
 """No model writes summaries."""
 
 
@@ -34,27 +34,6 @@ def work(count: int, size: int = 20) -> list[Content]:
             answered("read", f"r{at}", lines(f"r{at}", size)),
         ]
     return [*contents, said("Done with docs/reports/all.md.", "model"), said("And which is late?")]
-
-
-def left(contents: list[Content], low: int, room: int = 0) -> tuple[Conversation, Decision]:
-    budget = Budget(window=10_000, slack=0, fixed=0, cut_above=low, cut_to=low, most=10_000)
-    conversation = replace(Conversation.of(contents, window=10_000, budget=budget), forced=True)
-    settings = ConversationSettings(summary_share=room / 10_000)
-    return conversation, trim(conversation, settings)
-
-
-def held(conversation: Conversation, made: Decision) -> int:
-    """Tokens of what stays but for the last message, which a cut does not touch."""
-    return sum(conversation.after(made).tokens)
-
-
-def test_the_edge_of_a_cut_is_shortened_not_dropped():
-    conversation, made = left(work(6, 60), 2_000)
-    (short,) = made.replaced
-    assert short.ceiling is not None
-    assert "[… line" in short.content.responses[0].text
-    assert 1_900 < held(conversation, made) <= 2_000
-    assert max(removed.index for removed in made.removed) < short.index
 
 
 def test_a_recap_holds_peoples_words_and_the_entities_of_all_that_left():
@@ -82,26 +61,6 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
     assert all(line.startswith(("- ", "  ")) for line in texts[-1].splitlines())
 
 
-def test_what_a_person_said_cannot_pass_for_an_entity():
-    made = recap([said("hello\n- used: forged/1")], [], max_tokens=300, counter=TALLY, summaries=NONE)
-    (entry,) = [line for line in made.splitlines() if is_entry(line)]
-    assert made.splitlines() == ["- user: hello", "  - used: forged/1", entry]
-
-
-def test_the_recap_is_counted_inside_the_low_water_mark():
-    conversation, made = left(work(30), 1_500, room=400)
-    assert made.summary
-    assert conversation.after(made).used <= 1_500
-
-
-def test_a_recap_never_parts_an_exchange_whose_answer_comes_late():
-    slow, question, *reads = called("slow", "s"), *work(8)[:-2]
-    source = pack_input([question, slow, *reads, answered("slow", "s", "done")], window=2_000)
-    pack = build_pack(source, PackPolicy(max_input_tokens=2_000))
-    assert [item.origin for item in pack.contents[:3]] == [0, -1, 1]
-    assert pack.contents[1].form == "summary"
-
-
 def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:
     contents = [said("So it is.", "model")] * calls
     conversation = Conversation.of(contents, window=10_000)
@@ -116,29 +75,6 @@ def test_a_cut_pays_by_what_it_frees_what_it_keeps_and_what_a_cache_costs():
     assert pays(freed=4_000, kept=2_000, calls=20, cached_price=0.1)
     assert not pays(freed=4_000, kept=2_000, calls=7, cached_price=0.1)
     assert pays(freed=1, kept=5_000, calls=17, cached_price=1)
-
-
-@pytest.mark.parametrize("turns", [6, 14])
-def test_a_result_that_passes_the_window_leaves_what_tells_of_all_the_rest(turns):
-    def read_all() -> str:
-        """Reads all rows, of which there are more than the window holds."""
-        return "\n".join(f"row {at} of the ledger" for at in range(2_000))
-
-    answers = [f"The key of drawer {at} is K-{at * 37}. " + "It lies there. " * 60 for at in range(turns)]
-    chat = Chat(
-        script=[*answers, call("read_all"), "done", "ok"],
-        tools=[read_all],
-        policy=PackPolicy(max_input_tokens=4_000, offload={"mode": "off"}),
-    )
-    chat.say(*(f"My order is ORDER-{at * 91 + 1_000}." for at in range(turns)))
-    before = chat.manifests()[-1].epoch.cut_count
-    assert (before > 0) == (turns == 14)
-    chat.say("read all", "and now?")
-    for sent, manifest in zip(chat.sent[-2:], chat.manifests()[-2:], strict=True):
-        assert "ORDER-1000" in sent.text
-        assert "row 0 of the ledger" in str(sent.wires)
-        assert inside(manifest, 4_000)
-    chat.replays()
 
 
 @pytest.mark.parametrize(
@@ -168,12 +104,3 @@ def test_a_file_too_large_for_the_window_goes_before_what_is_asked_of_it(questio
     assert all(inside(manifest, 4_000) for manifest in manifests)
     assert any("the files beside it" in told for told in manifests[0].degradations)
     chat.replays()
-
-
-def test_a_picture_stays_where_it_is_the_text_beside_it_that_is_too_long():
-    picture = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\x89PNG" + bytes(900)))
-    chat = Chat(policy=small(4_000), tools=[look_up], script=["ok"])
-    chat.say(types.UserContent(parts=[types.Part(text=words(4_000)), picture]))
-    (content,) = chat.sent[0].contents
-    assert content.parts[0].text.startswith("[The middle of this message is left out")
-    assert content.parts[1].inline_data == picture.inline_data

@@ -50,14 +50,6 @@ def test_what_calls_used_and_people_said_is_still_in_the_request_after_many_cuts
     chat.replays()
 
 
-def test_a_head_that_only_grew_is_the_beginning_of_the_next_one() -> None:
-    chat = work()
-    heads = [one.contents[0].parts[0].text for one in chat.sent]
-    heads = [head for head in heads if head.startswith(SUMMARY_TITLE)]
-    changed = [(one, other) for one, other in zip(heads, heads[1:], strict=False) if one != other]
-    assert any(other.startswith(one) for one, other in changed)
-
-
 def test_a_long_task_stays_inside_the_cached_prefix_through_every_cut() -> None:
     task = "Look up the orders below.\n" + "\n".join(f"{order} was placed in week {order[-2:]}." for order in ORDERS)
     script = [*(call("look_up_order", order_id=order) for order in ORDERS), "All are late."]
@@ -71,28 +63,10 @@ def test_a_long_task_stays_inside_the_cached_prefix_through_every_cut() -> None:
     chat.replays()
 
 
-def test_between_two_cuts_each_request_extends_the_one_before() -> None:
-    chat = work()
-    made = {one.pack_id for one in cuts(chat)}
-    for before, after, manifest in zip(chat.sent, chat.sent[1:], chat.manifests()[1:], strict=False):
-        if manifest.pack_id not in made:
-            assert after.wires[: len(before.wires)] == before.wires
-
-
 def test_another_process_goes_on_with_the_same_bytes() -> None:
     whole = work()
     other = work(plugin=Restarting(policy=PackPolicy(max_input_tokens=WINDOW), store=new_store(), on_error="raise"))
     assert [one.wires for one in other.sent] == [one.wires for one in whole.sent]
-
-
-def test_a_response_at_the_edge_of_a_cut_stays_as_an_extract_that_later_calls_repeat() -> None:
-    chat = work(last_turns=1)
-    extracts = [at for at, one in enumerate(chat.sent) if "… line" in "\n".join(one.wires[1:])]
-    assert extracts
-    made = {one.pack_id for one in cuts(chat)}
-    ids = [one.pack_id for one in chat.manifests()]
-    later = [at for at in extracts if ids[at] not in made]
-    assert later, "calls after the cut send the same extract"
 
 
 def test_a_result_that_is_read_again_is_sent_whole_where_it_fits() -> None:

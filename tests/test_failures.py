@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
-from google.adk.plugins.base_plugin import BasePlugin
-from google.genai import types
-from plans import PLAN, loop, messages, planned, small, turns
-from scripted import Chat, Failure, call, faults, look_up, new_store
+from plans import loop, messages, planned, small, turns
+from scripted import Chat, Failure, call, faults, look_up
 
 from aether_context import PackStore
-from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.adk import ContextPackPlugin
 from aether_context.errors import StoreError
 
 
@@ -43,34 +41,6 @@ def test_a_store_that_fails_never_reaches_the_run(error: Exception, on_error: st
     assert len(chat.sent) == 2
     assert all("CONTEXT PACK" in one.text for one in chat.sent)
     assert time.monotonic() - began < 60
-
-
-def test_a_store_that_is_down_for_long_does_not_hold_every_run_up() -> None:
-    plugin = ContextPackPlugin(store=Broken(StoreError("down")))
-    chat = Chat(plugin=plugin)
-    began = time.monotonic()
-    chat.say("one", "two")
-    assert time.monotonic() - began < 60
-
-
-def test_packs_that_waited_are_written_when_the_store_is_back() -> None:
-    class Down(PackStore):
-        broken = True
-
-        def write(self, recording: Any, outcome: Any = None) -> Any:
-            if self.broken:
-                raise StoreError("down")
-            return super().write(recording, outcome)
-
-    store = Down(new_store().url)
-    plugin = ContextPackPlugin(store=store, on_error="raise")
-    chat = Chat(plugin=plugin)
-    chat.say("one")
-    assert list(store.manifests()) == []
-    store.broken = False
-    chat.say("two")
-    assert len(list(store.manifests())) == 2
-    assert [bool(store.outcome(manifest)) for manifest in store.manifests()] == [True, True]
 
 
 class Hostile(dict[str, Any]):
@@ -119,65 +89,6 @@ def test_after_a_failure_the_request_still_fits_the_window_and_has_a_manifest() 
     assert "unreadable" in messages(chat.manifests()[-1].degradations) or "Failure" in messages(
         chat.manifests()[-1].degradations
     )
-
-
-def test_the_next_call_after_a_failure_is_packed_again() -> None:
-    failing = [True]
-
-    def alter(context: CallbackContext, request: LlmRequest) -> None:
-        if failing:
-            failing.pop()
-            unreadable(context, request)
-        else:
-            context.session.state["plan"] = PLAN
-
-    chat = Chat(alter=alter, on_error="passthrough", script=[*loop(2), "done"], tools=[look_up])
-    chat.say("go")
-    assert "CONTEXT PACK" not in chat.sent[0].text
-    assert "CONTEXT PACK" in chat.sent[1].text
-    assert "CONTEXT PACK" in chat.sent[2].text
-
-
-def test_a_request_without_config_passes() -> None:
-    def alter(_: CallbackContext, request: LlmRequest) -> None:
-        request.config = None  # type: ignore[assignment]
-
-    class Restore(BasePlugin):
-        async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> None:
-            if llm_request.config is None:
-                llm_request.config = types.GenerateContentConfig()
-
-    plugin = ContextPackPlugin(store=new_store(), on_error="raise")
-    chat = Chat(plugin=plugin, state=planned(), alter=alter, script=["a"])
-    chat.runner.plugin_manager.plugins.insert(2, Restore(name="restore"))
-    chat.say("go")
-    assert "CONTEXT PACK" in chat.sent[0].text
-
-
-def test_a_failing_model_leaves_its_packs_in_the_store() -> None:
-    chat = Chat(script=[call("look_up", key="a"), Failure("overloaded"), "recovered"], tools=[look_up], state=planned())
-    with pytest.raises(Failure):
-        chat.say("go")
-    assert len(chat.manifests()) == 2
-    chat.say("try again")
-    assert len(chat.manifests()) == 3
-    chat.replays()
-
-
-def test_a_failing_model_leaves_its_packs_in_the_store_with_agent_callbacks() -> None:
-    store = new_store()
-    chat = Chat(
-        script=[Failure("overloaded")],
-        store=store,
-        settings=dict(context_pack_callbacks(store=store, on_error="raise")),
-        use_plugin=False,
-    )
-    with pytest.raises(Failure):
-        chat.say("go")
-    deadline = time.monotonic() + 60
-    while not list(store.manifests()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(list(store.manifests())) == 1
 
 
 def test_state_that_a_failed_call_lost_does_not_break_the_next_one() -> None:

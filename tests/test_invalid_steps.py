@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from plans import NO_ACCEPTANCE, PLAN, messages, planned, small, words
+from plans import NO_ACCEPTANCE, PLAN, planned, small, words
 from scripted import Chat, set_state
 
 from aether_context import PackPolicy
@@ -75,37 +75,4 @@ def test_a_step_too_large_is_made_to_fit_by_default() -> None:
     manifest = chat.manifests()[0]
     assert manifest.request_tokens <= 1_000
     assert "The middle of this message is left out" in chat.sent[0].human()
-    chat.replays()
-
-
-def test_what_is_left_of_a_message_names_what_is_missing() -> None:
-    lines = [f"line {at} speaks of {words(12)}" for at in range(200)]
-    lines[100] = "the middle one is about order ZFA04Y, src/theme/dark.json and nothing else"
-    chat = Chat(policy=small(1_000))
-    chat.say("\n".join(lines))
-    request = chat.sent[0].human()
-    assert request.startswith("[The middle of this message is left out")
-    assert "ZFA04Y" in request
-    assert "src/theme/dark.json" in request
-    assert chat.manifests()[0].request_tokens <= 1_000
-    chat.replays()
-
-
-def test_an_oversized_step_of_the_plan_still_leaves_inside_the_window() -> None:
-    plan = {**PLAN, "acceptance": [words(2_000)], "step": {"id": "3", "text": "x"}}
-    chat = Chat(state=planned(plan), policy=small(1_000))
-    chat.say("go")
-    manifest = chat.manifests()[0]
-    assert "step_too_large" in messages(manifest.degradations)
-    assert manifest.request_tokens <= 1_000
-
-
-def test_an_oversized_goal_is_tightened_and_the_acceptance_list_stays() -> None:
-    chat = Chat(state=planned({**PLAN, "goal": words(2_000)}), policy=small(1_000))
-    chat.say("go")
-    manifest = chat.manifests()[0]
-    assert manifest.request_tokens <= 1_000
-    assert [(event.layer, event.stage) for event in manifest.truncation_events] == [("task", "compress")]
-    assert "The rate is named" in chat.sent[0].human()
-    assert "Its source is cited" in chat.sent[0].human()
     chat.replays()

@@ -51,19 +51,10 @@ def test_the_latest_stay_where_room_is_short_in_their_order() -> None:
     assert sum(COUNTER.count(line) + 1 for line in found) <= 60
 
 
-def test_what_was_looked_up_twice_stands_once() -> None:
-    assert lines([*looked_up(), *looked_up()]) == lines(looked_up())
-
-
 def test_results_belong_to_their_own_calls() -> None:
     contents = [called("find", "1", id="a"), called("find", "2", id="b")]
     contents += [answered("find", "2", "second"), answered("find", "1", "first"), *looked_up()]
     assert lines(contents)[:2] == ["- found by find b: second", "- found by find a: first"]
-
-
-def test_values_that_are_no_texts_stand_as_their_json() -> None:
-    contents = [one for at in range(4) for one in asked("sum", str(at * 3), of=at)]
-    assert lines(contents)[1] == '- found by sum {"of":1}: 3'
 
 
 def test_an_earlier_recap_goes_on_and_says_nothing_twice() -> None:
@@ -75,22 +66,6 @@ def test_an_earlier_recap_goes_on_and_says_nothing_twice() -> None:
     tight = recap(looked_up(), [], max_tokens=400, counter=COUNTER, earlier=second)
     assert any(map(is_lookup, tight.splitlines()))
     assert COUNTER.count(tight) <= 400
-
-
-def test_what_a_line_named_stays_in_the_table_where_the_line_goes() -> None:
-    first = recap(looked_up(), [], max_tokens=900, counter=COUNTER)
-    tight = recap([said("go on")], [], max_tokens=150, counter=COUNTER, earlier=first)
-    assert "pers-0000" in first.partition("- used:")[0]
-    assert "found by find pers-0000" not in tight
-    assert "pers-0000" in tight
-
-
-def test_what_a_recap_says_already_is_not_added_to_it() -> None:
-    first = recap(looked_up(), [], max_tokens=900, counter=COUNTER)
-    second = recap(looked_up(), [], max_tokens=900, counter=COUNTER, earlier=first)
-    held = [line for line in second.splitlines() if is_lookup(line)]
-    assert second.startswith(first)
-    assert len(held) == len(set(held)) == len(NAMES)
 
 
 def find(key: str) -> dict[str, str]:

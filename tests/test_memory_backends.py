@@ -9,8 +9,7 @@ import asyncio
 import random
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 
 from aether_context.adk import HybridMemoryService
-from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Memory
-from aether_context.memory.library import without
 
 WORKER = Path(__file__).parent / "memory_worker.py"
 WHO = {"app_name": "app", "user_id": "ann"}
@@ -85,10 +82,6 @@ async def found(service: HybridMemoryService, query: str, **who: str) -> list[st
     return [one.content.parts[0].text for one in response.memories]
 
 
-def said(numbers: Sequence[int], user: str = "ann") -> list[Memory]:
-    return [Memory(name=f"m{at}", text=f"The code of {user} is number{at}.") for at in numbers]
-
-
 def names(memories: Memories, query: str = "code", user: str = "ann", limit: int = 20_000) -> list[str]:
     return sorted(one.memory.name for one in memories.search("app", user, query, limit))
 
@@ -139,22 +132,6 @@ def test_deltas_grow_a_session_and_writing_twice_changes_nothing(opened: Open) -
     asyncio.run(run())
 
 
-def test_explicit_memories_are_known_by_id_or_by_content(opened: Open) -> None:
-    async def run() -> None:
-        service = opened()
-        likes = entry("Ann likes tea.", author="Ben", timestamp="2024-05-01", custom_metadata={"source": "form"})
-        await service.add_memory(**WHO, memories=[likes, likes], custom_metadata={"batch": 7})
-        (one,) = (await service.search_memory(**WHO, query="tea")).memories
-        assert (one.author, one.timestamp) == ("Ben", "2024-05-01")
-        assert {**one.custom_metadata, "aether_score": None} == {"source": "form", "batch": 7, "aether_score": None}
-        await service.add_memory(**WHO, memories=[entry("Ann likes coffee.", id=one.id)])
-        assert await found(service, "likes") == ["Ann likes coffee."]
-        with pytest.raises(SearchIndexError, match="'m9' has no text"):
-            await service.add_memory(**WHO, memories=[MemoryEntry(id="m9", content=types.Content(parts=[]))])
-
-    asyncio.run(run())
-
-
 def test_preferences_are_read_without_a_search(memories: Memories) -> None:
     wishes = [
         Memory(name=f"w{at}", text=f"Wish number {at}.", metadata={"kind": "preference"} if at % 2 else {"kind": "a"})
@@ -164,15 +141,6 @@ def test_preferences_are_read_without_a_search(memories: Memories) -> None:
     memories.delete("app", "ann", name="w49")
     assert [one.name for one in memories.preferences("app", "ann")] == [f"w{at}" for at in range(47, 8, -2)]
     assert memories.preferences("app", "ben") == []
-
-
-def test_a_failed_write_leaves_nothing(memories: Memories) -> None:
-    memories.add("app", "ann", said(range(2)))
-    with pytest.raises(TypeError):
-        memories.add(
-            "app", "ann", [Memory(name="new", text="code"), Memory(name="bad", text="code", metadata={"x": {1}})]
-        )
-    assert names(memories) == ["m0", "m1"]
 
 
 def test_what_was_added_comes_back_whole_and_in_order(memories: Memories) -> None:
@@ -190,24 +158,7 @@ def test_what_was_added_comes_back_whole_and_in_order(memories: Memories) -> Non
     assert list(memories.all("app", "ben")) == []
 
 
-def test_odd_texts_are_kept_and_found(memories: Memories) -> None:
-    memories.add("a\0pp", "an\ud800n", [Memory(name="n\0\ud800", text="a \0 lone \ud800 surrogate", session="s\0")])
-    assert [one.memory.text for one in memories.search("a\0pp", "an\ud800n", "lone")] == ["a \0 lone \ufffd surrogate"]
-    assert memories.users() == [("a\0pp", "an\ufffdn", 1)]
-
-
 # searching
-
-
-def test_dialogue_is_found_by_the_turn_before(opened: Open) -> None:
-    async def run() -> None:
-        service = opened()
-        filler = [event(f"f{at}", f"Filler sentence about weather {at}.") for at in range(20)]
-        asked = [event("q", "Where do you hide the spare key?"), event("a", "Under the third flowerpot.", "Ben")]
-        await service.add_session_to_memory(session(*filler[:10], *asked, *filler[10:]))
-        assert "Under the third flowerpot." in (await found(service, "hide spare key"))[:3]
-
-    asyncio.run(run())
 
 
 TALK = [
@@ -238,25 +189,6 @@ def test_a_file_finds_what_a_process_does(tmp_path: Path, embedder: str) -> None
         asyncio.run(service.close())
 
 
-def test_what_is_masked_is_neither_searched_nor_embedded(opened: Open) -> None:
-    memories = opened(redact=["email"]).memories
-    memories.add("app", "ann", [Memory(name="m", text="Write to ann@example.com.")])
-    assert memories.search("app", "ann", "example")[0].scores["lexical"] == 0
-    assert memories.search("app", "ann", "write")[0].memory.text == "Write to [email]."
-
-
-def test_ten_thousand_memories_are_written_found_and_read_again(opened: Open) -> None:
-    memories = opened().memories
-    assert memories.add("app", "ann", said(range(10_000))) == 10_000
-    assert memories.add("app", "ann", said(range(10_000))) == 0
-    assert memories.search("app", "ann", "number7341", 1)[0].memory.name == "m7341"
-    memories.delete("app", "ann", name="m7341")
-    again = opened().memories
-    assert again.search("app", "ann", "number7340", 1)[0].memory.name == "m7340"
-    assert all(one.memory.name != "m7341" for one in again.search("app", "ann", "number7341", 50))
-    assert again.users() == [("app", "ann", 9_999)]
-
-
 # deleting
 
 
@@ -283,71 +215,6 @@ def test_what_is_deleted_is_gone_everywhere_and_stays_so(opened: Open) -> None:
 
 
 # many at once
-
-
-def test_threads_of_many_users_never_mix(memories: Memories) -> None:
-    wrong = []
-
-    def work(user: str) -> None:
-        for at in range(25):
-            memories.add("app", user, [Memory(name=f"m{at}", text=f"The code of {user} is number{at}.")])
-            got = memories.search("app", user, "code", 100)
-            if len(got) != at + 1 or any(user not in one.memory.text for one in got):
-                wrong.append((user, at))
-
-    in_threads([lambda user=f"user{at}": work(user) for at in range(6)])
-    assert wrong == []
-
-
-def test_threads_that_write_for_one_user_lose_nothing(memories: Memories) -> None:
-    def work(first: int) -> None:
-        for at in range(first, first + 20):
-            assert memories.add("app", "ann", [Memory(name=f"m{at}", text=f"The code is number{at}.")]) == 1
-            memories.add("app", "ann", [Memory(name="all", text=f"The code of all is {at}.")])
-
-    in_threads([lambda first=at: work(20 * first) for at in range(5)])
-    assert names(memories) == sorted(["all", *(f"m{at}" for at in range(100))])
-    assert memories.users() == [("app", "ann", 101)]
-
-
-def test_a_search_meets_what_is_changed_and_deleted_meanwhile(opened: Open) -> None:
-    writing, reading = opened().memories, opened().memories
-    done = threading.Event()
-
-    def write() -> None:
-        try:
-            for at in range(60):
-                writing.add("app", "ann", [Memory(name=f"m{n}", text=f"The code {n} is {at}.") for n in range(20)])
-                writing.delete("app", "ann", name=f"m{at % 20}")
-                writing.add("app", "ann", [Memory(name=f"m{at % 20}", text="A code.")], revive=True)
-        finally:
-            done.set()
-
-    def read() -> None:
-        while not done.is_set():
-            assert len(reading.search("app", "ann", "code", 50)) in (0, 19, 20)
-
-    in_threads([write, read])
-    assert len(names(reading)) == 20
-
-
-def in_threads(tasks: Sequence[Callable[[], None]]) -> None:
-    """Runs all, and raises what one of them raised."""
-    failed: list[BaseException] = []
-
-    def guarded(task: Callable[[], None]) -> None:
-        try:
-            task()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(task,)) for task in tasks]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    if failed:
-        raise failed[0]
 
 
 def test_several_processes_write_and_read_one_place(shared: str) -> None:
@@ -461,20 +328,3 @@ def test_memories_move_from_anywhere_to_anywhere(memories: Memories) -> None:
         assert [memory.name for memory in memories.all("app", "ann")] == ["a"]
         assert moved(revive=True) == 1
         assert [memory.name for memory in memories.all("app", "ann")] == ["a", "b"]
-
-
-# URIs of databases
-
-
-@pytest.mark.parametrize(
-    ("uri", "rest"),
-    [
-        ("postgresql:///shop?host=/run/pg&limit=3", "postgresql:///shop?host=/run/pg"),
-        ("postgresql://ann:p?w@d/x@db:5/shop", "postgresql://ann:p?w@d/x@db:5/shop"),
-        ("postgres://db/shop?options=-c%20a%3D1+2", "postgres://db/shop?options=-c%20a%3D1+2"),
-        ("hybrid+postgresql://ann:pw@db/shop?limit=3", "hybrid+postgresql://ann:pw@db/shop"),
-        ("hybrid:///a@b/m.sqlite", "hybrid:///a@b/m.sqlite"),
-    ],
-)
-def test_a_uri_is_passed_on_as_it_stands_without_options_of_ours(uri: str, rest: str) -> None:
-    assert without(uri, ["limit"]) == (rest, {"limit": "3"} if "limit" in uri else {})

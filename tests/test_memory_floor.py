@@ -47,15 +47,6 @@ def test_what_the_app_put_there_enters_whatever_is_asked(policy: str, key: str, 
     chat.replays()
 
 
-def test_more_of_the_apps_own_than_memories_that_others_make_room_for_enters() -> None:
-    own = [f"{OWN[at % 7]} number {at}" for at in range(200)]
-    chat = Chat(state={"knowledge": {"notes": own[:100], "entities": own[100:]}}, memory=Memories(*harbour(30)))
-    chat.say("What is 2 + 2?")
-    assert all(f"- {text}" in memory_section(chat) for text in own)
-    assert None in reasons(chat, chat.manifests()[-1]).values()
-    chat.replays()
-
-
 def test_notes_that_an_agent_wrote_enter_a_later_request_about_something_else() -> None:
     chat = Chat(
         script=[
@@ -73,26 +64,6 @@ def test_notes_that_an_agent_wrote_enter_a_later_request_about_something_else() 
     assert "- Bo: approves refunds" in text
 
 
-def test_what_has_expired_or_belongs_to_a_step_that_is_done_stays_out() -> None:
-    steps = [{"id": "1", "text": "Look", "status": "done"}, {"id": "2", "text": "Add", "acceptance": ["A sum"]}]
-    notes = [
-        {"text": "stale kiwi note", "time": 0.0, "ttl_seconds": 60},
-        {"text": "papaya note of a step before", "step_id": "1"},
-        {"text": "mango note of now", "step_id": "2"},
-    ]
-    chat = Chat(state={"plan": {"task_id": "42", "steps": steps}, "knowledge": {"notes": notes}})
-    chat.say("What is 2 + 2?")
-    assert memory_section(chat) == "- mango note of now"
-
-
-def test_a_memory_that_a_search_found_enters_where_there_is_room() -> None:
-    chat = Chat(memory=Memories(remembered("Ann prefers concise output", author=None), *harbour(3)))
-    chat.say("Which harbour fee is due in Kiel?")
-    assert memory_section(chat).count(" (2025-03-09)\n") == 3, "each line carries its date"
-    assert "\n- Ann prefers concise output" in memory_section(chat)
-    chat.replays()
-
-
 def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_does_not() -> None:
     chat = Chat(
         state={"knowledge": {"notes": OWN[:2]}},
@@ -107,48 +78,6 @@ def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_d
     assert "Harbour fee fact" in text
     assert all(f"- {one}" in text for one in OWN[:2])
     chat.replays()
-
-
-def test_what_was_found_goes_before_what_the_app_put_there() -> None:
-    chat = Chat(
-        state={"knowledge": {"notes": OWN}},
-        memory=Memories(*harbour(12)),
-        policy=PackPolicy(max_input_tokens=820, compress={"enabled": False}),
-    )
-    chat.say("Which harbour fee is due in Kiel?")
-    assert "over_allocation" in reasons(chat, chat.manifests()[-1]).values()
-    assert all(f"- {one}" in memory_section(chat) for one in OWN)
-
-
-def test_further_memories_than_have_a_place_of_their_own_must_answer() -> None:
-    noise = [remembered(f"{OWN[at % 7]} {at} {OWN[at % 5]}", author=None) for at in range(60)]
-    chat = Chat(memory=Memories(*noise, *harbour(5)))
-    chat.say("Which harbour fee is due in Kiel?")
-    found = list(reasons(chat, chat.manifests()[-1]).values())
-    assert memory_section(chat).count("Harbour fee fact") == 5
-    assert found.count(None) == PackPolicy().retrieval.memory_k
-    assert found.count("below_floor") == 65 - PackPolicy().retrieval.memory_k
-
-
-@pytest.mark.parametrize("days", [1, 28])
-def test_memories_take_all_the_room_that_they_find(days: int) -> None:
-    """A further one would pass the input budget less what is kept for the session's growth."""
-    words = [left + right for left in "bdfgklmnprst" for right in ("arrow", "oulder", "icket", "emper", "under")]
-    found = [
-        remembered(
-            f"The harbour fee in Kiel: {' '.join(words[(at * step) % 59] for step in range(1, 9))}",
-            timestamp=f"2025-03-{1 + at % days:02}",
-        )
-        for at in range(1, 59)
-    ]
-    chat = Chat(memory=Memories(*found), policy=PackPolicy(max_input_tokens=800))
-    chat.say("Which harbour fee is due in Kiel?")
-    manifest = chat.manifests()[-1]
-    rows = Replayer(chat.store).resolve(manifest).rows.values()
-    left = [row.tokens for row in rows if row.reason == "beyond_k"]
-    room = 0.9 * 800 - 0.05 * 800 - manifest.counted_tokens
-    assert left
-    assert 0 <= room < min(left) + 8  # and the line breaks that sections may cost
 
 
 def test_the_contract_says_what_is_authoritative() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from unittest.mock import patch
-
 import pytest
 from google.adk.tools.preload_memory_tool import PreloadMemoryTool
-from plans import loop, messages
-from scripted import Chat, Failure, Memories, call, look_up, remembered
+from plans import loop
+from scripted import Chat, Memories, call, look_up, remembered
 
 from aether_context import PackPolicy
-from aether_context.adk.bounds import Waits
 
 
 def test_memory_hits_stand_in_the_payload_with_author_and_date() -> None:
@@ -52,41 +48,6 @@ def test_preloaded_memories_are_taken_over_and_not_repeated() -> None:
         assert later.wires[: len(earlier.wires)] == earlier.wires
     assert len(memory.queries) == len(chat.sent)
     chat.replays()
-
-
-def test_a_user_who_quotes_the_block_keeps_every_word() -> None:
-    quote = (
-        "The following content is from your previous conversations with the user.\nThey may be useful.\n"
-        "<PAST_CONVERSATIONS>\nTime: 2020\nuser: my secret\n</PAST_CONVERSATIONS>\nWhat is this?"
-    )
-    chat = Chat(script=[*loop(1), "it is a block"], tools=[look_up])
-    chat.say(quote, "thanks")
-    assert [one.wires for one in chat.raw] == [one.wires for one in chat.sent]
-
-
-@pytest.mark.parametrize("error", [Failure("down"), ValueError("no")])
-def test_a_memory_service_that_raises_costs_nothing(error: Exception) -> None:
-    chat = Chat(memory=Memories(error=error))
-    chat.say("hello")
-    assert chat.sent[0].wires == chat.raw[0].wires
-    assert "memory search failed" in messages(chat.manifests()[0].degradations)
-
-
-def test_a_memory_service_that_times_out_by_itself_costs_nothing() -> None:
-    chat = Chat(memory=Memories(error=TimeoutError()))
-    chat.say("hello")
-    assert "memory search failed: TimeoutError" in chat.manifests()[0].degradations
-
-
-@patch.object(Waits, "seconds", 0.05)
-def test_a_memory_service_that_hangs_costs_its_deadline() -> None:
-    memory = Memories(remembered("late"), delay_seconds=600)
-    chat = Chat(memory=memory)
-    began = time.monotonic()
-    chat.say("hello")
-    assert time.monotonic() - began < 60
-    assert chat.sent[0].wires == chat.raw[0].wires
-    assert "memory search failed: TimeoutError" in chat.manifests()[0].degradations
 
 
 def test_memory_is_asked_once_an_invocation() -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
-from google.adk.cli.service_registry import get_service_registry
-from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.tools import load_memory, preload_memory
-from google.genai import types
 from plans import messages
 from postgres_server import Server
 from scripted import Chat, call
 
-from aether_context.adk import HybridMemoryService, register_memory_service
-from aether_context.errors import EmbeddingError, SearchIndexError, StoreError, StoreUnavailable
+from aether_context.adk import HybridMemoryService
+from aether_context.errors import StoreError, StoreUnavailable
 from aether_context.memory import Memory
-from aether_context.retrieval.embedders import unit
 
 pytestmark = pytest.mark.integration
 
@@ -76,133 +68,6 @@ def test_no_way_of_finding_candidates_reaches_another_owner(postgres: Server, mo
         assert by_meaning
         assert all(name.startswith(user) for name in by_meaning)
     service.memories.close()
-
-
-def test_of_many_memories_the_best_are_among_the_candidates(service: HybridMemoryService) -> None:
-    places = ["harbour", "library", "orchard", "station", "theatre", "museum", "bakery"]
-    said = [f"Note {at}: {places[at % 7]} and {places[at % 5]} at {100 + at}." for at in range(3_000)]
-    in_process = HybridMemoryService()
-    for one in (service, in_process):
-        one.memories.add("shop", "ann", [Memory(name=f"m{at}", text=text) for at, text in enumerate(said)])
-    for query in ("the orchard at 1507", "what of 2222?", "note 17, museum"):
-        here, there = (one.memories.search("shop", "ann", query, 5) for one in (in_process, service))
-        assert there[0].memory == here[0].memory
-
-
-# the tables
-
-
-def test_services_that_start_at_once_make_the_tables_once(postgres: Server) -> None:
-    uri = postgres.uri("at_once")
-    services: list[HybridMemoryService] = []
-    threads = [threading.Thread(target=lambda: services.append(HybridMemoryService(uri))) for _ in range(6)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert [one.memories.add("shop", "ann", [KEY]) for one in services] == [1, 0, 0, 0, 0, 0]
-    for one in services:
-        one.memories.close()
-
-
-def test_tables_that_cannot_be_made_leave_nothing(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aether_context.memory import postgres as backend
-
-    uri = postgres.uri("failed")
-    with monkeypatch.context() as patch:
-        patch.setattr(backend, "_TABLES", "CREATE TABLE half (x int); SELECT nonsense")
-        with pytest.raises(StoreError, match="nonsense"):
-            HybridMemoryService(uri)
-    assert postgres.execute("SELECT count(*) FROM pg_tables WHERE tablename = 'half'") == [(0,)]
-    HybridMemoryService(uri).memories.close()
-
-
-def test_missing_rights_say_what_an_administrator_runs(postgres: Server) -> None:
-    postgres.execute("REVOKE CREATE ON DATABASE postgres FROM shop")
-    try:
-        with pytest.raises(StoreError, match='CREATE SCHEMA "closed" AUTHORIZATION'):
-            HybridMemoryService(postgres.uri("closed"))
-        postgres.execute("CREATE SCHEMA closed AUTHORIZATION shop")
-        HybridMemoryService(postgres.uri("closed")).memories.close()
-    finally:
-        postgres.execute("GRANT CREATE ON DATABASE postgres TO shop")
-
-
-def test_another_embedder_makes_its_vectors_anew(postgres: Server) -> None:
-    uri, found = postgres.uri("embedded"), []
-    for embedder in ("none", "static", "none", "static"):
-        service = HybridMemoryService(uri, embedder=embedder)
-        service.memories.add("shop", "ann", [KEY])
-        (hit,) = service.memories.search("shop", "ann", ASK)
-        found.append(bool(hit.scores["cosine"]))
-        service.memories.close()
-    assert found == [False, True, False, True]
-
-
-class Away:
-    """An embedding service that may be away."""
-
-    name = "away"
-    fails = False
-
-    def embed(self, texts: Any, *, purpose: str = "entry") -> Any:
-        if self.fails:
-            raise EmbeddingError(self.name, "no answer")
-        return unit(np.array([[text.count(one) for one in "abcdefgh"] for text in texts], dtype=np.float64))
-
-
-def test_what_a_service_could_not_embed_is_found_by_words_and_embedded_later(postgres: Server) -> None:
-    embedder = Away()
-    service = HybridMemoryService(postgres.uri(), embedder=embedder)
-
-    def cosines() -> dict[str, bool]:
-        found = service.memories.search("shop", "ann", "a badge of code", 10)
-        return {one.memory.name: bool(one.scores["cosine"]) for one in found}
-
-    embedder.fails = True
-    service.memories.add("shop", "ann", [Memory(name="m1", text="The code is abc.")])
-    assert cosines() == {"m1": False}
-    embedder.fails = False
-    assert cosines() == {"m1": True}
-    service.memories.add("shop", "ann", [Memory(name="m2", text="A code is badge.")])
-    assert cosines() == {"m1": True, "m2": True}
-    service.memories.close()
-
-
-# URIs
-
-
-def test_uris_are_understood_and_wrong_ones_say_so_without_a_password(
-    postgres: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    register_memory_service()
-    create = get_service_registry().create_memory_service
-    service = create(f"hybrid+{postgres.uri('by_uri')}&limit=3&embedder=none", agents_dir="/nowhere")
-    assert isinstance(service, HybridMemoryService)
-    service.memories.add("shop", "ann", [Memory(name=f"m{at}", text=f"door {at}") for at in range(9)])
-    found = asyncio.run(service.search_memory(app_name="shop", user_id="ann", query="door"))
-    assert (len(found.memories), service.memories.embedder) == (3, "none")
-    assert postgres.execute("SELECT count(*) FROM by_uri.memories") == [(9,)]
-    service.memories.close()
-
-    wrong = {
-        "postgresql://ann:secret@localhost/x?limits=3": "options are schema and libpq's",
-        "postgresql://ann:secret@localhost/x?limit=many": "limit='many'",
-        "postgresql://ann:secret@local host:port/x?sslmode=require": "cannot be read",
-        "hybrid+redis://ann:secret@localhost": r"hybrid\+redis:// is unknown",
-        "redis://ann:secret@localhost": "redis:// is unknown",
-    }
-    for uri, text in wrong.items():
-        with pytest.raises((SearchIndexError, StoreError), match=text) as raised:
-            HybridMemoryService(uri)
-        assert "secret" not in str(raised.value)
-    with caplog.at_level(logging.DEBUG):
-        away = HybridMemoryService("postgresql://ann:secret@localhost:1/x")
-        with pytest.raises(StoreUnavailable, match="postgresql://localhost:1/x were away") as refused:
-            away.memories.search("shop", "ann", "x")
-    assert "no connection to postgresql://localhost:1/x within 2 s" in caplog.text
-    for text in (caplog.text, str(refused.value), repr(away), repr(vars(away.memories)), repr(away.memories.database)):
-        assert "secret" not in text
 
 
 # servers that are away
@@ -272,22 +137,6 @@ def until_found(service: HybridMemoryService) -> None:
     pytest.fail("the server did not come back")
 
 
-def test_a_service_that_starts_before_its_server_finds_it_later(postgres: Server, impatient: None) -> None:
-    uri = postgres.uri()
-    first = HybridMemoryService(uri)
-    first.memories.add("shop", "ann", [KEY])
-    postgres.kill()
-    early = HybridMemoryService(uri)
-    with pytest.raises(StoreUnavailable):
-        early.memories.users()
-    postgres.start()
-    until_found(early)
-    until_found(first)
-    assert names(early) == names(first) == ["key"]
-    for one in (early, first):
-        one.memories.close()
-
-
 def test_a_server_process_that_hangs_costs_a_deadline_and_its_connection(postgres: Server, impatient: None) -> None:
     service = HybridMemoryService(postgres.uri())
     service.memories.add("shop", "ann", [KEY])
@@ -302,32 +151,6 @@ def test_a_server_process_that_hangs_costs_a_deadline_and_its_connection(postgre
         os.kill(process, signal.SIGCONT)
     assert names(service) == ["key"]
     service.memories.close()
-
-
-def test_busy_connections_are_no_reason_to_pause(
-    service: HybridMemoryService, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from aether_context.memory import postgres as backend
-
-    monkeypatch.setattr(backend, "_PAUSE_SECONDS", 1_000)
-    service.memories.add("shop", "ann", [KEY])
-    pool = service.memories.database._pool()
-    taken = [pool.getconn() for _ in range(8)]
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match=r"no connection to postgresql://.* within"):
-            service.memories.search("shop", "ann", ASK)
-    for connection in taken:
-        pool.putconn(connection)
-    assert names(service) == ["key"]
-
-
-def test_a_connection_that_the_server_closed_is_not_noticed(postgres: Server, service: HybridMemoryService) -> None:
-    service.memories.add("shop", "ann", [KEY])
-    close = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop'"
-    assert postgres.execute(close)
-    assert names(service) == ["key"]
-    assert postgres.execute(close)
-    assert service.memories.add("shop", "ann", [Memory(name="m", text="A code.")]) == 1
 
 
 def test_a_forked_process_has_connections_of_its_own(service: HybridMemoryService) -> None:
@@ -347,12 +170,3 @@ def test_a_forked_process_has_connections_of_its_own(service: HybridMemoryServic
     process.join()
     assert process.exitcode == 0
     assert names(service) == ["child", "key"]
-
-
-def test_an_entry_that_is_not_written_raises_out_of_the_service(postgres: Server, impatient: None) -> None:
-    service = HybridMemoryService("postgresql://shop@localhost:1/x")
-    told = types.Content(role="user", parts=[types.Part(text="My key.")])
-    with pytest.raises(StoreUnavailable):
-        asyncio.run(service.add_memory(app_name="shop", user_id="ann", memories=[MemoryEntry(content=told)]))
-    found = asyncio.run(service.search_memory(app_name="shop", user_id="ann", query="key"))
-    assert found.memories == []

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.adk.tools.agent_tool import AgentTool
-from google.adk.tools.base_tool import BaseTool
 from google.genai import types
-from scripted import Chat, Scripted, call, faults, new_store
+from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.errors import PolicyError
 from aether_context.evidence import offload
-from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for
 
 ROWS = [
@@ -76,18 +71,6 @@ def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     assert talk.sent[-1].declared[-2:] == ("read_artifact", "search_artifact")
 
 
-def test_packs_with_extracts_replay_byte_for_byte_and_only_grow():
-    calls = [call("read_log", name=f"n{at}") for at in range(4)]
-    talk = chat([*calls, "done", call("read_log", name="n0"), "done"])
-    talk.say("go", "again")
-    replayer = Replayer(talk.store)
-    for manifest in talk.store.manifests():
-        assert replayer.replay(manifest).matches
-    for before, after in zip(talk.sent, talk.sent[1:], strict=False):
-        assert after.wires[1 : len(before.wires)] == before.wires[1:]
-    assert all(faults(one.contents) == [] for one in talk.sent)
-
-
 def test_the_model_reads_lines_and_finds_words():
     talk = chat([call("read_log", name="a"), "seen"])
     talk.say("go")
@@ -106,6 +89,15 @@ def test_the_model_reads_lines_and_finds_words():
     assert last["text"] == "end of a"
 
 
+BAD = [
+    "artifact://evidence/0123456789abcdef.txt", "artifact://evidence/../../../etc/passwd",
+    "artifact://../shop/bob/s1/evidence.txt", "artifact://%2e%2e%2fx", "artifact:///etc/passwd", "/etc/passwd",
+    "file:///etc/passwd", "artifact://user:secret.txt",
+    "artifact://apps/shop/users/bob/sessions/s1/artifacts/x/versions/0", "artifact://messages/../evidence/x.json",
+    "artifact://a\0b", "x" * 100_000, "",
+]  # fmt: skip
+
+
 def test_what_readers_answer_is_bounded_and_never_offloaded():
     talk = chat([call("read_log", name="a"), "seen"], policy=policy(extract_tokens=160))
     talk.say("go")
@@ -116,37 +108,6 @@ def test_what_readers_answer_is_bounded_and_never_offloaded():
     assert "start_line=" in answer["note"]
     assert 2_000 < len(answer["text"]) < 12_000
     assert len([one for one in talk.store.evidence("shop", "ann", "s1") if one.source == "read_artifact"]) == 0
-
-
-def test_many_readers_at_once_stay_within_the_window():
-    talk = chat([call("read_log", name="a"), "seen"], policy=PackPolicy(max_input_tokens=4_000))
-    talk.say("go")
-    uri = uri_of(talk)
-    talk.llm.script += [
-        [call("read_artifact", uri=uri, start_line=at * 200 + 1, max_lines=200) for at in range(8)],
-        "done",
-    ]
-    talk.say("all of it")
-    for manifest in talk.store.manifests():
-        assert manifest.request_tokens <= 4_000
-        assert not any(event.stage == "emergency" for event in manifest.truncation_events)
-
-
-BAD = [
-    "artifact://evidence/0123456789abcdef.txt",
-    "artifact://evidence/../../../etc/passwd",
-    "artifact://../shop/bob/s1/evidence.txt",
-    "artifact://%2e%2e%2fx",
-    "artifact:///etc/passwd",
-    "/etc/passwd",
-    "file:///etc/passwd",
-    "artifact://user:secret.txt",
-    "artifact://apps/shop/users/bob/sessions/s1/artifacts/x/versions/0",
-    "artifact://messages/../evidence/x.json",
-    "artifact://a\0b",
-    "x" * 100_000,
-    "",
-]
 
 
 def test_what_is_not_there_is_answered_clearly():
@@ -161,30 +122,6 @@ def test_what_is_not_there_is_answered_clearly():
     assert all(one["error"] and len(one["error"]) < 400 for one in answers)
 
 
-def test_arguments_that_make_no_sense_are_answered_clearly():
-    talk = chat([call("read_log", name="a"), "seen"])
-    talk.say("go")
-    uri = uri_of(talk)
-    odd = [
-        {"start_line": "1e999"},
-        {"start_line": 99_999},
-        {"start_line": True},
-        {"max_lines": -5},
-        {"start_line": "12"},
-    ]
-    talk.llm.script += [
-        [*(call("read_artifact", uri=uri, **one) for one in odd), call("search_artifact", uri=uri, query=" ")],
-        call("search_artifact", uri=uri, query="zzzz_nowhere_9"),
-        "done",
-    ]
-    talk.say("on")
-    answers = responses(talk.sent[-1].contents)[1:]
-    assert "1 to 3001" in answers[1]["error"]
-    assert answers[4]["lines"].startswith("12-")
-    assert "query" in answers[5]["error"]
-    assert "note" in answers[6]
-
-
 def test_users_and_sessions_cannot_read_each_others():
     talk = chat([call("read_log", name="a"), "seen"])
     talk.say("go")
@@ -193,14 +130,6 @@ def test_users_and_sessions_cannot_read_each_others():
         talk.llm.script += [call("read_log", name=f"{user} {session}"), call("read_artifact", uri=uri), "done"]
         talk.say("show me", user=user, session=session)
         assert "no artifact://evidence/" in responses(talk.sent[-1].contents)[-1]["error"]
-
-
-def test_a_failure_inside_leaves_the_result_as_it_is(monkeypatch):
-    wide = PackPolicy(max_input_tokens=200_000)
-    talk = chat([call("read_log", name="a"), "seen"], on_error="passthrough", policy=wide)
-    monkeypatch.setattr("aether_context.adk.evidence.offload", lambda *a, **b: 1 / 0)
-    talk.say("go")
-    assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
 
 
 def test_every_agent_that_can_see_an_address_can_read_it():
@@ -221,63 +150,6 @@ def test_every_agent_that_can_see_an_address_can_read_it():
     assert talk.sent[-1].declared[-2:] == ("read_artifact", "search_artifact")
     assert ROWS[1_700] in responses(talk.sent[-1].contents, "search_artifact")[-1]["found"][0]["text"]
     assert len(talk.sent[-1].text) < len(LOG) / 10
-
-
-def test_an_agent_used_as_a_tool_reads_what_its_caller_was_shown():
-    inner = Scripted(model="gemini-2.5-flash", script=[], sent=[])
-    outer = Scripted(model="gemini-2.5-flash", script=[call("read_log", name="a"), "seen"], sent=[])
-    worker = LlmAgent(name="worker", model=inner, description="Works.", instruction="You work.")
-    lead = LlmAgent(name="lead", model=outer, instruction="You lead.", tools=[read_log, AgentTool(worker)])
-    talk = chat([], agent=lead)
-    talk.say("go")
-    uri = uri_of(talk)
-    inner.script += [call("search_artifact", uri=uri, query="retention period"), "41 days"]
-    outer.script += [call("worker", request=f"look into {uri}"), "done"]
-    talk.say("ask the worker")
-    assert ROWS[1_700] in responses(inner.sent[-1].contents, "search_artifact")[0]["found"][0]["text"]
-
-
-def test_callbacks_of_one_agent_offload_too():
-    llm = Scripted(model="gemini-2.5-flash", script=[call("read_log", name="a"), "done"], sent=[])
-    store = new_store()
-    agent = LlmAgent(
-        name="clerk",
-        model=llm,
-        instruction="x",
-        tools=[read_log],
-        **context_pack_callbacks(policy=policy(), store=store),
-    )
-    talk = Chat(agent=agent, use_plugin=False, store=store)
-    talk.say("go")
-    assert "artifact" in responses(llm.sent[-1].contents)[0]
-    assert len(store.evidence("shop", "ann", "s1")) == 1
-
-
-def test_tools_that_a_step_does_not_name_do_not_take_the_readers_away():
-    plan = {"task_id": "t", "step": {"id": "s", "text": "read", "acceptance": ["x"], "tools": ["read_log"]}}
-    talk = chat([call("read_log", name="a"), "done"], state={"plan": plan})
-    talk.say("go")
-    assert talk.sent[-1].declared == ("read_log", "read_artifact", "search_artifact")
-
-
-class Own(BaseTool):
-    def _get_declaration(self) -> types.FunctionDeclaration:
-        return types.FunctionDeclaration(name=self.name, description="mine")
-
-    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> str:
-        return "mine"
-
-
-def test_a_tool_of_the_same_name_stays_the_apps_own():
-    talk = chat([call("read_log", name="a"), "done"], tools=[read_log, Own(name="read_artifact", description="mine")])
-    talk.say("go")
-    assert talk.sent[-1].declared == ("read_log", "read_artifact")
-    assert "artifact" not in responses(talk.sent[-1].contents)[-1]
-
-
-def test_an_unknown_extractor_is_refused_at_once():
-    with pytest.raises(PolicyError, match="nowhere"):
-        ContextPackPlugin(policy=policy(tools={"read_log": "nowhere"}), store=new_store())
 
 
 @pytest.mark.parametrize("text", [LOG, json.dumps({"log": LOG}), json.dumps([LOG])], ids=["text", "object", "list"])

@@ -60,16 +60,6 @@ def test_every_answer_names_its_pack_and_every_pack_has_its_outcome() -> None:
         assert (outcome["cached_tokens"], outcome["output_tokens"]) == (reported // 3, 7)
 
 
-def test_unknown_usage_is_none_and_not_zero() -> None:
-    chat = Chat(script=["hi"])
-    chat.llm.usage = False
-    chat.say("hello")
-    outcome = chat.store.outcome(chat.manifests()[0])
-    assert outcome is not None
-    assert outcome["input_tokens"] is None
-    assert outcome["cached_tokens"] is None
-
-
 def test_an_outcome_of_an_answer_by_another_plugin_is_not_taken_for_the_models() -> None:
     class Refuses(BasePlugin):
         async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> LlmResponse:

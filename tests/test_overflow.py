@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -14,10 +12,8 @@ from google.genai.errors import ClientError
 from scripted import Chat, new_store
 from strict import Strict, strict, turns
 
-from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import Overflow, overflow_of
-from aether_context.adk.windows import LEAST_TOKENS, STATE_KEY
 
 REFUSALS = [
     (
@@ -65,10 +61,7 @@ REFUSALS = [
         "tokens, resulting in a maximum input length of 8191 tokens.",
         Overflow(8_190, 8_193, 1),
     ),
-    (
-        "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
-        Overflow(4_096),
-    ),
+    ("The prompt (total length 25938) is too long to fit into the model (context length 4096).", Overflow(4_096)),
     (
         "Input tokens exceed the configured limit of 272,000 tokens. Your messages resulted in 285,554 tokens.",
         Overflow(272_000, 285_554),
@@ -139,55 +132,7 @@ def test_other_errors_teach_nothing(message: str) -> None:
     assert overflow_of(ValueError(message)) is None
 
 
-class ContextWindowExceededError(Exception):
-    """As LiteLLM names it."""
-
-
-class StatusError(Exception):
-    """As the clients of OpenAI and Anthropic raise."""
-
-    def __init__(self, message: str, status_code: int, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status_code, self.code = status_code, code
-
-
-def test_status_class_code_and_cause_of_an_error_count() -> None:
-    message = "prompt is too long: 9 tokens > 8 maximum"
-    assert overflow_of(StatusError(message, 400)) == Overflow(8, 9)
-    assert overflow_of(StatusError(message, 429)) is None
-    assert overflow_of(StatusError("Bad request.", 400, "context_length_exceeded")) == Overflow()
-    assert overflow_of(ContextWindowExceededError("no.")) == Overflow()
-    wrapped = RuntimeError("the model failed")
-    wrapped.__cause__ = StatusError(message, 400)
-    assert overflow_of(wrapped) == Overflow(8, 9)
-
-
-def test_a_long_error_is_read_in_no_time_and_only_at_its_beginning() -> None:
-    hostile = "prompt is too long: " + "1," * 200_000 + "9 tokens > 8 maximum " + "input token count (" * 50_000
-    assert overflow_of(ValueError("Invalid value." + " " * 5_000 + hostile)) is None
-    assert overflow_of(ValueError(hostile)) == Overflow()
-
-
 # sessions
-
-
-def test_a_refusal_without_a_number_takes_a_tenth_off() -> None:
-    llm = strict(numbered=False, limit=11_000)
-    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
-    chat = Chat(agent=agent, policy=PackPolicy(max_input_tokens=13_000))
-    assert turns(chat, range(20)) == []
-    assert llm.refused
-    windows = list(dict.fromkeys(manifest.window for manifest in chat.manifests()))
-    assert len(windows) == 1 + len(llm.refused)
-    assert all(0.75 * before < after <= 0.9 * before for before, after in zip(windows, windows[1:], strict=False))
-
-
-@pytest.mark.parametrize("limit", [300, LEAST_TOKENS])
-def test_no_window_is_learned_below_the_least(limit: int) -> None:
-    agent = LlmAgent(name="clerk", model=strict(limit=limit), instruction="You help.")
-    chat = Chat(agent=agent, on_error="passthrough")
-    turns(chat, range(3))
-    assert chat.manifests()[-1].window == LEAST_TOKENS
 
 
 def test_errors_that_are_not_refusals_are_recorded_and_teach_nothing() -> None:
@@ -230,7 +175,6 @@ def test_the_model_of_a_fallback_that_refused_is_the_one_that_is_learned_of() ->
     assert turns(chat, range(14, 18)) == []
     assert len(second.refused) == 1
     assert chat.manifests()[-1].window_mark == "learned"
-    assert [key.partition("@")[0] for key in asyncio.run(chat.held()).state[STATE_KEY]] == ["gemini-2.5-pro"]
 
 
 def test_a_call_is_tried_twice_at_most_and_not_behind_a_callback_that_changed_it(
@@ -258,15 +202,3 @@ def test_the_second_try_is_counted_as_a_call_of_the_model() -> None:
     assert report is not None
     assert report.session.totals.calls == 14
     assert len({manifest.pack_id for manifest in chat.manifests()}) == 15
-
-
-def test_what_a_state_says_of_windows_is_checked() -> None:
-    chat = Chat(state={STATE_KEY: {"gemini-2.5-flash@x": 3, "other": "many", "third": None}})
-    chat.say("One?")
-    assert chat.manifests()[-1].window == 1_048_576
-
-
-def test_a_rate_limit_that_another_error_wraps_teaches_nothing() -> None:
-    wrapper = RuntimeError("the model failed")
-    wrapper.__cause__ = StatusError("maximum context length is 8192 tokens", 429)
-    assert overflow_of(wrapper) is None

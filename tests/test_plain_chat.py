@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from google.adk.tools.tool_context import ToolContext
 from scripted import Chat, Memories, Scripted, Sent, call, look_up, remembered
 
 from aether_context import PackPolicy
-from aether_context.packing.payload import HEADERS
 
 PLAN = {
     "task_id": "42",
@@ -52,15 +50,6 @@ def test_cuts_leave_the_system_instruction_of_a_plain_chat_as_it_is() -> None:
     chat.replays()
 
 
-def test_only_what_a_plain_chat_uses_is_explained_to_it() -> None:
-    chat = long_chat()
-    recalling = [one for one in chat.sent if "MEMORY:" in one.human()]
-    assert recalling
-    for one in recalling:
-        (rule,) = rules_of(one)
-        assert {header for header in HEADERS if header in rule} == {"MEMORY", "USER REQUEST"}
-
-
 @pytest.mark.parametrize("contract", ["system", "payload"])
 def test_memories_of_a_plain_chat_are_explained_in_a_line(contract: str) -> None:
     policy = PackPolicy(payload={"contract": contract})
@@ -68,26 +57,6 @@ def test_memories_of_a_plain_chat_are_explained_in_a_line(contract: str) -> None
     chat.say("How short should answers be?")
     assert chat.sent[0].system == chat.raw[0].system
     assert len(rules_of(chat.sent[0])) == 1
-
-
-def test_off_is_off() -> None:
-    policy = PackPolicy(payload={"contract": "off"})
-    chat = Chat(memory=Memories(remembered("The user likes short answers")), policy=policy)
-    chat.say("How short should answers be?")
-    assert "short answers (" in chat.sent[0].human()
-    assert rules_of(chat.sent[0]) == []
-
-
-def test_recalled_turns_stand_in_their_order_with_the_date_as_what_was_said_then() -> None:
-    chat = long_chat()
-    last = chat.sent[-1].human()
-    lines = re.findall(r"^- (\d{4}-\d\d-\d\d) (?:user|clerk) said: (.*)$", last, re.MULTILINE)
-    asked = [int(found.group(1)) for _, text in lines if (found := re.match(r"Please book table (\d+)", text))]
-    assert len(asked) > 1
-    assert asked == sorted(asked)
-    assert all(abs((datetime.now(UTC) - datetime.fromisoformat(f"{day}T00:00Z")).days) <= 1 for day, _ in lines)
-    assert "Please book table 3" not in last.partition("USER REQUEST:")[2]
-    assert not re.search(r"^- (user: )?Please book", last, re.MULTILINE)
 
 
 def make_plan(tool_context: ToolContext) -> str:
@@ -108,12 +77,6 @@ def test_a_plan_that_comes_later_is_explained_where_the_prefix_goes_on() -> None
     assert "STEP and ACCEPTANCE are authoritative" in chat.sent[-1].system
 
 
-def test_a_planned_chat_is_explained_once_in_the_system_instruction() -> None:
-    chat = long_chat(state={"plan": {**PLAN, "step": {"id": "3", "text": "Book tables", "acceptance": ["booked"]}}})
-    assert len({one.system for one in chat.sent}) == 1
-    assert all(f"{one.system}\n{one.text}".count("STEP and ACCEPTANCE are authoritative") == 1 for one in chat.sent)
-
-
 def family(plan: Mapping[str, Any], *script: Any) -> tuple[Chat, Scripted]:
     """An agent with a translator as a tool, which answers from a script."""
     child = Scripted(script=list(script), sent=[])
@@ -131,14 +94,3 @@ def test_an_agent_that_runs_as_a_tool_is_not_given_its_callers_step() -> None:
         assert one.declared == ("look_up",), "the caller's step names the caller's tools"
     assert "You are the Planner" in chat.sent[0].text
     chat.replays()
-
-
-def test_an_agent_that_runs_as_a_tool_does_the_step_that_it_claimed() -> None:
-    steps = [
-        {"id": "1", "text": "Translate it", "acceptance": ["German"], "status": "claimed", "claimed_by": "translator"},
-        {"id": "2", "text": "Send it", "acceptance": ["sent"]},
-    ]
-    plan = {"task_id": "42", "task": "Write to Berlin", "steps": steps}
-    chat, child = family(plan, "Hallo")
-    chat.say("Write to Berlin")
-    assert "Translate it" in child.sent[0].human()

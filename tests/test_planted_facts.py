@@ -11,21 +11,13 @@ from scripted import Chat, call
 
 from aether_context import PackPolicy
 
-_SIZES = (1_000, 8_000, 60_000, 500_000, 5_000_000)
+_SIZES = (8_000, 500_000)
 _KINDS = ("json", "log", "code", "text", "minified")
 _FACTS = [(kind, size, share) for kind in _KINDS for size in _SIZES for share in (0.31, 0.83)]
+_FACTS += [(kind, 5_000_000, 0.83) for kind in ("json", "minified")]
 _THINGS = (
-    "warehouse",
-    "voucher",
-    "timetable",
-    "parcel",
-    "contract",
-    "engine",
-    "harbour",
-    "museum",
-    "orchard",
-    "ledger",
-)
+    "warehouse", "voucher", "timetable", "parcel", "contract", "engine", "harbour", "museum", "orchard", "ledger",
+)  # fmt: skip
 
 
 def planted(kind: str, size: int, share: float) -> tuple[str, str, str]:

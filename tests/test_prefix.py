@@ -26,18 +26,6 @@ def pack(
     return build_pack(pack_input(contents, **{**carried, **given}), policy)
 
 
-def test_the_first_request_has_nothing_in_common_with_another() -> None:
-    assert pack().prefix.broken_by is None
-    assert pack().prefix.shared_tokens is None
-
-
-def test_a_request_that_grew_shares_all_of_the_one_before() -> None:
-    first = pack(TALK[:1])
-    second = pack(TALK, first, first_call=True)
-    assert second.prefix.broken_by is None
-    assert second.prefix.shared_tokens == first.request_tokens
-
-
 def test_a_request_before_that_is_not_known_is_unknown_not_nothing() -> None:
     second = pack(TALK, pack(TALK[:1]), sent=None)
     assert second.prefix.broken_by == "unknown"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from matrix import half_slow
 from plans import loop, planned, small, turns
 from pydantic import BaseModel
@@ -28,8 +27,7 @@ def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "known", "summary_share"),
-    half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0]),
+    ("tokens", "known", "summary_share"), half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0])
 )
 def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary_share: float) -> None:
     state = planned() if known == "plan" else {}
@@ -47,27 +45,6 @@ def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: st
     same_requests(steady, restarted)
 
 
-def test_a_restarted_plugin_continues_the_epoch_on_a_database(tmp_path: Path) -> None:
-    policy = small(1_800, retrieval={"recall": False})
-
-    def service() -> SqliteSessionService:
-        return SqliteSessionService(db_path=str(tmp_path / "sessions.db"))
-
-    store = new_store()
-    first = Chat(policy=policy, sessions=service(), state=planned(), store=store)
-    first.say(*turns(9))
-    assert any(manifest.truncation_events for manifest in first.manifests())
-    known = len(first.manifests())
-    second = Chat(policy=policy, sessions=service(), state=planned(), store=store)
-    second.say("a short question")
-    manifest = second.manifests()[-1]
-    assert len(second.manifests()) == known + 1
-    assert manifest.epoch_reason is None
-    assert manifest.epoch.cut_count == first.manifests()[-1].epoch.cut_count > 0
-    assert second.sent[0].wires[: len(first.sent[-1].wires)] == first.sent[-1].wires
-    second.replays()
-
-
 def test_it_works_on_adks_own_sql_service(tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     pytest.importorskip("greenlet")
@@ -83,14 +60,6 @@ def test_it_works_on_adks_own_sql_service(tmp_path: Path) -> None:
         await service.close()
 
     asyncio.run(go())
-
-
-def test_the_same_pack_is_not_written_twice_and_a_second_instance_takes_no_name_away() -> None:
-    chat = Chat(state=planned(), script=[*loop(2), "done"], tools=[look_up])
-    chat.say("go", "on")
-    names = [manifest.pack_id for manifest in chat.manifests()]
-    assert len(names) == len(set(names)) == 4
-    assert not any(name.endswith("-2") for name in names)
 
 
 def test_a_state_schema_does_not_end_the_run() -> None:

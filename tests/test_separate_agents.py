@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from plans import aether, cached_input_costs, loop, planned, small, words
 from scripted import Chat, Scripted, call, look_up, state_of
@@ -33,48 +33,6 @@ def test_two_users_and_sessions_at_once_never_mix() -> None:
     chat.replays()
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated in favor of Workflow:DeprecationWarning")
-def test_parallel_agents_get_packs_and_state_of_their_own() -> None:
-    models = [Scripted(script=loop(2), sent=[]) for _ in range(3)]
-    agents = [LlmAgent(name=f"worker{at}", model=model, tools=[look_up]) for at, model in enumerate(models)]
-    chat = Chat(agent=ParallelAgent(name="all", sub_agents=agents), state=planned())
-    chat.say("everybody look", "and again")
-    manifests = chat.manifests()
-    assert len(manifests) == 3 * 4
-    assert {(m.agent, m.branch) for m in manifests} == {(f"worker{at}", f"all.worker{at}") for at in range(3)} or len(
-        {m.branch for m in manifests}
-    ) == 3
-    assert len({manifest.pack_id for manifest in manifests}) == 12
-    for model in models:
-        for earlier, later in zip(model.sent, model.sent[1:], strict=False):
-            assert later.wires[: len(earlier.wires)] == earlier.wires
-    held = asyncio.run(chat.held())
-    assert len([key for key in held.state if key.startswith("aether:epoch:")]) == 3
-    chat.replays()
-
-
-@cached_input_costs(0.001)
-@pytest.mark.filterwarnings("ignore:.*is deprecated in favor of Workflow:DeprecationWarning")
-def test_agents_in_sequence_and_in_a_loop_get_packs_of_their_own() -> None:
-    first, second = Scripted(sent=[]), Scripted(sent=[])
-    inner = LoopAgent(name="again", max_iterations=2, sub_agents=[LlmAgent(name="second", model=second)])
-    chat = Chat(
-        agent=SequentialAgent(name="line", sub_agents=[LlmAgent(name="first", model=first), inner]), state=planned()
-    )
-    chat.say("go", "on")
-    manifests = chat.manifests()
-    assert [(manifest.agent, manifest.call) for manifest in manifests] == [
-        ("first", 1),
-        ("second", 1),
-        ("second", 2),
-        ("first", 1),
-        ("second", 1),
-        ("second", 2),
-    ]
-    assert len({manifest.pack_id for manifest in manifests}) == 6
-    chat.replays()
-
-
 def tool_family(rounds: int) -> tuple[Chat, Scripted]:
     child = Scripted(sent=[])
     helper = LlmAgent(name="helper", model=child, description="Helps.")
@@ -99,18 +57,6 @@ def test_an_agent_tools_child_gets_its_own_pack_and_leaves_the_parents_epoch_alo
     assert len({manifest.session for manifest in helpers}) == 3
     assert all(manifest.epoch.number == 1 for manifest in helpers)
     chat.replays()
-
-
-@cached_input_costs(0.001)
-def test_children_leave_no_packed_messages_behind_in_the_parents_state() -> None:
-    sizes = []
-    for rounds in (2, 8):
-        chat, _ = tool_family(rounds)
-        chat.say(*[f"go {at}" for at in range(rounds)])
-        ours = aether(asyncio.run(chat.held()).state)
-        values = [value for value in ours.values() if isinstance(value, dict)]
-        sizes.append(sum(value.get("session", "s1") != "s1" for value in values))
-    assert sizes[1] <= sizes[0]
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

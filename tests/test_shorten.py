@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.text.shorten import shorten, shorten_line, view_of
+from aether_context.text.shorten import shorten, shorten_line
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
@@ -65,25 +64,6 @@ def test_lines_with_the_querys_rare_words_are_kept():
     assert lines[250] in found
 
 
-def test_one_endless_line_is_taken_in_pieces():
-    text = "x1y2" * 20_000
-    found = extract(text, max_tokens=400)
-    assert "x1y2" in found
-    assert COUNTER.count(found) <= 400
-
-
-def test_a_large_budget_is_used():
-    text = "\n".join(f"line {at} of a long report" for at in range(40_000))
-    assert COUNTER.count(extract(text, max_tokens=50_000)) > 45_000
-
-
-def test_json_stays_json():
-    rows = [{"id": f"SKU-{at:04}", "tags": ["a", "b"], "total": at * 1.5} for at in range(300)]
-    found = json.loads(extract(json.dumps({"rows": rows, "next": "p2"}), max_tokens=300, query="SKU-0077"))
-    assert rows[77] in found["rows"]
-    assert found["next"] == "p2"
-
-
 def test_the_names_of_lines_that_are_left_out_find_room_beside_it():
     text = "\n".join(f"part {at} of the report is about account ACC-{at * 37:05} and nothing else" for at in range(60))
     found = shorten(text, 300, counter=COUNTER, names=True)
@@ -95,7 +75,3 @@ def test_sentences_about_the_query_stand_on_one_line():
     text = "The sky is grey. The kestrel policy is rotated monthly. Nobody was there.\nIt rained."
     found = shorten_line(text, 12, counter=COUNTER, query="kestrel policy")
     assert found.strip("… ") == "The kestrel policy is rotated monthly."
-
-
-def test_lines_are_no_longer_than_what_a_model_reads_at_a_time():
-    assert max(map(len, view_of("word " * 9_000).lines)) <= 240

@@ -8,23 +8,19 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.tools.agent_tool import AgentTool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import Session, answered, called, lines, said, tool, trim, turns
-from scripted import Chat, Scripted, call, inside, look_up, new_store
+from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
 from aether_context.adk.packer import RequestPacker
 from aether_context.conversation import Conversation, Decision, units
-from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, SlidingTurnsSettings
-from aether_context.tokens import counter_for
 
 POLICY = PackPolicy(max_input_tokens=20_000, conversation={"strategy": "sliding_turns"}, usage={"gate": 0})
 
@@ -57,18 +53,6 @@ def test_only_whole_turns_go() -> None:
             assert members <= kept or not members & kept
 
 
-def test_no_call_and_no_result_is_orphaned() -> None:
-    contents = turns(10)
-    for tokens in range(100, 3_000, 150):
-        assert torn([contents[at] for at in slid(contents, tokens).kept]) == ()
-
-
-def test_the_oldest_go_first() -> None:
-    result = slid(turns(10), 1_000)
-    assert [one.index for one in result.removed] == list(range(first_kept(result)))
-    assert {one.reason for one in result.removed} == {"turn_budget"}
-
-
 def test_the_budget_is_a_ceiling_and_not_a_target() -> None:
     contents = turns(10)
     before = conversation(contents)
@@ -80,88 +64,23 @@ def test_the_budget_is_a_ceiling_and_not_a_target() -> None:
             assert result.tokens_after + before.budget.fixed + turn > tokens
 
 
-def test_at_the_ceiling_nothing_goes() -> None:
-    contents = turns(10)
-    whole = conversation(contents).used + conversation(contents).budget.fixed
-    assert slid(contents, whole).act is None
-    assert slid(contents, whole - 1).act is not None
-
-
 def test_the_latest_turn_stays_even_where_it_alone_is_above() -> None:
     contents = [*turns(4), called("look_up", "x", key="x"), answered("look_up", "x", lines("x", 90))]
     result = slid(contents, 50)
     assert result.kept == tuple(range(len(contents) - 3, len(contents)))
 
 
-def test_the_window_is_never_left_empty() -> None:
-    assert slid([said("x" * 9_000)], 1).kept == (0,)
-
-
 def test_zero_is_off() -> None:
     assert slid(turns(40), 0).removed == ()
 
 
-def test_the_default_is_a_hundred_thousand() -> None:
-    assert SlidingTurnsSettings().tokens == 100_000
-
-
-def test_no_ceiling_is_above_what_the_window_takes() -> None:
-    result = trim(Conversation.of(turns(20), window=2_000), sliding(100_000))
-    assert result.tokens_after <= 1_800
-
-
-def test_each_first_call_of_an_invocation_is_at_or_under_the_ceiling() -> None:
-    chat = chatted(700)
-    chat.say(*messages(10))
-    counted = [one.counted_tokens for one in chat.manifests() if one.call == 1]
-    assert all(tokens <= 700 for tokens in counted)
-    assert any(act.strategy == "sliding_turns" for one in chat.manifests() for act in one.strategy_acts)
-
-
-def test_a_turn_that_was_broken_off_goes_as_a_whole_too() -> None:
-    """A message without an answer, and an exchange without its last words, belong to turns like any other."""
-    contents = [
-        said("question 0"),
-        called("look_up", "c0", key="k0"),
-        answered("look_up", "c0", lines("result 0", 30)),
-        said("question 1"),
-        *turns(4),
-    ]
-    gone = {one.index for one in slid(contents, 900).removed}
-    assert gone >= {0, 1, 2, 3}
-    assert gone == set(range(len(gone)))
-
-
-def test_a_ceiling_below_zero_is_named() -> None:
-    with pytest.raises(PolicyError, match="tokens"):
-        PackPolicy(conversation={"sliding_turns": {"tokens": -1}})
-
-
 # what counts
-
-
-def test_the_system_instruction_counts() -> None:
-    contents = turns(10)
-    assert len(slid(contents, 2_000, system="rule " * 500).removed) > len(slid(contents, 2_000).removed)
 
 
 def test_declarations_count() -> None:
     contents = turns(10)
     tools = [tool(f"tool_{at}", "does what it says " * 20) for at in range(6)]
     assert len(slid(contents, 2_000, tools=tools).removed) > len(slid(contents, 2_000).removed)
-
-
-def test_calls_results_and_roles_count() -> None:
-    contents = turns(3)
-    said_alone = sum(counter_for("").count(content.text) for content in contents)
-    assert conversation(contents).used > 2 * said_alone
-
-
-@pytest.mark.parametrize("model", ["gemini-2.5-flash", "claude-sonnet-4-5", "gpt-4o", "unheard-of"])
-def test_each_provider_counts_its_own_way_and_the_cut_stays_the_same_code(model: str) -> None:
-    result = slid(turns(10), 1_200, model=model)
-    assert 0 < len(result.removed) < 40
-    assert result.tokens_after <= 1_200
 
 
 # when
@@ -185,17 +104,6 @@ def test_a_turn_that_grows_prunes_nothing_more_until_the_next_message() -> None:
     assert hidden
 
 
-def test_within_an_invocation_each_request_extends_the_one_before() -> None:
-    chat = chatted(4_000, script=[*answers(8), *(call("look_up", key=f"k{at}") for at in range(6)), "done"])
-    chat.say(*messages(8))
-    before = len(chat.sent)
-    chat.say("look it all up")
-    loop = chat.sent[before:]
-    assert len(loop) == 7
-    for one, other in zip(loop, loop[1:], strict=False):
-        assert other.wires[: len(one.wires)] == one.wires
-
-
 # kept nowhere
 
 
@@ -208,35 +116,6 @@ def test_nothing_of_it_is_in_the_sessions_state() -> None:
     assert "cut_count" not in epoch
     assert epoch["number"] == 1
     assert any(act.strategy == "sliding_turns" for one in chat.manifests() for act in one.strategy_acts)
-
-
-def test_the_session_keeps_every_event() -> None:
-    chat = chatted(600)
-    chat.say(*messages(10))
-    assert len(asyncio.run(chat.held()).events) == 20
-
-
-def test_a_higher_ceiling_brings_the_turns_back() -> None:
-    chat = chatted(600)
-    chat.say(*messages(10))
-    assert len(chat.sent[-1].contents) < 10
-    wide = Chat(policy=POLICY, tools=[look_up], sessions=chat.sessions, script=["fine"], store=chat.store, agent=None)
-    wide.say("and now?")
-    assert wide.sent[-1].wires == wide.raw[-1].wires
-
-
-def test_history_replays_from_the_store() -> None:
-    chat = chatted(600)
-    chat.say(*messages(10))
-    chat.replays()
-
-
-def test_a_long_session_costs_each_content_once() -> None:
-    chat = chatted(600)
-    chat.say(*messages(12))
-    first = [one for one in chat.manifests() if one.contents.added]
-    added = [digest for one in first for digest in one.contents.added]
-    assert len(added) == len(set(added)) == 23
 
 
 def test_other_workers_come_to_the_same_bytes() -> None:
@@ -267,26 +146,6 @@ def test_the_cutoff_is_the_event_before_the_first_turn_that_is_read() -> None:
     assert session.events[at + 1].content.parts[0].text == chat.sent[-1].contents[0].parts[0].text
 
 
-def test_events_without_words_are_no_turns_and_move_no_cutoff() -> None:
-    """State that changed, and other events that a model is never sent."""
-    chat = chatted(600)
-    chat.say(*messages(10))
-    session = asyncio.run(chat.held())
-    before = cutoff(session, chat.plugin.policy)
-    quiet = Event(author="user", invocation_id="quiet", actions=EventActions(state_delta={"mark": 1}))
-    places = range(0, len(session.events), 3)
-    for place in reversed(places):
-        session.events.insert(place, quiet.model_copy(update={"id": f"quiet-{place}"}))
-    assert before is not None
-    assert cutoff(session, chat.plugin.policy) == before
-
-
-def test_there_is_no_cutoff_where_everything_is_read() -> None:
-    chat = chatted(20_000)
-    chat.say(*messages(3))
-    assert cutoff(asyncio.run(chat.held()), chat.plugin.policy) is None
-
-
 def test_the_cutoff_moves_forward_as_turns_go() -> None:
     chat = chatted(600)
     places = []
@@ -298,16 +157,6 @@ def test_the_cutoff_moves_forward_as_turns_go() -> None:
     assert places == sorted(places)
     assert places[0] == -1
     assert places[-1] > places[len(places) // 2] > 0
-
-
-def test_the_cutoff_is_the_same_each_time_and_stored_nowhere() -> None:
-    chat = chatted(600)
-    chat.say(*messages(8))
-    session = asyncio.run(chat.held())
-    before = session.model_dump_json()
-    assert cutoff(session, chat.plugin.policy) == cutoff(session, chat.plugin.policy)
-    assert session.model_dump_json() == before
-    assert "cutoff" not in str(session.state)
 
 
 def test_the_cutoff_is_not_sent_and_stands_in_the_events_metadata() -> None:
@@ -330,15 +179,14 @@ def test_the_environment_overrides_the_ceiling(monkeypatch: pytest.MonkeyPatch) 
     assert RequestPacker(POLICY, new_store()).policy.max_input_tokens == 20_000
 
 
-def test_without_the_variable_the_policy_stands() -> None:
-    assert RequestPacker(POLICY, new_store()).policy is POLICY
-
-
 @pytest.mark.parametrize("value", ["many", "-1", "1e5", "1.5"])
 def test_a_wrong_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", value)
     with pytest.raises(PolicyError, match=rf"AETHER_CONTEXT_SLIDING_TOKENS = '{value}'"):
         RequestPacker(POLICY, new_store())
+
+
+# the window
 
 
 def test_sub_agents_inherit_the_ceiling_and_slide_on_their_own() -> None:
@@ -360,18 +208,6 @@ def test_sub_agents_inherit_the_ceiling_and_slide_on_their_own() -> None:
     assert child[0].session != parent[0].session
     assert any(act.strategy == "sliding_turns" for one in parent for act in one.strategy_acts)
     assert all(one.strategy_acts == () for one in child)
-    chat.replays()
-
-
-# the window
-
-
-def test_the_window_holds_where_the_latest_turn_alone_passes_it() -> None:
-    policy = PackPolicy(max_input_tokens=3_000, conversation={"strategy": "sliding_turns"}, usage={"gate": 0})
-    chat = Chat(policy=policy, tools=[look_up], script=[*(call("look_up", key=f"k{at}") for at in range(25)), "done"])
-    chat.say("hello")
-    assert all(inside(one, 3_000) for one in chat.manifests())
-    assert any(act.strategy == "emergency" for one in chat.manifests() for act in one.strategy_acts)
     chat.replays()
 
 

@@ -3,7 +3,6 @@ stays the same."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import answered, called, lines, rendered, said, tool, trim
-from scripted import Chat, call
 
 from aether_context import PackPolicy
 from aether_context.conversation import Conversation, Decision, normalize
@@ -30,10 +28,13 @@ from aether_context.conversation.stable_prefix import (
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, StablePrefixSettings
-from aether_context.tokens import counter_for
 
 SETTINGS = StablePrefixSettings()
+
+
 ROUNDED = 40
+
+
 """Tokens by which sums of rounded pieces may differ."""
 
 
@@ -76,22 +77,6 @@ def test_the_estimate_is_at_or_below_the_threshold_after_a_trim() -> None:
     assert estimate_tokens(rendered(Conversation.of(contents, window=4_000), result)) <= limit(4_000) + ROUNDED
 
 
-def test_only_the_model_and_tools_are_trimmed() -> None:
-    contents = [*talk(20), said("And this?"), *talk(20)[1:], said("system rules", "system"), *talk(20)[1:]]
-    result = trimmed(contents, 3_000)
-    touched = [contents[one.index] for one in result.replaced]
-    assert touched
-    assert all(content.role == "model" or content.responses for content in touched)
-
-
-def test_structure_is_preserved() -> None:
-    contents = talk(30)
-    left = rendered(Conversation.of(contents, window=3_000), trimmed(contents, 3_000))
-    assert [content.role for content in left] == [content.role for content in contents]
-    for before, after in zip(contents, left, strict=True):
-        assert [(part.name, part.call_id) for part in after.parts] == [(one.name, one.call_id) for one in before.parts]
-
-
 def test_the_trimmed_prefix_is_identical_across_calls() -> None:
     contents = talk(60)
     state: Any = None
@@ -126,29 +111,6 @@ def test_nothing_happens_under_the_threshold() -> None:
     assert result.act is None
     left = rendered(Conversation.of(contents, window=100_000), result)
     assert all(one is other for one, other in zip(left, contents, strict=True))
-
-
-def test_the_threshold_is_a_share_of_window_less_system_and_reserve() -> None:
-    contents = talk(10)
-    size = estimate_tokens(contents)
-    system = "rule " * 700
-    window = math.ceil((size / 0.8 + bytes_to_tokens(len(system))) / 0.9) + 8
-    fits = Conversation.of(contents, window=window, system=system)
-    passes = Conversation.of(contents, window=window - 40, system=system)
-    assert strategy(keep_last_messages=2).trim(fits).act is None
-    assert strategy(keep_last_messages=2).trim(passes).act is not None
-
-
-def test_declarations_count_against_the_threshold() -> None:
-    contents = [said("Please look into all of it.")]
-    for at in range(10):
-        said_back = answered("look_up", f"c{at}", "the shop is open today " * 30)
-        contents += [called("look_up", f"c{at}", key="k"), said_back]
-    window = math.ceil(estimate_tokens(contents) / 0.8 / 0.9) + 20
-    bare = Conversation.of(contents, window=window)
-    declared = Conversation.of(contents, window=window, tools=[tool(f"t{at}", "does it " * 20) for at in range(3)])
-    assert strategy(keep_last_messages=2).trim(bare).act is None
-    assert strategy(keep_last_messages=2).trim(declared).act is not None
 
 
 def test_the_output_reserve_is_16000_but_never_more_than_the_slack() -> None:
@@ -189,49 +151,12 @@ def test_the_exchange_that_the_model_has_yet_to_read_is_never_trimmed() -> None:
     assert {one.index for one in result.replaced} == {2, 4}
 
 
-def test_the_boundary_stays_while_the_estimate_is_under_the_threshold() -> None:
-    contents = talk(40)
-    first = trimmed(contents, 4_000)
-    more = [*contents, called("look_up", "x", key="x"), answered("look_up", "x", "short")]
-    second = trimmed(more, 4_500, first.state)
-    assert second.state is None
-    assert second.act is None
-
-
-def test_the_boundary_never_moves_back() -> None:
-    contents = talk(60)
-    state: Any = None
-    seen = [0]
-    for count in range(1, len(contents) + 1, 2):
-        for window in (3_000, 50_000, 4_000):
-            state = trimmed(contents[:count], window, state).state or state
-            seen.append(state["stable_prefix"][BOUNDARY] if state else 0)
-    assert seen == sorted(seen)
-    assert seen[-1] > 20
-
-
-def test_a_boundary_longer_than_the_history_is_harmless() -> None:
-    contents = talk(40)
-    state = trimmed(contents, 4_000).state
-    result = trimmed(contents[:2], 4_000, state)
-    assert result.kept == (0, 1)
-    assert result.note == "the boundary of the placeholders is gone"
-
-
 def test_a_moved_history_keeps_its_boundary_by_the_hash() -> None:
     contents = talk(40)
     state = trimmed(contents, 4_000).state
     moved = trimmed(contents[4:], 100_000, state)
     assert moved.note == "the boundary of the placeholders was found again"
     assert boundary(moved) == state["stable_prefix"][BOUNDARY] - 4
-
-
-def test_under_the_threshold_what_was_trimmed_stays_trimmed_and_nothing_more_is() -> None:
-    contents = talk(40)
-    first = trimmed(contents, 4_000)
-    second = trimmed(contents, 6_000, first.state)
-    assert [one.index for one in second.replaced] == [one.index for one in first.replaced]
-    assert not any(one.new for one in second.replaced)
 
 
 def test_where_only_people_spoke_nothing_is_trimmed_whatever_the_budget() -> None:
@@ -242,32 +167,13 @@ def test_where_only_people_spoke_nothing_is_trimmed_whatever_the_budget() -> Non
     assert result.removed == ()
 
 
-def test_no_message_is_ever_taken_away() -> None:
-    for window in (1_000, 3_000, 50_000):
-        result = trimmed(talk(40), window)
-        assert result.removed == ()
-        assert result.kept == tuple(range(81))
-
-
-def test_an_empty_history_is_no_error() -> None:
-    assert trimmed([], 1_000).kept == ()
-    assert estimate_tokens([]) == 0
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1)],
-)
+@pytest.mark.parametrize(("field", "value"), [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1)])
 def test_a_wrong_setting_is_named(field: str, value: float) -> None:
     with pytest.raises(PolicyError, match=field):
         PackPolicy(conversation={"stable_prefix": {field: value}})
 
 
 # trimming a message
-
-
-def test_a_text_becomes_the_placeholder() -> None:
-    assert placeholder(said("a longer answer", "model")).text == "[trimmed]"
 
 
 def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
@@ -289,12 +195,6 @@ def test_what_is_no_longer_than_the_placeholder_stays() -> None:
     assert placeholder(content) == content
 
 
-def test_trimming_twice_is_trimming_once() -> None:
-    for content in talk(3):
-        once = placeholder(content)
-        assert placeholder(once).digest == once.digest
-
-
 # the estimate
 
 
@@ -303,40 +203,26 @@ def test_three_and_a_half_bytes_are_a_token_rounded_up(size: int, tokens: int) -
     assert bytes_to_tokens(size) == tokens
 
 
-def test_a_text_message_counts_its_bytes_and_8() -> None:
-    assert estimate_tokens([said("x" * 35)]) == math.ceil((10 + 8) * 1.05)
+IMAGE = part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=10**7, media_tokens=258)
 
 
-def test_bytes_are_those_of_utf8() -> None:
-    assert estimate_tokens([said("é" * 35)]) == math.ceil((20 + 8) * 1.05)
+TEXT = part_of({"text": "x" * 35})
 
 
-def test_parts_of_a_list_count_3_each() -> None:
-    two = content_of_parts("user", [part_of({"text": "x" * 35}), part_of({"text": "x" * 35})])
-    assert estimate_tokens([two]) == math.ceil((10 + 10 + 2 * 3 + 8) * 1.05)
-
-
-def test_a_call_counts_name_arguments_and_30_bytes() -> None:
-    content = called("look_up", "c", key="k")
-    size = len("look_up") + len('{"key":"k"}') + 30
-    assert estimate_tokens([content]) == math.ceil((math.ceil(size / 3.5) + 3 + 8) * 1.05)
-
-
-def test_a_result_counts_its_bytes_and_30() -> None:
-    content = answered("look_up", "c", "x" * 100)
-    size = len('{"result":""}') + 100 + 30
-    assert estimate_tokens([content]) == math.ceil((math.ceil(size / 3.5) + 3 + 8) * 1.05)
-
-
-def test_an_image_counts_2000() -> None:
-    image = part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=10**7, media_tokens=258)
-    assert estimate_tokens([content_of_parts("user", [image])]) == math.ceil((2_000 + 3 + 8) * 1.05)
-
-
-def test_the_sum_has_five_percent_on_top() -> None:
-    contents = talk(7)
-    raw = sum(map(estimate, contents))
-    assert estimate_tokens(contents) == math.ceil(raw * 1.05)
+@pytest.mark.parametrize(
+    ("content", "tokens"),
+    [
+        (said("x" * 35), 10),
+        (said("é" * 35), 20),
+        (content_of_parts("user", [TEXT, TEXT]), 10 + 10 + 2 * 3),
+        (called("look_up", "c", key="k"), math.ceil((len('look_up{"key":"k"}') + 30) / 3.5) + 3),
+        (answered("look_up", "c", "x" * 100), math.ceil((len('{"result":""}') + 100 + 30) / 3.5) + 3),
+        (content_of_parts("user", [IMAGE]), 2_000 + 3),
+    ],
+    ids=["text", "bytes of UTF-8", "parts of a list", "call", "result", "image"],
+)
+def test_a_message_counts_its_bytes_its_parts_and_8_and_the_sum_5_percent_more(content: Content, tokens: int) -> None:
+    assert estimate_tokens([content]) == math.ceil((tokens + 8) * 1.05)
 
 
 def test_declarations_count_a_fifth_more_and_8_each() -> None:
@@ -344,15 +230,6 @@ def test_declarations_count_a_fifth_more_and_8_each() -> None:
     size = len("look_up") + len("Looks a key up") + len("{}")
     assert estimate_tool_overhead([one, one]) == 2 * (math.ceil(size * 1.2 / 3.5) + 8)
     assert estimate_tool_overhead([]) == 0
-
-
-@pytest.mark.parametrize("model", ["gemini-2.5-flash", "claude-sonnet-4-5", "gpt-4o"])
-def test_prose_is_estimated_above_what_a_model_counts(model: str) -> None:
-    """So that trimming comes slightly early, and never too late."""
-    prose = "The river rises in spring and falls in autumn, when those who live on its shores mend their boats. "
-    contents = [said(prose * 8, "user" if at % 2 == 0 else "model") for at in range(20)]
-    counter = counter_for(model)
-    assert estimate_tokens(contents) > sum(counter.count(content.text) for content in contents)
 
 
 # normalization
@@ -375,11 +252,6 @@ def test_results_in_a_row_become_one_message_with_all_of_them() -> None:
     assert [part.call_id for part in made[2].content.responses] == ["1", "2"]
 
 
-def test_people_and_results_are_not_merged_though_both_are_users() -> None:
-    made = normalize([said("go"), called("a", "1"), answered("a", "1", "x"), said("and?")])
-    assert len(made) == 4
-
-
 def test_of_results_with_one_id_the_last_stays() -> None:
     made = normalize([said("go"), called("a", "1"), answered("a", "1", "old"), answered("a", "1", "new")])
     (response,) = made[-1].content.responses
@@ -392,22 +264,10 @@ def test_results_without_ids_are_told_apart_by_name_and_position() -> None:
     assert [part.text for part in made[-1].content.responses] == ['{"result":"late"}', '{"result":"two"}']
 
 
-def test_equal_calls_without_ids_keep_a_result_each() -> None:
-    calls = content_of_parts("model", [*called("a", "").parts, *called("a", "").parts])
-    made = normalize([said("go"), calls, answered("a", "", "same"), answered("a", "", "same")])
-    assert len(made[-1].content.responses) == 2
-
-
 def test_tags_are_stripped_with_what_they_hold_line_breaks_included() -> None:
     content = said("before <checkpoint_id>12\n34</checkpoint_id>after")
     (made,) = normalize([content], strip_tags=["checkpoint_id"])
     assert made.content.text == "before after"
-
-
-def test_other_tags_and_open_ones_stay() -> None:
-    content = said("<b>bold</b> <checkpoint_id> alone")
-    (made,) = normalize([content], strip_tags=["checkpoint_id"])
-    assert made.content is content
 
 
 def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
@@ -427,80 +287,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 # inside a pack
 
 
-POLICY = PackPolicy(max_input_tokens=3_000, conversation={"strategy": "stable_prefix"}, usage={"gate": 0})
 """The gate would believe the scripted model, which reports next to nothing."""
-
-
-def read_page(name: str) -> str:
-    """Reads a page of plain words."""
-    return f"{name} tells of rivers and of those who live along their shores in all seasons " * 12
-
-
-def loop(count: int, last: str = "done") -> list[Any]:
-    return [*(call("read_page", name=f"page {at}") for at in range(count)), last]
-
-
-def chatted(policy: PackPolicy = POLICY, **more: Any) -> Chat:
-    return Chat(policy=policy, tools=[read_page], **more)
-
-
-def state_of(chat: Chat) -> dict[str, Any]:
-    held = asyncio.run(chat.held()).state
-    return next(value for key, value in held.items() if key.startswith("aether:epoch:"))
-
-
-def test_requests_stay_valid_inside_the_window_and_replay() -> None:
-    chat = chatted(script=loop(30))
-    chat.say("hello")
-    assert all(sum(layer.used for layer in one.allocation.values()) <= 3_000 for one in chat.manifests())
-    assert any(act.strategy == "stable_prefix" for one in chat.manifests() for act in one.strategy_acts)
-    chat.replays()
-
-
-def test_under_the_threshold_the_hosts_own_objects_are_sent_and_no_state_is_written() -> None:
-    chat = chatted(PackPolicy(max_input_tokens=50_000, conversation={"strategy": "stable_prefix"}), script=loop(4))
-    events = chat.say("hello")
-    assert all(one.wires == other.wires for one, other in zip(chat.raw, chat.sent, strict=True))
-    written = [event for event in events if any("aether:" in key for key in event.actions.state_delta)]
-    assert len(written) == 1
-    assert "strategies" not in state_of(chat)
-
-
-def test_the_boundary_lies_in_the_sessions_state_with_the_hash_of_the_last_content() -> None:
-    chat = chatted(script=loop(30))
-    chat.say("hello")
-    kept = state_of(chat)["strategies"]["stable_prefix"]
-    assert kept[BOUNDARY] > 0
-    assert kept["last_hash"].startswith("sha256:")
-
-
-def test_another_worker_goes_on_with_the_same_boundary_and_the_same_bytes() -> None:
-    def run(restart: bool) -> list[tuple[str, ...]]:
-        chat = chatted(script=[*loop(14), *loop(14)])
-        chat.say("hello")
-        if restart:
-            chat.restart()
-        chat.say("go on")
-        return [one.wires for one in chat.sent]
-
-    assert run(restart=True) == run(restart=False)
-
-
-def test_within_the_boundary_consecutive_requests_keep_the_same_prefix() -> None:
-    chat = chatted(script=loop(30))
-    chat.say("hello")
-    for one, other, manifest in zip(chat.sent, chat.sent[1:], chat.manifests()[1:], strict=False):
-        if not manifest.strategy_acts:
-            assert other.wires[: len(one.wires)] == one.wires
-
-
-def test_transient_contents_are_not_counted() -> None:
-    """A block of preloaded memories stands in one request and not in the next."""
-    contents = talk(40)
-    state = trimmed(contents, 4_000).state
-    count = state["stable_prefix"][BOUNDARY]
-    again = trimmed([*contents, said("more")], 100_000, state)
-    assert [one.index for one in again.replaced if one.index >= count] == []
 
 
 sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)

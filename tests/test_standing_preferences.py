@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,17 +45,6 @@ def test_a_preference_is_found_beneath_thousands_of_newer_memories_that_only_spe
     chat = Chat(memory=service)
     chat.say("What is the harbour fee?")
     assert f"MEMORY:\n{LINE}" in chat.sent[-1].text
-
-
-def test_a_file_of_memories_is_opened_while_another_process_writes(tmp_path: Path) -> None:
-    entry = MemoryEntry(content=types.UserContent(WISH), author="clerk", custom_metadata={"kind": "preference"})
-    asyncio.run(HybridMemoryService(tmp_path).add_memory(app_name="shop", user_id="ann", memories=[entry]))
-    with closing(sqlite3.connect(tmp_path / "memories.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        chat = Chat(memory=HybridMemoryService(tmp_path))
-        chat.say("What is the harbour fee?")
-        other.execute("COMMIT")
-        assert f"MEMORY:\n{LINE}" in chat.sent[-1].text
 
 
 def test_an_agent_remembers_a_preference_for_later_sessions() -> None:

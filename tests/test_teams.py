@@ -14,29 +14,11 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, JoinNode, Workflow
 from google.genai import types
 from matrix import part_slow
-from scripted import Chat, call, new_store
-from teams import (
-    COUNTER,
-    DEPRECATED,
-    REQUEST,
-    WINDOWS,
-    Team,
-    agent,
-    calls,
-    findings,
-    passing,
-    query_orders,
-    run,
-    team,
-    within,
-)
-from writers import writer as summarizing
+from scripted import Chat, call
+from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, query_orders, run, team, within
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin
-from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.quotes import BEGIN, END, attributed
-from aether_context.conversation.summary import summarize
+from aether_context.conversation.quotes import BEGIN, END
 
 STRATEGIES: dict[str, Any] = {
     "epochs": ["epochs"],
@@ -163,19 +145,10 @@ def a_workflow_that_loops() -> Team:
 
 
 TEAMS: list[Callable[[], Team]] = [
-    twelve_turns_then_a_transfer,
-    twelve_calls_and_back,
-    there_and_back_twice,
-    three_collectors_then_a_writer,
-    collectors_twice,
-    a_sequence,
-    a_loop,
-    agents_as_tools,
-    shown_nothing_but_the_turn_before,
-    a_workflow_in_sequence,
-    a_workflow_in_parallel,
-    a_workflow_that_loops,
-]
+    twelve_turns_then_a_transfer, twelve_calls_and_back, there_and_back_twice, three_collectors_then_a_writer,
+    collectors_twice, a_sequence, a_loop, agents_as_tools, shown_nothing_but_the_turn_before,
+    a_workflow_in_sequence, a_workflow_in_parallel, a_workflow_that_loops,
+]  # fmt: skip
 
 
 def policy_of(strategy: str, window: int) -> PackPolicy:
@@ -183,7 +156,7 @@ def policy_of(strategy: str, window: int) -> PackPolicy:
 
 
 @DEPRECATED
-@pytest.mark.parametrize(("make", "window", "strategy"), part_slow(4, TEAMS, WINDOWS, STRATEGIES))
+@pytest.mark.parametrize(("make", "window", "strategy"), part_slow(8, TEAMS, WINDOWS, STRATEGIES))
 def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     make: Callable[[], Team], window: int, strategy: str
 ) -> None:
@@ -218,7 +191,7 @@ def reader_and_writer(turns: int = 12) -> Team:
 
 
 @DEPRECATED
-@pytest.mark.parametrize("strategy", ["epochs", "sliding_turns", "summarize"])
+@pytest.mark.parametrize("strategy", ["epochs", "summarize"])
 def test_a_recap_names_who_said_what_and_holds_nothing_of_how_it_was_quoted(strategy: str) -> None:
     made = reader_and_writer()
     chat = run(made, policy_of(strategy, 4_000).changed(retrieval={"recall": False}))
@@ -241,23 +214,6 @@ def summaries_in(request: Any) -> list[str]:
 
 
 @DEPRECATED
-def test_a_model_that_summarizes_is_told_who_said_what() -> None:
-    made, llm = reader_and_writer(), summarizing()
-    settings: dict[str, Any] = {"compress": {"summarizer": llm.model}, "retrieval": {"recall": False}}
-    plugin = ContextPackPlugin(
-        policy=policy_of("epochs", 4_000).changed(**settings), store=new_store(), on_error="raise", summarizer=llm
-    )
-    run(made, PackPolicy(), plugin=plugin)
-    asked = [one["text"] for items in llm.asked for one in items if one["kind"] == "conversation"]
-    heard = [text for text in asked if "reader: Report 0 names OMEGA-0." in text]
-    assert heard
-    assert "reader's call query_orders: {'page': 'p0_0'}" in heard[0]
-    assert "reader's response query_orders: {'rows': " in heard[0]
-    for text in asked:
-        assert not any(mark in text for mark in BOILERPLATE), text[:500]
-
-
-@DEPRECATED
 def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
     facts = ["The spare key of boat B-7 hangs behind the kitchen clock.", *(f"Nothing new, {at}." for at in range(60))]
     scout, clerk = agent("scout", facts), agent("clerk", [f"I see, {at}." for at in range(61)])
@@ -272,19 +228,6 @@ def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
     memory = clerk.model.texts[-1].partition("MEMORY:")[2].partition("USER REQUEST")[0]
     assert not any(mark in memory for mark in BOILERPLATE)
     chat.replays()
-
-
-def test_an_agent_may_have_a_name_that_means_something_else_in_a_recap() -> None:
-    quoted = [f"[{name}] said:\n{BEGIN}\nThe fee is due.\n{END}" for name in ("used", "seen", "model", "planner")]
-    opening = part_of({"text": f"For context: quoted between {BEGIN} and {END}."})
-    contents = [attributed(content_of_parts("user", [opening, part_of({"text": text})])) for text in quoted]
-    made = summarize(contents, max_tokens=400, counter=COUNTER)
-    assert made.splitlines() == [
-        "- agent used: The fee is due.",
-        "- agent seen: The fee is due.",
-        "- agent model: The fee is due.",
-        "- planner: The fee is due.",
-    ]
 
 
 # one agent and something large that is no tool result
@@ -327,7 +270,7 @@ LARGE: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "window", "strategy"), part_slow(3, LARGE, WINDOWS, STRATEGIES))
+@pytest.mark.parametrize(("kind", "window", "strategy"), part_slow(6, LARGE, WINDOWS, STRATEGIES))
 def test_whatever_is_large_stays_in_the_window(kind: str, window: int, strategy: str) -> None:
     script, message = LARGE[kind]
     solo = agent("solo", script, tools=[query_orders, save])
@@ -370,7 +313,6 @@ def test_what_alone_passes_the_window_is_said_everywhere(caplog: pytest.LogCaptu
 
 
 def test_a_user_who_imitates_another_agents_turn_is_a_user() -> None:
-    from aether_context.conversation.quotes import BEGIN, END
 
     opening = f"For context: below is a transcript of what another agent did, quoted between {BEGIN} and {END}."
     posed = types.UserContent(
@@ -380,23 +322,3 @@ def test_a_user_who_imitates_another_agents_turn_is_a_user() -> None:
     chat = Chat(agent=solo, policy=policy_of("epochs", 8_000))
     chat.say("Hello.", posed, "And now?")
     assert [manifest.others for manifest in chat.manifests()] == [(), (), ()]
-
-
-@DEPRECATED
-@pytest.mark.parametrize("window", WINDOWS)
-def test_code_that_another_agent_ran_is_shortened_in_its_turn(window: int) -> None:
-    """ADK quotes texts, calls and responses, and shows code and its output as they came."""
-    code = "\n".join(f"orders[{at}] = load('{at}.csv')" for at in range(4_000))
-    ran = [
-        types.Part(executable_code=types.ExecutableCode(code=code, language=types.Language.PYTHON)),
-        types.Part(code_execution_result=types.CodeExecutionResult(outcome=types.Outcome.OUTCOME_OK, output=code)),
-        types.Part(text="All orders are loaded."),
-    ]
-    analyst, writer = agent("analyst", [ran]), agent("writer", ["written"])
-    chat = Chat(
-        agent=SequentialAgent(name="root", sub_agents=[analyst, writer]), policy=PackPolicy(max_input_tokens=window)
-    )
-    chat.say(REQUEST)
-    assert all(tokens <= window for one in (analyst, writer) for tokens in one.model.tokens)
-    assert REQUEST in writer.model.texts[0]
-    assert "All orders are loaded." in writer.model.texts[0]

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import random
 import struct
-import subprocess
-import sys
-import threading
 import zlib
 
 import pytest
@@ -16,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aether_context.tokens import EstimateCounter, counter_for, family_of, media_tokens
-from aether_context.tokens import estimate as tables
 
 MODELS = ("gemini-2.5-flash", "gpt-4o", "claude-sonnet-4-5", "claude-opus-5", "some-unknown-model")
-FAMILIES = ("gemini", "gemini-3", "openai", "claude", "claude-4.7", "generic")
 
 any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=300)
 lively_text = st.one_of(
@@ -36,12 +28,6 @@ PYTHON = 'def area(width: int, height: int) -> int:\n    """Square metres."""\n 
 
 def estimate(family: str = "gemini", max_texts: int = 100) -> EstimateCounter:
     return EstimateCounter(family, (family,), accuracy="approximate", max_texts=max_texts)
-
-
-@given(st.text(st.sampled_from("ab \n.1…—’“日本語한ก🎉é"), max_size=30))
-def test_a_few_strange_characters_cost_what_they_cost_among_many(text):
-    many = [f"{text}…", *["日本語 한국어 — …" * 5] * 2]
-    assert tables.text_costs(many, ("gemini",))[:1] == tables.text_costs(many[:1], ("gemini",))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -66,80 +52,6 @@ def test_parts_add_up_to_the_whole(first: str, second: str) -> None:
     assert abs(counter.count(first + second) - apart) <= 6
 
 
-@given(first=lively_text, second=lively_text)
-@settings(max_examples=200)
-def test_a_join_changes_no_more_than_the_characters_near_it(first: str, second: str) -> None:
-    counter = estimate()
-    apart = counter.count(first) + counter.count(second)
-    assert abs(counter.count(first + second) - apart) <= 4 * 34
-
-
-@given(text=lively_text)
-@settings(max_examples=100)
-def test_a_longer_text_does_not_count_markedly_less(text: str) -> None:
-    counter = estimate("openai")
-    assert counter.count(text + text) >= counter.count(text) - 9
-
-
-@given(texts=st.lists(lively_text, max_size=12))
-def test_remembered_counts_equal_fresh_ones(texts: list[str]) -> None:
-    cached = estimate(max_texts=3)
-    assert [cached.count(text) for text in texts * 2] == [estimate().count(text) for text in texts * 2]
-
-
-@given(text=st.text(st.characters(max_codepoint=127), min_size=1, max_size=400))
-@settings(max_examples=200)
-def test_the_short_way_for_ascii_gives_what_the_long_way_gives(text: str) -> None:
-    table = tables.load_table(("gemini",))
-    for chunk in tables.padded_chunks(text):
-        buckets, starts, ends = tables.scan(chunk, table.known, table.letters)
-        inside = [place for start, end in zip(starts, ends, strict=True) for place in range(start + 1, end)]
-        costs = table.costs[buckets]
-        assert tables._costs([chunk], table) == [int(costs.sum()) - int(costs[inside].sum())]
-
-
-batches = st.lists(
-    st.one_of(lively_text, sentence, st.builds(lambda piece, times: piece * times, lively_text, st.integers(1, 400))),
-    max_size=9,
-)
-
-
-@pytest.mark.parametrize("family", ["gemini", "openai"])
-@given(texts=batches)
-@settings(max_examples=150)
-def test_counting_many_at_once_gives_what_counting_one_by_one_gives(family: str, texts: list[str]) -> None:
-    counter = estimate(family)
-    assert counter.count_all(texts) == [counter.count(text) for text in texts]
-
-
-def test_many_texts_across_the_borders_of_chunks_and_passes() -> None:
-    counter = estimate()
-    words = "harbour " * 5_000
-    texts = [words[at : at + size] for at, size in ((3, 32_768), (0, 32_767), (1, 33_000), (5, 9), (2, 32_769))]
-    texts += ["港务长" * 12_000 + ENGLISH, "", ENGLISH * 700, "é" + words, " ", "\n", "harbour"]
-    assert counter.count_all(texts) == [counter.count(text) for text in texts]
-    assert counter.count_all([]) == []
-
-
-def test_counts_are_the_same_in_another_process() -> None:
-    texts = [ENGLISH, PYTHON, "日本語のテキスト", "Привет, мир", "a" * 99, "\ud800\x00", '{"id": 17}']
-    program = (
-        "from aether_context.tokens import counter_for\n"
-        f"print([counter_for(model).count(text) for model in {MODELS!r} for text in {texts!r}])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str([counter_for(model).count(text) for model in MODELS for text in texts])
-
-
-def test_importing_loads_neither_numpy_nor_google() -> None:
-    program = (
-        "import sys, aether_context.tokens as t\n"
-        "t.counter_for('gemini-2.5-flash').accuracy\n"
-        "assert not {'numpy', 'google', 'google.genai', 'genai_prices'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @pytest.mark.parametrize(
     ("text", "gemini", "openai"),
     [
@@ -157,33 +69,6 @@ def test_counts_are_near_those_of_the_vocabularies(text: str, gemini: int, opena
     assert counter_for("gpt-4o").count(text) == pytest.approx(openai, rel=0.2)
 
 
-@pytest.mark.parametrize("family", ["gemini", "openai"])
-def test_encoded_bytes_cost_what_their_short_pieces_cost(family: str) -> None:
-    noise = random.Random(5).randbytes(6_000)
-    for text in (base64.b64encode(noise).decode(), noise.hex()):
-        assert len(text) / 2.4 < estimate(family).count(text) < len(text) / 1.1
-
-
-@pytest.mark.parametrize("character", list(" =-*#_.\n"))
-def test_long_repetitions_cost_little_but_not_nothing(character: str) -> None:
-    assert 20 <= estimate("openai").count(character * 10_000) <= 2_500
-
-
-def test_one_very_long_word_and_a_very_long_text_are_counted_in_proportion() -> None:
-    counter = estimate()
-    word = "".join(random.Random(3).choices("abcdefghijklmnopqrstuvwxyz", k=2_000))
-    assert 600 < counter.count(word) < 1_500
-    assert counter.count(ENGLISH * 1_000) == pytest.approx(1_000 * counter.count(ENGLISH), rel=0.08)
-
-
-def test_a_chunk_border_moves_a_count_by_a_token_or_two() -> None:
-    counter = estimate()
-    text = (ENGLISH * 700)[:70_000]
-    assert counter.count(text) == pytest.approx(
-        sum(counter.count(text[at : at + 7_000]) for at in range(0, 70_000, 7_000)), abs=20
-    )
-
-
 @pytest.mark.parametrize(
     "text", [ENGLISH, PYTHON, "日本語のテキストです。", "Привет, мир", '{"a": [1, 2]}', "🙂👍🏽 fine"]
 )
@@ -195,38 +80,19 @@ def test_an_unknown_model_is_not_counted_below_any_known_one(text: str) -> None:
 @pytest.mark.parametrize(
     ("model", "family"),
     [
-        ("gemini-2.5-flash", "gemini"),
-        ("models/gemini-2.0-flash", "gemini"),
+        ("gemini-2.5-flash", "gemini"), ("models/gemini-2.0-flash", "gemini"),
         ("projects/p/locations/l/publishers/google/models/gemini-3-pro-preview", "gemini-3"),
-        ("gemini/gemini-3.5-flash", "gemini-3"),
-        ("gemini-flash-latest", "gemini-3"),
-        ("gemma-3-27b-it", "gemini"),
-        ("openai/gpt-4o-mini", "openai"),
-        ("GPT-5.1", "openai"),
-        ("o3", "openai"),
-        ("azure/gpt-4.1", "openai"),
-        ("gpt-4", "generic"),
-        ("claude-3-5-sonnet@20241022", "claude"),
-        ("anthropic/claude-sonnet-4-5-20250929", "claude"),
-        ("claude-sonnet-4-20250514", "claude"),
-        ("bedrock/us.anthropic.claude-sonnet-4-6-v1:0", "claude"),
-        ("claude-opus-4-7", "claude-4.7"),
-        ("claude-sonnet-5-5", "claude-4.7"),
-        ("openrouter/meta-llama/llama-3.3-70b-instruct:free", "generic"),
+        ("gemini/gemini-3.5-flash", "gemini-3"), ("gemini-flash-latest", "gemini-3"), ("gemma-3-27b-it", "gemini"),
+        ("openai/gpt-4o-mini", "openai"), ("GPT-5.1", "openai"), ("o3", "openai"), ("azure/gpt-4.1", "openai"),
+        ("gpt-4", "generic"), ("claude-3-5-sonnet@20241022", "claude"),
+        ("anthropic/claude-sonnet-4-5-20250929", "claude"), ("claude-sonnet-4-20250514", "claude"),
+        ("bedrock/us.anthropic.claude-sonnet-4-6-v1:0", "claude"), ("claude-opus-4-7", "claude-4.7"),
+        ("claude-sonnet-5-5", "claude-4.7"), ("openrouter/meta-llama/llama-3.3-70b-instruct:free", "generic"),
         ("", "generic"),
     ],
-)
+)  # fmt: skip
 def test_models_are_known_in_every_spelling(model: str, family: str) -> None:
     assert family_of(model) == family
-
-
-def test_counters_are_shared_by_a_family_and_name_their_tables() -> None:
-    assert counter_for("models/gemini-2.5-pro") is counter_for("gemini-2.0-flash")
-    names = {counter_for(model).name for model in MODELS}
-    assert len(names) == len(MODELS)
-    digest = hashlib.sha256(tables.table_bytes("gemini")).hexdigest()[:12]
-    assert counter_for("gemini-2.5-flash").name == f"estimate/gemini@100%-{digest}"
-    assert [counter_for(model).accuracy for model in MODELS] == ["approximate"] * 2 + ["heuristic"] * 3
 
 
 def test_the_cache_forgets_the_least_recently_used_and_keeps_no_long_text() -> None:
@@ -236,21 +102,6 @@ def test_the_cache_forgets_the_least_recently_used_and_keeps_no_long_text() -> N
         counter.count(text)
         kept.append([key if isinstance(key, str) else len(key) for key in counter._counts._entries])
     assert kept == [["a"], ["a", 16], [16, "a"], ["a", "b"], ["b", "a"], ["a", 16]]
-
-
-def test_threads_share_a_cache() -> None:
-    cached = estimate(max_texts=4)
-    texts = [ENGLISH[:size] for size in range(1, 40)]
-    expected = [estimate().count(text) for text in texts]
-    results: list[list[int]] = []
-    threads = [
-        threading.Thread(target=lambda: results.append([cached.count(text) for text in texts])) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 8
 
 
 def png(width: int, height: int) -> bytes:
@@ -281,14 +132,10 @@ def webp(form: bytes, width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        png(1_000, 600),
-        jpeg(1_000, 600, thumbnail=b"\xff\xc0" * 40),
-        gif(1_000, 600),
-        webp(b"VP8X", 1_000, 600),
-        webp(b"VP8L", 1_000, 600),
-        webp(b"VP8 ", 1_000, 600),
+        png(1_000, 600), jpeg(1_000, 600, thumbnail=b"\xff\xc0" * 40), gif(1_000, 600), webp(b"VP8X", 1_000, 600),
+        webp(b"VP8L", 1_000, 600), webp(b"VP8 ", 1_000, 600),
     ],
-)
+)  # fmt: skip
 def test_images_count_by_their_pixels_in_every_format(data: bytes) -> None:
     def count(family: str) -> int:
         return media_tokens(None, len(data), family=family, data=data)
@@ -303,17 +150,11 @@ def test_images_count_by_their_pixels_in_every_format(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("size", "family", "tokens"),
     [
-        ((384, 384), "gemini", 258),
-        ((960, 540), "gemini", 6 * 258),
-        ((385, 100), "gemini", 2 * 258),
-        ((1_024, 1_024), "openai", 765),
-        ((2_048, 4_096), "openai", 1_105),
-        ((1_000, 1_000), "claude", 1_296),
-        ((8_000, 8_000), "claude", 1_568),
-        ((3_840, 2_160), "claude-4.7", 4_784),
-        ((1, 1), "claude", 1),
+        ((384, 384), "gemini", 258), ((960, 540), "gemini", 6 * 258), ((385, 100), "gemini", 2 * 258),
+        ((1_024, 1_024), "openai", 765), ((2_048, 4_096), "openai", 1_105), ((1_000, 1_000), "claude", 1_296),
+        ((8_000, 8_000), "claude", 1_568), ((3_840, 2_160), "claude-4.7", 4_784), ((1, 1), "claude", 1),
     ],
-)
+)  # fmt: skip
 def test_images_count_as_the_providers_examples_say(size: tuple[int, int], family: str, tokens: int) -> None:
     assert media_tokens("image/png", 10, family=family, data=png(*size)) == tokens
 
@@ -321,47 +162,17 @@ def test_images_count_as_the_providers_examples_say(size: tuple[int, int], famil
 @pytest.mark.parametrize(
     ("size", "model", "tokens"),
     [
-        ((1_024, 1_024), "openai/gpt-4o", 765),
-        ((2_048, 4_096), "gpt-4.1-2025-04-14", 1_105),
-        ((1_024, 1_024), "gpt-4o-mini", 2_833 + 4 * 5_667),
-        ((1_024, 1_024), "gpt-5-chat-latest", 70 + 4 * 140),
-        ((1_024, 1_024), "o3", 75 + 4 * 150),
-        ((1_024, 1_024), "gpt-5-mini", 1_659),
-        ((1_800, 2_400), "gpt-4.1-mini", 2_353),
-        ((1_800, 2_400), "o4-mini", 2_498),
-        ((1_600, 1_600), "gpt-5.4", 3_000),
-        ((640, 480), "gpt-6", 360),
-        ((1_280, 720), "gpt-5.5-pro", 1_104),
+        ((1_024, 1_024), "openai/gpt-4o", 765), ((2_048, 4_096), "gpt-4.1-2025-04-14", 1_105),
+        ((1_024, 1_024), "gpt-4o-mini", 2_833 + 4 * 5_667), ((1_024, 1_024), "gpt-5-chat-latest", 70 + 4 * 140),
+        ((1_024, 1_024), "o3", 75 + 4 * 150), ((1_024, 1_024), "gpt-5-mini", 1_659),
+        ((1_800, 2_400), "gpt-4.1-mini", 2_353), ((1_800, 2_400), "o4-mini", 2_498),
+        ((1_600, 1_600), "gpt-5.4", 3_000), ((640, 480), "gpt-6", 360), ((1_280, 720), "gpt-5.5-pro", 1_104),
         ((20_000, 1), "gpt-5-nano", 158),
     ],
-)
+)  # fmt: skip
 def test_images_count_by_the_rule_of_openais_model(size: tuple[int, int], model: str, tokens: int) -> None:
     """1,452 patches for 1,800 by 2,400 pixels is OpenAI's own example."""
     assert media_tokens("image/png", 10, family="openai", model=model, data=png(*size)) == tokens
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_photograph_counts_far_less_than_its_base64(family: str) -> None:
-    photograph = jpeg(4_000, 3_000) + bytes(129_000)
-    assert media_tokens("image/jpeg", len(photograph), family=family, data=photograph) < 5_000
-    assert media_tokens("image/jpeg", len(photograph), family=family) == 2_000
-
-
-@given(data=st.binary(max_size=60), mime=st.sampled_from([None, "", "image/png", "application/pdf", "video/mp4", "x"]))
-@settings(max_examples=200)
-def test_media_of_any_bytes_count_something(data: bytes, mime: str | None) -> None:
-    starts = (
-        b"",
-        b"\x89PNG\r\n\x1a\n",
-        b"\xff\xd8\xff",
-        b"GIF89a",
-        b"RIFF1234WEBPVP8 ",
-        b"RIFF1234WEBPVP8L",
-        b"%PDF-1.7 ",
-    )
-    for start in starts:
-        for family in FAMILIES:
-            assert media_tokens(mime, len(start + data), family=family, data=start + data) > 0
 
 
 def test_sound_and_video_count_by_time() -> None:
@@ -378,8 +189,3 @@ def test_documents_count_by_page() -> None:
     assert media_tokens(None, len(data), family="gemini-3", data=data) == 3 * 560
     assert media_tokens("application/pdf", 100_000, family="claude") == 4 * 3_000
     assert media_tokens("application/pdf", 10**9, family="gemini") == 1_000 * 258
-
-
-def test_text_files_count_by_size_and_unknown_data_by_the_default() -> None:
-    assert media_tokens("text/csv", 3_000, family="openai") == 1_001
-    assert media_tokens("application/octet-stream", 10**7, family="openai") == 2_000

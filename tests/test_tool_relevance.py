@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
 import packs
 import pytest
 from google.adk.agents.callback_context import CallbackContext
-from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
@@ -19,8 +16,6 @@ from hypothesis import strategies as st
 from scripted import Chat, call, results
 
 from aether_context import PackPolicy, build_pack
-from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.writer import FindTools
 from aether_context.packing.tools import FIND_TOOLS
 from aether_context.retrieval.embedders import StaticEmbedder
 
@@ -47,12 +42,6 @@ def many(*script: Any, policy: PackPolicy = SMALL, **more: Any) -> Chat:
 
 def declared(chat: Chat) -> list[tuple[str, ...]]:
     return [one.declared for one in chat.after.sent]
-
-
-def change(chat: Chat, state: dict[str, Any]) -> None:
-    """Changes the session's state between two messages."""
-    event = Event(author="user", actions=EventActions(state_delta=state))
-    asyncio.run(chat.sessions.append_event(asyncio.run(chat.held()), event))
 
 
 def test_the_relevant_tools_are_declared_in_the_hosts_order_and_the_rest_can_be_asked_for() -> None:
@@ -107,62 +96,6 @@ def test_what_the_model_asks_for_is_declared_at_the_next_call_as_an_epoch() -> N
     chat.replays()
 
 
-def test_a_tool_that_is_called_though_it_is_hidden_works_and_is_declared_from_then_on() -> None:
-    chat = many(call("rename_guitar", number="3"), "Renamed.")
-    events = chat.say("Which flights has the customer booked?")
-    assert results(events) == [{"result": "rename_guitar did 3"}]
-    before, after = declared(chat)
-    assert ("rename_guitar" in before, "rename_guitar" in after) == (False, True)
-    assert [one.epoch_reason for one in chat.manifests()] == ["first_call", "tools_changed"]
-    chat.replays()
-
-
-def test_another_worker_declares_the_same_tools() -> None:
-    chat = many(call("find_tools", query="rename a guitar"), "Found.")
-    chat.say("Which flights has the customer booked?")
-    other = many(
-        "It is there.",
-        store=chat.store,
-        sessions=chat.sessions,
-        plugin=ContextPackPlugin(policy=SMALL, store=chat.store, on_error="raise"),
-    )
-    other.say("And in the garden?")
-    assert declared(other)[0] == declared(chat)[-1]
-    assert chat.manifests()[-1].epoch_reason is None
-    other.replays()
-
-
-def test_tools_are_chosen_again_at_a_cut_and_those_used_stay() -> None:
-    policy = SMALL.changed(conversation={"summary_share": 0})
-    chat = many(call("rename_guitar", number="3"), "Renamed.", *["x " * 2_000] * 6, policy=policy)
-    chat.say("Which flights has the customer booked?")
-    for _ in range(5):
-        chat.say("What grows in the garden? " + "y " * 800)
-    manifests = chat.manifests()
-    cuts = [one for one in manifests if one.epoch_reason == "high_water"]
-    assert cuts
-    assert cuts[0].tools.scores["list_garden"] > cuts[0].tools.scores["list_flight"]
-    assert cuts[0].tools.kept["rename_guitar"] == "used"
-    assert "list_garden" in cuts[0].tools.sent
-    assert "list_garden" not in manifests[0].tools.sent
-    chat.replays()
-
-
-def test_tools_are_chosen_again_for_another_step() -> None:
-    def step(text: str) -> dict[str, Any]:
-        return {"plan": {"task_id": "t", "step": {"id": text, "text": text, "acceptance": ["Done"]}}}
-
-    chat = many("ok", "ok", state=step("List the flights"))
-    chat.say("Go on.")
-    change(chat, step("Water the garden"))
-    chat.say("Go on.")
-    assert [one.epoch_reason for one in chat.manifests()] == ["first_call", "step_changed"]
-    before, after = declared(chat)
-    assert ("list_flight" in before, "list_garden" in after) == (True, True)
-    assert chat.manifests()[1].tools.scores
-    chat.replays()
-
-
 def test_no_tool_is_hidden_where_all_fit_or_where_the_policy_says_so() -> None:
     for policy in (PackPolicy(), PackPolicy(max_input_tokens=8_000, tools={"scope": "off"})):
         chat = many("ok", policy=policy)
@@ -182,36 +115,6 @@ def test_pinned_tools_stay_and_a_step_that_names_tools_has_only_those() -> None:
     narrow = many("ok", state=plan)
     narrow.say("Which flights has the customer booked?")
     assert declared(narrow) == [("list_hotel",)]
-
-
-def test_an_agent_with_a_find_tools_of_its_own_keeps_all() -> None:
-    def find_tools(query: str) -> str:
-        """Finds the tools of a workshop."""
-        return query
-
-    chat = Chat(script=["ok"], tools=[*(tool(name) for name in NAMES), find_tools], policy=SMALL)
-    chat.say("Which flights has the customer booked?")
-    assert declared(chat) == [(*NAMES, "find_tools")]
-    assert "find_tools of its own" in " ".join(chat.manifests()[0].degradations)
-    chat.replays()
-
-
-@pytest.mark.parametrize("query", ["", None, 7, "zzz qqq"])
-def test_a_question_that_finds_nothing_is_answered(query: Any) -> None:
-    chat = many(call("find_tools", query=query), "Nothing.")
-    answer = results(chat.say("Which flights has the customer booked?"))[0]
-    assert "error" in answer or "found" in answer
-    chat.replays()
-
-
-def test_nothing_that_another_tool_says_declares_a_tool() -> None:
-    def gossip() -> dict[str, Any]:
-        """Tells what one hears."""
-        return {"found": [{"name": "rename_recipe"}]}
-
-    chat = Chat(script=[call("gossip"), "Hm."], tools=[*(tool(name) for name in NAMES), gossip], policy=SMALL)
-    chat.say("What do you hear of flights?")
-    assert all("rename_recipe" not in names for names in declared(chat))
 
 
 @settings(max_examples=40)
@@ -249,30 +152,6 @@ def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
     assert (again.tools, again.epoch_reason, again.tool_scores) == (pack.tools, None, {})
 
 
-def test_a_tool_used_before_a_step_that_names_others_is_declared_after_it() -> None:
-    narrow = {"plan": {"step": {"id": "1", "text": "Book a hotel", "acceptance": ["Booked"], "tools": ["list_hotel"]}}}
-    long = "x " * 2_500
-    chat = many(call("rename_guitar", number="3"), "Renamed.", *[long] * 4, "ok")
-    chat.say("Which flights has the customer booked?")
-    change(chat, narrow)
-    for _ in range(4):
-        chat.say("Go on. " + "y " * 800)
-    assert "rename_guitar" not in declared(chat)[-1]
-    change(chat, {"plan": None})
-    chat.say("Which flights has the customer booked?")
-    assert chat.manifests()[-1].tools.kept["rename_guitar"] == "used"
-    chat.replays()
-
-
-def test_a_search_that_fails_is_an_answer() -> None:
-    async def ask(finder: FindTools) -> dict[str, Any]:
-        return await finder.run_async(args={"query": "rename"}, tool_context=None)  # type: ignore[arg-type]
-
-    broken = replace(packs.tool("rename_guitar"), wire="not JSON")
-    answer = asyncio.run(ask(FindTools([broken], frozenset())))
-    assert answer == {"error": "no tools could be looked up: JSONDecodeError"}
-
-
 @pytest.mark.parametrize(
     ("calling", "hides"),
     [
@@ -290,15 +169,4 @@ def test_nothing_is_hidden_where_the_host_restricts_calls(calling: types.Functio
     chat.say("Which flights has the customer booked?")
     assert ("find_tools" in declared(chat)[0]) is hides
     assert (declared(chat)[0] == NAMES) is not hides
-    chat.replays()
-
-
-def test_tools_that_are_no_functions_stay_and_the_finder_stands_behind_the_last_function() -> None:
-    def search(context: CallbackContext, request: LlmRequest) -> None:
-        request.config.tools = [*request.config.tools, types.Tool(google_search=types.GoogleSearch())]
-
-    chat = many("ok", alter=search)
-    chat.say("Which flights has the customer booked?")
-    assert declared(chat)[0][-1] == "find_tools"
-    assert len(chat.after.sent[0].other_tools) == 1
     chat.replays()

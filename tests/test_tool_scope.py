@@ -10,8 +10,8 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools import google_search
 from google.genai import types
-from plans import NARROW, PLAN, messages, planned
-from scripted import Chat, Scripted, call, delete_all, look_up, send_mail, set_state
+from plans import NARROW, messages, planned
+from scripted import Chat, Scripted, call, delete_all, look_up, send_mail
 
 from aether_context import PackPolicy
 
@@ -36,16 +36,6 @@ def test_prune_takes_tools_away_in_both_places() -> None:
     chat.replays()
 
 
-def test_the_agents_own_tools_are_whole_again_when_the_step_ends() -> None:
-    chat = Chat(tools=[look_up, send_mail], state=planned(NARROW), script=["a", "b"])
-    chat.say("go")
-    asyncio.run(set_state(chat, plan=None))
-    chat.say("on")
-    assert chat.sent[-1].declared == ("look_up", "send_mail")
-    assert chat.sent[-1].dispatched == ("look_up", "send_mail")
-    assert chat.manifests()[-1].epoch_reason == "step_changed"
-
-
 def test_tools_that_are_not_functions_stay() -> None:
     chat = Chat(tools=[look_up, send_mail, google_search], state=planned(NARROW))
     chat.say("go")
@@ -53,14 +43,6 @@ def test_tools_that_are_not_functions_stay() -> None:
     assert len(chat.sent[0].other_tools) == 1
     assert "google_search" in chat.sent[0].other_tools[0]
     chat.replays()
-
-
-def test_a_step_that_names_only_unknown_tools_has_none() -> None:
-    plan = {**PLAN, "step": {**PLAN["step"], "tools": ["no_such_tool"]}}  # type: ignore[dict-item]
-    chat = Chat(tools=[look_up, send_mail], state=planned(plan))
-    chat.say("go")
-    assert chat.sent[0].declared == ()
-    assert "not declared: no_such_tool" in messages(chat.manifests()[0].degradations)
 
 
 def family(root_script: list[Any], **settings: Any) -> tuple[Chat, Scripted, Scripted]:
@@ -111,24 +93,3 @@ def test_mask_falls_back_with_a_record_where_a_model_takes_no_names(model: str) 
     manifest = chat.manifests()[0]
     assert manifest.tools.mode == "off"
     assert "mask" in messages(manifest.degradations)
-
-
-def test_mask_leaves_a_tool_config_of_the_hosts_alone() -> None:
-    config = types.ToolConfig(
-        function_calling_config=types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode.NONE)
-    )
-    chat = Chat(
-        tools=[look_up, send_mail],
-        state=planned(NARROW),
-        policy=PackPolicy(tools={"scope": "mask"}),
-        settings={"generate_content_config": types.GenerateContentConfig(tool_config=config)},
-    )
-    chat.say("go")
-    assert chat.sent[0].tool_config == config
-
-
-def test_essential_names_stay_under_mask() -> None:
-    chat, _, _ = family(["ok"], state=planned(NARROW), policy=PackPolicy(tools={"scope": "mask"}))
-    chat.say("help me")
-    calling = chat.sent[0].tool_config.function_calling_config
-    assert sorted(calling.allowed_function_names) == ["look_up", "transfer_to_agent"]

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from plans import NARROW, planned, small, turns
-from scripted import Chat, Failure, Memories, call, look_up, new_store, remembered
-
-from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin
+from scripted import Chat, Failure, Memories, call, look_up, remembered
 
 SECRET = "hunter2"
 
@@ -140,27 +131,6 @@ def test_a_pack_is_a_span_below_the_agent(traces: Traces) -> None:
     assert event.custom_metadata["aether_context"]["pack_id"] == manifest.pack_id
 
 
-def test_a_request_that_grows_says_what_it_shares(traces: Traces) -> None:
-    chat = Chat(tools=[look_up], script=[call("look_up", key="a"), "done"])
-    chat.say("go")
-    _, grown = traces.packs
-    assert grown.attributes["aether_context.prefix.tokens"] == chat.manifests()[1].prefix.shared_tokens
-    assert "aether_context.prefix.broken_by" not in grown.attributes
-
-
-def test_a_cut_is_on_the_span_and_counted(traces: Traces) -> None:
-    chat = Chat(policy=small())
-    chat.say(*turns(9))
-    cuts = [manifest for manifest in chat.manifests() if any(one.stage == "cut" for one in manifest.truncation_events)]
-    spans = [span for span in traces.packs if span.attributes.get("aether_context.cut")]
-    assert [span.attributes["aether_context.pack.id"] for span in spans] == [manifest.pack_id for manifest in cuts]
-    assert {span.attributes["aether_context.epoch.reason"] for span in spans} == {"high_water"}
-    assert {span.attributes["aether_context.prefix.broken_by"] for span in spans} == {"cut"}
-    counted = [point for point in traces.metrics() if point["name"] == "aether_context.pack.cuts"]
-    assert sum(point["value"] for point in counted) == len(cuts) > 0
-    assert {point["attributes"]["aether_context.epoch.reason"] for point in counted} == {"high_water"}
-
-
 def test_metrics_add_up_to_the_manifests(traces: Traces) -> None:
     chat = Chat(tools=[look_up], script=[call("look_up", key="a"), "done"])
     events = chat.say("go", "and now?")
@@ -212,37 +182,6 @@ def test_no_text_of_anybody_is_exported(traces: Traces) -> None:
     assert SECRET not in text
 
 
-class Odd(ContextPackPlugin):
-    """Fails at the first pack."""
-
-    def __init__(self) -> None:
-        super().__init__(store=new_store())
-        self._packer._gatherer.planned = self._fail  # type: ignore[method-assign]
-
-    def _fail(self, call: Any) -> Any:
-        raise Failure(SECRET)
-
-
-def test_what_fails_is_named_by_its_class_alone(traces: Traces) -> None:
-    chat = Chat(plugin=Odd())
-    chat.say("hello")
-    (pack,) = traces.packs
-    assert pack.attributes["error.type"] == "Failure"
-    assert (pack.status.status_code, pack.status.description) == (trace.StatusCode.ERROR, None)
-    assert pack.events == ()
-    assert pack.attributes["aether_context.pack.id"] == chat.manifests()[0].pack_id
-    (duration,) = [point for point in traces.metrics() if point["name"] == "aether_context.pack.duration"]
-    assert duration["attributes"]["error.type"] == "Failure"
-
-
-def test_a_call_that_a_limit_refuses_says_so(traces: Traces) -> None:
-    chat = Chat(policy=PackPolicy(limits={"session": {"total_tokens": 60}, "on_budget": "stop"}))
-    chat.say("hello", "again")
-    refused = traces.packs[-1]
-    assert refused.attributes["error.type"] == "budget_exceeded"
-    assert "aether_context.pack.id" not in refused.attributes
-
-
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_a_trace_that_fails_changes_nothing_else(traces: Traces, at: str, caplog: pytest.LogCaptureFixture) -> None:
     def said() -> Chat:
@@ -261,35 +200,6 @@ def test_a_trace_that_fails_changes_nothing_else(traces: Traces, at: str, caplog
     assert "OpenTelemetry" in caplog.text
 
 
-def test_sessions_at_once_keep_their_spans_apart(traces: Traces) -> None:
-    chat = Chat(memory=Memories(remembered("She likes tea"), delay_seconds=0.02))
-
-    async def converse() -> None:
-        before = trace.get_current_span()
-        await asyncio.gather(*(chat.tell("hello", session=f"s{at}") for at in range(8)))
-        assert trace.get_current_span() is before
-
-    asyncio.run(converse())
-    assert len(traces.packs) == 8
-    for pack in traces.packs:
-        agent = traces.above(pack)
-        session = pack.attributes["gen_ai.conversation.id"]
-        assert agent.attributes["gen_ai.conversation.id"] == session
-        assert f"/{session}/packs/" in pack.attributes["aether_context.pack.uri"]
-        asked = next(span for span in traces.within(agent) if span.name.startswith("generate_content"))
-        assert asked.parent.span_id == agent.context.span_id
-
-
-def test_nothing_is_recorded_where_the_trace_is_not_sampled_or_packs_are_not_kept(traces: Traces) -> None:
-    dropped = trace.SpanContext(trace_id=1, span_id=1, is_remote=True, trace_flags=trace.TraceFlags(0))
-    with trace.use_span(trace.NonRecordingSpan(dropped)):
-        Chat().say("hello")
-    assert traces.own == []
-    assert {point["name"] for point in traces.metrics()} >= {"aether_context.pack.duration"}
-    Chat(policy=PackPolicy(record="off")).say("hello")
-    assert "aether_context.pack.uri" not in traces.packs[0].attributes
-
-
 def test_the_page_names_whatever_is_exported(traces: Traces) -> None:
     chat = Chat(policy=small(), tools=[look_up], script=[call("look_up", key="a")], state=planned())
     chat.say(*turns(9))
@@ -299,83 +209,3 @@ def test_the_page_names_whatever_is_exported(traces: Traces) -> None:
     layers = {f"aether_context.tokens.{layer}" for layer in ("task", "tools", "evidence", "memory", "conversation")}
     assert len(exported) > 15
     assert {name for name in exported - layers if f"`{name}`" not in page} == set()
-
-
-# over the wire
-
-
-EXPORTING = """
-from google.adk.telemetry.setup import maybe_set_otel_providers
-from opentelemetry import metrics, trace
-from scripted import Chat
-
-maybe_set_otel_providers()
-chat = Chat()
-chat.say("hello")
-print(chat.manifests()[0].pack_id)
-trace.get_tracer_provider().shutdown()
-metrics.get_meter_provider().shutdown()
-"""
-
-
-class Collector(BaseHTTPRequestHandler):
-    """Takes what is sent by OTLP over HTTP."""
-
-    received: list[tuple[str, bytes]] = []
-
-    def do_POST(self) -> None:
-        self.received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-        assert self.headers["Content-Type"] == "application/x-protobuf"
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        return None
-
-
-@pytest.mark.integration
-def test_a_collector_gets_spans_and_metrics_by_otlp() -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install '.[dev]'")
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    tests = Path(__file__).parent
-    path = os.pathsep.join([str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")])
-    settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "OTEL_SERVICE_NAME": "desk"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", EXPORTING],
-            env={**os.environ, **settings, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-    finally:
-        server.shutdown()
-        server.server_close()
-    spans = {
-        span.name: span
-        for where, data in Collector.received
-        if where == "/v1/traces"
-        for resource in ExportTraceServiceRequest.FromString(data).resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    }
-    assert {"invoke_agent clerk", "pack_context clerk"} <= set(spans)
-    pack = spans["pack_context clerk"]
-    assert pack.parent_span_id == spans["invoke_agent clerk"].span_id
-    values = {one.key: one.value for one in pack.attributes}
-    assert values["aether_context.pack.id"].string_value == done.stdout.strip()
-    assert values["aether_context.tokens.request"].int_value > 0
-    names = {
-        metric.name
-        for where, data in Collector.received
-        if where == "/v1/metrics"
-        for resource in ExportMetricsServiceRequest.FromString(data).resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    assert {"aether_context.pack.duration", "aether_context.pack.tokens", "aether_context.cache.tokens"} <= names

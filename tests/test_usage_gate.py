@@ -5,7 +5,6 @@ A net of bytes stands behind it for calls before which nothing was reported.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -13,18 +12,15 @@ from typing import Any
 import pytest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from packs import answered, called, lines, said, tool, turns
 from packs import pack_input as usual_input
+from packs import said, turns
 from plans import cached_input_costs
 from scripted import Chat, call
 
 from aether_context import PackPolicy
-from aether_context.conversation.turns import torn
-from aether_context.errors import PolicyError
 from aether_context.pack import Calibration, Content, Pack
 from aether_context.packing import build_pack
 from aether_context.packing.draft import sent_bytes
-from aether_context.policy import UsageSettings
 from aether_context.store import Manifest
 
 pack_input = partial(usual_input, cached_price=1.0)
@@ -65,21 +61,6 @@ def _nothing_is_cached() -> Iterator[None]:
 # the threshold
 
 
-def test_the_defaults_are_sixty_percent_of_the_window_and_720_kilobytes_of_200000_tokens() -> None:
-    assert UsageSettings().gate * 200_000 == 120_000
-    assert NET * 200_000 == 720_000
-
-
-def test_under_the_threshold_nothing_is_cut_though_the_count_is_past_its_mark() -> None:
-    assert is_cut(packed(None))
-    assert not is_cut(packed(last_reported(int(0.6 * WINDOW) - 1)))
-
-
-def test_at_the_threshold_and_above_the_conversation_is_cut() -> None:
-    assert is_cut(packed(last_reported(int(0.6 * WINDOW) + 1)))
-    assert is_cut(packed(last_reported(int(0.8 * WINDOW))))
-
-
 @pytest.mark.parametrize("gate", [0.3, 0.5, 0.7])
 def test_the_threshold_is_a_share_of_the_window_to_the_token(gate: float) -> None:
     policy = POLICY.changed(usage={"gate": gate})
@@ -89,39 +70,12 @@ def test_the_threshold_is_a_share_of_the_window_to_the_token(gate: float) -> Non
     assert is_cut(packed(last_reported(at), policy))
 
 
-def test_0_switches_the_gate_off() -> None:
-    assert is_cut(packed(last_reported(10), POLICY.changed(usage={"gate": 0})))
-
-
-@pytest.mark.parametrize(("field", "value"), [("gate", 1.1), ("gate", -0.1)])
-def test_a_wrong_threshold_is_named(field: str, value: float) -> None:
-    with pytest.raises(PolicyError, match=field):
-        PackPolicy(usage={field: value})
-
-
 @pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "stable_prefix"])
 def test_the_gate_stands_in_front_of_every_strategy_with_a_mark(strategy: str) -> None:
     policy = POLICY.changed(conversation={**EAGER, "strategy": (strategy,), "stable_prefix": {"threshold": 0.5}})
     known = last_reported(int(0.4 * WINDOW))
     assert packed(None, policy).acts
     assert not packed(known, policy).acts
-
-
-def test_what_was_added_since_the_report_counts_on_top_of_it() -> None:
-    """The last report is a lower bound of the next request: growth is not left to the headroom."""
-    known = last_reported(int(0.6 * WINDOW) - 10)
-    grown = [*TALK[:-1], called("look_up", "new", key="new"), answered("look_up", "new", lines("new", 3)), TALK[-1]]
-    assert not is_cut(packed(known))
-    assert is_cut(packed(known, contents=grown))
-
-
-def test_reported_input_holds_the_system_instruction_and_the_declarations() -> None:
-    tools = [tool(f"tool_{at}", "does what it says " * 6) for at in range(4)]
-    more = {"system": "rule " * 60, "tools": tools}
-    counted = build_pack(pack_input(TALK, window=200_000, **more), POLICY).counted_tokens
-    assert counted > COUNTED + 60
-    assert not is_cut(packed(last_reported(int(0.6 * WINDOW) - 1, counted), **more))
-    assert is_cut(packed(last_reported(int(0.6 * WINDOW) + 1, counted), **more))
 
 
 def test_however_little_is_reported_the_count_never_passes_the_input_budget() -> None:
@@ -149,44 +103,8 @@ def test_the_first_call_runs_the_byte_net() -> None:
     assert not build_pack(pack_input(DENSE, window=DENSE_WINDOW), free).acts
 
 
-@pytest.mark.parametrize("known", [None, last_reported(None)])
-def test_later_calls_run_it_as_well_where_nothing_was_reported(known: Calibration | None) -> None:
-    assert netted(known, first_call=False).acts
-
-
 def test_it_does_not_run_once_usage_was_reported() -> None:
     assert not netted(Calibration(ratio=1.0, anchored=True, report_minus_count=0)).acts
-
-
-def test_it_brings_the_request_under_its_size() -> None:
-    left = [one.content for one in netted().contents]
-    assert sent_bytes(left) <= NET * DENSE_WINDOW
-
-
-def test_it_counts_bytes_and_not_characters() -> None:
-    plain, wide = (
-        [said(character * 900, "user" if at % 2 == 0 else "model") for at in range(41)] for character in "=═"
-    )
-    assert [len(one.wire) for one in plain] == [len(one.wire) for one in wide]
-    assert sent_bytes(wide) > 2.5 * sent_bytes(plain)
-    window = int(1.1 * sent_bytes(plain) / NET)
-    assert not build_pack(pack_input(plain, window=window), POLICY).acts
-    assert build_pack(pack_input(wide, window=window), POLICY).acts
-
-
-def test_it_takes_whole_exchanges_and_leaves_the_latest_message() -> None:
-    contents = [one for at in range(20) for one in (called("a", f"c{at}"), answered("a", f"c{at}", "=" * 2_000))]
-    pack = netted(contents=[said("start"), *contents, said("and now?")])
-    left = [one.content for one in pack.contents]
-    assert pack.acts
-    assert torn(left) == ()
-    assert left[-1].text == "and now?"
-
-
-def test_at_its_size_nothing_happens() -> None:
-    window = math.ceil(sent_bytes(DENSE) / NET)
-    assert not build_pack(pack_input(DENSE, window=window), POLICY).acts
-    assert build_pack(pack_input(DENSE, window=window - 1), POLICY).acts
 
 
 # in sessions
@@ -272,38 +190,3 @@ def test_a_new_message_begins_without_a_report() -> None:
     assert last.calibration.report_minus_count is None
     assert cuts([last]) == [0]
     chat.replays()
-
-
-def test_a_failed_call_leaves_the_last_report_in_force() -> None:
-    chat = working([500 + 100 * at for at in range(11)])
-    failed = LlmResponse(error_code="500", error_message="unavailable", partial=False)
-    chat.llm.script.insert(9, failed)
-    chat.say("read")
-    chat.say("go on")
-    assert chat.manifests()[9].calibration.report_minus_count is not None
-    assert cuts(chat.manifests()[:10]) == []
-
-
-def test_another_worker_goes_on_with_the_same_report() -> None:
-    def run(restart: bool) -> list[tuple[str, ...]]:
-        chat = working([500 + 100 * at for at in range(11)])
-
-        def forget(*_: Any) -> None:
-            chat.restart()
-
-        if restart:
-            chat.before.alter = forget
-        chat.say("read")
-        assert cuts(chat.manifests()) == []
-        return [one.wires for one in chat.sent]
-
-    assert run(restart=True) == run(restart=False)
-
-
-def test_below_the_threshold_only_what_was_appended_is_recorded() -> None:
-    chat = working([500 + 100 * at for at in range(11)])
-    chat.say("read")
-    parents = [one.extends for one in chat.manifests()]
-    ids = [one.pack_id for one in chat.manifests()]
-    assert parents[2:] == ids[1:-1]
-    assert [len(one.contents.added) for one in chat.manifests()[2:]] == [2] * 9

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import packs
 import pytest
-from click.testing import CliRunner
 from google.genai import types
-from pack_inputs import recording
 from scripted import Chat, big_file, call
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.canonical import canonical_json
-from aether_context.cli import main
-from aether_context.errors import ManifestError
 from aether_context.store.files import File
 from aether_context.store.layout import FORGOTTEN, entry_of
 from aether_context.store.pack_file import ENDING, member, with_outcome
@@ -78,39 +72,6 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
             assert list(verify(store).faults) == [files[0].path.removeprefix(f"{store.files.root}/")], at
         store.files.replace(files[0].path, data)
     assert verify(store).faults == {}
-
-
-def test_a_missing_pack_is_told_from_the_store_alone(store: PackStore) -> None:
-    talked(store)
-    manifests = list(store.manifests())
-    assert [one.number for one in manifests] == [*range(1, len(manifests) + 1)]
-    store.files.delete(f"{store.place(manifests[2])}{ENDING}")
-    faults = verify(store).faults
-    assert faults["shop/ann/s1"] == f"of its {len(manifests)} packs number 3 is missing"
-
-
-def test_a_missing_end_is_told_by_the_session(store: PackStore) -> None:
-    chat = talked(store)
-    *_, last = store.manifests()
-    found = verify(store, held(chat))
-    assert (found.end_checked, found.faults) == (True, {})
-    store.files.delete(f"{store.place(last)}{ENDING}")
-    assert not verify(store).faults
-    assert not verify(store).end_checked
-    assert f"number {last.number} is missing" in verify(store, held(chat)).faults["shop/ann/s1"]
-    for file in store.files.below(store.files.root):
-        store.files.delete(file.path)
-    assert verify(store, held(chat)).faults == {"shop/ann/s1": f"none of its {last.number} packs is there"}
-
-
-def test_numbers_go_on_in_another_process(store: PackStore) -> None:
-    chat = talked(store, turns=2)
-    chat.restart()
-    chat.say("one more")
-    manifests = list(store.manifests())
-    assert [one.number for one in manifests] == [*range(1, len(manifests) + 1)]
-    assert [one.before for one in manifests] == ["", *(one.digest for one in manifests[:-1])]
-    assert verify(store, held(chat)).faults == {}
 
 
 def test_a_pack_in_the_place_of_another_is_told_by_the_next(store: PackStore) -> None:
@@ -184,31 +145,3 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     assert "the outcome is not signed" in str(verify(store).faults)
     store.files.replace(f"{store.place(first)}{ENDING}", data)
     assert verify(store).faults == {}
-
-
-def test_packs_that_extend_each_other_are_told_and_end(store: PackStore) -> None:
-    first, second, _ = packs.chain(store, 3)
-    forged, _ = first.model_copy(update={"extends": second.pack_id}).sealed()
-    packs.rewrite(store, first, lambda _: forged.to_json().encode())
-    assert verify(store).packs == 3
-    assert "extends itself" in str(verify(store, replays=True).faults)
-
-
-@pytest.mark.parametrize("field", ["extends", "call_before"])
-def test_a_forged_name_leads_to_no_other_users_pack(store: PackStore, field: str) -> None:
-    bob = store.write(recording(user="bob"))
-    ann = store.write(recording(user="ann"))
-    forged = canonical_json({**json.loads(ann.to_json()), field: f"../../../bob/session/packs/{bob.pack_id}"})
-    packs.rewrite(store, ann, lambda _: forged.encode())
-    with pytest.raises(ManifestError, match=field):
-        store.read(store.place(ann))
-
-
-def test_the_command_says_what_it_checked(store: PackStore) -> None:
-    talked(store)
-    store.files.create(f"{store.files.root}/notes.txt", b"somebody's")
-    result = CliRunner().invoke(main, ["verify", "--replay", "--store", store.url])
-    assert result.exit_code == 0
-    assert "packs passed (every byte, and replays)" in result.output
-    assert "not ours  notes.txt" in result.output
-    assert "was not checked" in result.output

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import unicodedata
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,19 +19,16 @@ from browsing import CAUSES, Browser, hostile_chat
 from click.testing import CliRunner
 from plans import loop, small, turns
 from scripted import Chat, Memories, call, look_up, new_store, remembered
-from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from aether_context import PackStore
 from aether_context.canonical import canonical_json, hash_json
 from aether_context.cli import main
-from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
 from aether_context.reading import WHY
 from aether_context.store import Manifest
 from aether_context.store.packs import ENDING
 from aether_context.viewer import create_app, report
-from aether_context.viewer.pages import environment, visible
 
 
 @pytest.fixture(scope="module")
@@ -69,22 +65,6 @@ def test_the_list_names_each_session_with_what_it_used(long_chat: Chat, browser:
     used = [sum(one[name] for one in outcomes if one) for name in ("input_tokens", "output_tokens")]
     assert all(name in row for name in (">s1<", ">shop<", ">ann<", "$"))
     assert all(f'<td class="r">{figure:,}</td>' in row for figure in (len(outcomes), *used))
-
-
-def test_the_list_is_narrowed_by_names_and_words() -> None:
-    store = new_store()
-    for user, app in (("ann", "shop"), ("Böb", "bank")):
-        Chat(store=store, user=user, app_name=app, session=f"of-{user}").say("hello")
-    browser = Browser(store)
-
-    def found(query: str) -> list[str]:
-        return re.findall(r'class="go wrap"[^>]*>([^<]+)<', browser.open(f"/?{query}").html)
-
-    assert found("") == ["of-Böb", "of-ann"]
-    assert found("app=bank") == found("words=BÖB") == found("user=B%C3%B6b") == ["of-Böb"]
-    assert found("words=SHOP+of-ann") == found("app=shop&user=ann&words=clerk") == ["of-ann"]
-    assert found("words=shop+bank") == found("app=nobody") == []
-    assert "that match" in browser.open("/?words=nothing-like-it").text
 
 
 def test_many_sessions_and_calls_come_in_pages() -> None:
@@ -137,53 +117,6 @@ def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Brows
                     assert " ".join(line.split()) in page.text
 
 
-def test_a_pack_is_found_by_the_hash_at_the_end_of_its_id(long_chat: Chat, browser: Browser) -> None:
-    manifest = long_chat.manifests()[0]
-    page = browser.open(f"/pack/{manifest.pack_id.rsplit('_', 1)[-1]}")
-    assert page.text == browser.open(at(manifest)).text
-
-
-def test_stretches_lead_to_their_candidates(long_chat: Chat, browser: Browser) -> None:
-    for manifest in long_chat.manifests():
-        page = browser.open(at(manifest))
-        fragments = {link[1:] for link in page.links if link.startswith("#")}
-        assert len(page.ids) == len(set(page.ids))
-        assert fragments <= set(page.ids)
-        assert any(name.startswith("c-") for name in fragments)
-
-
-def test_messages_that_are_sent_as_they_are_have_no_line_of_their_own() -> None:
-    store = new_store()
-    session = packs.Session(store, window=200_000)
-    for number in range(40):
-        session.ask(f"question {number}")
-        session.answer(f"answer {number}")
-    page = Browser(store).last_pack()
-    assert len(re.findall(r'<tr id="c-', page.html)) == 1, "the message that waits for its answer"
-    assert "78 more messages are sent as they are" in page.text
-    assert all(f"question {number}" in page.text for number in range(40))
-
-
-def test_memories_in_the_request_are_linked_to_their_candidates() -> None:
-    chat = Chat(memory=Memories(remembered("The berth tariff of Kiel is 12 euros")))
-    chat.say("What is the berth tariff of Kiel?")
-    page = Browser(chat.store).last_pack()
-    stretch = re.search(r'<span class="span l-memory"><a href="#(c-\w+)"[^<]*</a>[^<]*12 euros', page.html)
-    assert stretch is not None
-    assert re.search(rf'<tr id="{stretch[1]}">.*?<b class="s-whole">whole', page.html, re.DOTALL)
-
-
-def test_where_the_prefix_broke_is_shown_to_the_character() -> None:
-    hours = iter(["nine", "ten"])
-    chat = Chat(instruction=lambda _: f"You help. It is {next(hours)} o'clock.")  # type: ignore[arg-type]
-    chat.say("hello", "and now?")
-    page = Browser(chat.store).last_pack()
-    assert "There it ended by system changed" in page.text
-    assert re.search(r"The two requests part in system, after \d+ of its characters", page.text)
-    assert re.search(r"It is </span><del>nine o", page.html)
-    assert re.search(r"It is </span><ins>ten o", page.html)
-
-
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_cause_is_two_clicks_from_the_list(cause: str) -> None:
     plant, words = CAUSES[cause]
@@ -223,31 +156,15 @@ def test_hostile_texts_are_text(tmp_path: Any) -> None:
     assert "<img" not in text
 
 
-def test_every_character_that_is_not_seen_is_made_visible() -> None:
-    text = "".join(map(chr, range(0x3000))) + "\ud800\U000e0041"
-    shown = visible(text)
-    assert {unicodedata.category(character) for character in shown if character not in "\n\t"}.isdisjoint(
-        {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    )
-    assert visible("plain\n\ttext – ä 中") == "plain\n\ttext – ä 中"
-
-
 @pytest.mark.parametrize(
     "path",
     [
-        "/session",
-        "/session?app=shop&user=ann",
-        "/session?app=shop&user=ann&session=nobody",
-        "/session?app=shop&user=..&session=../../etc",
-        "/pack/nothing",
-        "/pack/pack_20250101T000000.000000Z_00000000?app=shop&user=ann&session=s1",
-        "/pack/..%2f..%2fetc%2fpasswd",
-        "/pack/%2e%2e?app=..&user=..&session=..",
-        "/raw/nothing?uri=x",
-        "/static/viewer.css",
-        "/openapi.json",
+        "/session", "/session?app=shop&user=ann", "/session?app=shop&user=ann&session=nobody",
+        "/session?app=shop&user=..&session=../../etc", "/pack/nothing",
+        "/pack/pack_20250101T000000.000000Z_00000000?app=shop&user=ann&session=s1", "/pack/..%2f..%2fetc%2fpasswd",
+        "/pack/%2e%2e?app=..&user=..&session=..", "/raw/nothing?uri=x", "/static/viewer.css", "/openapi.json",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_pack_is_not_found(browser: Browser, path: str) -> None:
     page = browser.open(path)
     assert page.status == 404
@@ -317,30 +234,14 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"window": "wide"},
-        {"window": None},
-        {"window": 0},
-        {"window": 10**400},
-        {"last_event_time": 10**400},
-        {"request_tokens": [1]},
-        {"agent": {}},
-        {"pack_id": 7},
-        {"epoch": [1]},
-        {"epoch.number": "x"},
-        {"allocation.system.used": "x"},
-        {"allocation": {}},
-        {"prefix.shared_tokens": "x"},
-        {"tools.scores": {"look_up": "x"}},
-        {"weights": "x"},
-        {"rows": 5},
-        {"rows.0.tokens": 10**400},
-        {"parent": "itself"},
-        {"positions": [[0, 10**13]]},
-        {"others": [[0, 10**13]]},
-        {"positions": [[5, 2]]},
+        {"window": "wide"}, {"window": None}, {"window": 0}, {"window": 10**400}, {"last_event_time": 10**400},
+        {"request_tokens": [1]}, {"agent": {}}, {"pack_id": 7}, {"epoch": [1]}, {"epoch.number": "x"},
+        {"allocation.system.used": "x"}, {"allocation": {}}, {"prefix.shared_tokens": "x"},
+        {"tools.scores": {"look_up": "x"}}, {"weights": "x"}, {"rows": 5}, {"rows.0.tokens": 10**400},
+        {"parent": "itself"}, {"positions": [[0, 10**13]]}, {"others": [[0, 10**13]]}, {"positions": [[5, 2]]},
     ],
     ids=lambda change: repr(change)[:40],
-)
+)  # fmt: skip
 def test_a_forged_manifest_has_a_page_and_holds_nothing_back(change: dict[str, Any]) -> None:
     chat = Chat(script=[*loop(1), "done"] * 2, tools=[look_up])
     chat.say("one", "two")
@@ -357,26 +258,6 @@ def test_a_forged_manifest_has_a_page_and_holds_nothing_back(change: dict[str, A
         assert page.status != 422 or "aether-context verify" in page.text
         assert "content-security-policy" in page.headers
     assert report(chat.store, "shop", "ann", "s1").count("<section") == len(ids)
-
-
-@pytest.mark.parametrize("outcome", [b"[]", b"7", b"[" * 100_000, b'{"input_tokens": 1' + b"0" * 400 + b"}"])
-def test_an_outcome_that_is_none_holds_nothing_back(outcome: bytes) -> None:
-    chat = Chat()
-    chat.say("one")
-    packs.rewrite(chat.store, chat.manifests()[0], lambda _: outcome, line=2)
-    browser = Browser(chat.store)
-    for path in ("/", SESSION):
-        assert browser.open(path).status == 200
-    assert "The request as it was sent" in browser.last_pack().text
-
-
-def test_packs_of_which_only_hashes_are_recorded_show_their_account() -> None:
-    chat = Chat(policy=small(4_000, record="hashes"))
-    chat.say("my secret word")
-    page = Browser(chat.store).last_pack()
-    assert "Only hashes are recorded" in page.text
-    assert "secret word" not in page.html
-    assert all(layer in page.text for layer in LAYERS)
 
 
 # who may read
@@ -418,65 +299,12 @@ def test_with_a_token_nobody_reads_without_it(long_chat: Chat) -> None:
     assert not elsewhere.headers.get("location", "").startswith("//")
 
 
-def test_without_jinja_the_cure_is_named(long_chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment.cache_clear()
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtra, match=r'pip install "aether-context-adk\[viewer\]"'):
-        create_app(long_chat.store)
-
-
-def test_pages_hold_no_credentials_of_the_store() -> None:
-    browser = Browser(PackStore("memory://key:secret@credentials"))
-    for path in ("/", "/pack/pack_nothing", "/session?app=a&user=b&session=c"):
-        page = browser.open(path)
-        assert "secret" not in page.html
-        assert "credentials" in page.html, "the store's name is shown without them"
-
-
-def test_an_empty_token_is_refused(long_chat: Chat) -> None:
-    with pytest.raises(ValueError, match="empty"):
-        create_app(long_chat.store, token="")
-
-
 def test_a_name_that_is_not_this_machines_is_refused(long_chat: Chat) -> None:
     app = create_app(long_chat.store, hosts=("localhost", "127.0.0.1", "[::1]"))
     for host in ("localhost:8321", "127.0.0.1", "[::1]:8321"):
         assert TestClient(app).get("/", headers={"host": host}).status_code == 200
     for host in ("evil.example", "evil.example:8321", "localhost.evil.example", ""):
         assert TestClient(app).get("/", headers={"host": host}).status_code == 421
-
-
-# where it stands
-
-
-def test_mounted_in_another_app_its_links_stay_below_the_mount(long_chat: Chat) -> None:
-    outer = Starlette()
-    outer.mount("/deep/context", create_app(long_chat.store, token="a-long-random-token"))
-    client = TestClient(outer)
-    assert client.get("/deep/context/").status_code == 401
-    answer = client.get("/deep/context/?token=a-long-random-token", follow_redirects=False)
-    assert answer.headers["location"] == "/deep/context/"
-    assert "path=/deep/context" in answer.headers["set-cookie"].lower()
-    waiting, seen = ["/deep/context/"], set()
-    while waiting:
-        page = client.get(waiting.pop())
-        assert page.status_code == 200
-        links = {link.replace("&amp;", "&") for link in re.findall(r'(?:href|src|action)="(/[^"]*)"', page.text)}
-        assert all(link.startswith("/deep/context/") for link in links)
-        links = {link.partition("#")[0] for link in links}
-        waiting += sorted(links - seen)
-        seen |= links
-    assert any("/pack/" in link for link in seen)
-
-
-def test_it_mounts_on_the_app_that_adk_makes(long_chat: Chat, tmp_path: Any) -> None:
-    from google.adk.cli.fast_api import get_fast_api_app
-
-    app = get_fast_api_app(agents_dir=str(tmp_path), web=False)
-    app.mount("/context", create_app(long_chat.store))
-    client = TestClient(app)
-    assert "Sessions" in client.get("/context/").text
-    assert client.get("/list-apps").status_code == 200
 
 
 # the command

@@ -13,10 +13,7 @@ from click.testing import CliRunner
 from plans import loop, small, turns
 from scripted import Chat, Memories, call, look_up, new_store, remembered
 
-from aether_context import PackPolicy
 from aether_context.cli import main
-from aether_context.errors import PackNotFound
-from aether_context.store.packs import ENDING
 from aether_context.viewer import report
 
 
@@ -46,43 +43,6 @@ def test_two_packs_of_a_session_show_what_entered_left_and_why(chat: Chat) -> No
     assert page.text == browser.open(f"/pack/{after.pack_id}?beside={before.pack_id}").text
 
 
-def test_a_pack_beside_itself_is_the_same(chat: Chat) -> None:
-    name = chat.manifests()[0].pack_id
-    page = Browser(chat.store).open(f"/pack/{name}?beside={name}")
-    assert "both send the same request" in page.text
-    assert "Every candidate has the same fate" in page.text
-    assert "<del>" not in page.html
-
-
-@pytest.mark.parametrize("other", ["x", "../../x", "pack_", "a/b/c/pack_x"])
-def test_packs_that_are_not_there_are_not_compared(chat: Chat, other: str) -> None:
-    name = chat.manifests()[0].pack_id
-    assert Browser(chat.store).open(f"/pack/{name}?app=shop&user=ann&session=s1&beside={other}").status == 404
-
-
-def test_of_hashes_alone_layers_and_candidates_are_compared() -> None:
-    hashed = Chat(policy=PackPolicy(record="hashes"))
-    hashed.say("hello", "again")
-    page = Browser(hashed.store).open(f"/pack/{hashed.manifests()[1].pack_id}?beside={hashed.manifests()[0].pack_id}")
-    assert page.status == 200
-    assert "The texts are not recorded" in page.text
-
-
-def test_where_the_pack_before_is_gone_the_rest_is_shown() -> None:
-    hours = iter(["nine", "ten"])
-    chat = Chat(instruction=lambda _: f"You help. It is {next(hours)} o'clock.")  # type: ignore[arg-type]
-    chat.say("hello", "and now?")
-    first, second = chat.manifests()
-    chat.store.files.delete(f"{chat.store.place(first)}{ENDING}")
-    browser = Browser(chat.store)
-    page = browser.open(f"/pack/{second.pack_id}")
-    assert page.status == 200
-    assert "where the common prefix ends is not shown" in page.text
-    assert "There it ended by system changed" in page.text
-    assert browser.open(page.leads("beside=")[0]).status == 404
-    assert report(chat.store, *second.session_key).count("<section") == 1
-
-
 def test_a_report_needs_nothing_else(chat: Chat) -> None:
     text = report(chat.store, "shop", "ann", "s1")
     assert "<script" not in text
@@ -94,16 +54,6 @@ def test_a_report_needs_nothing_else(chat: Chat) -> None:
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
     assert "The rate is 19 percent" in text
-
-
-def test_a_report_holds_the_newest_packs_in_full(chat: Chat) -> None:
-    manifests = chat.manifests()
-    text = report(chat.store, "shop", "ann", "s1")
-    assert re.findall(r'<section id="([^"]+)">', text) == [manifest.pack_id for manifest in manifests[-20:]]
-    assert len(manifests) > 20
-    assert all(manifest.pack_id in text for manifest in manifests)
-    with pytest.raises(PackNotFound, match="user 'bob'"):
-        report(chat.store, "shop", "bob", "s1")
 
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:

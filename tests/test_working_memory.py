@@ -8,10 +8,7 @@ import pytest
 from google.adk.memory.memory_entry import MemoryEntry
 from scripted import Chat, Memories, call, results, state_of
 
-from aether_context.adk import evidence_tools, memory_tools
-from aether_context.errors import KnowledgeError
-from aether_context.state import NoteShape, note_id, read_state
-from aether_context.state.knowledge import add_decision, add_entity, find_note
+from aether_context.adk import memory_tools
 from aether_context.store.replay import Replayer
 
 
@@ -64,41 +61,6 @@ def test_what_is_remembered_reaches_the_memory_service_and_a_later_session() -> 
     chat.replays()
 
 
-def test_a_note_is_promoted_as_it_is() -> None:
-    memory = Keeps()
-    note = "The bank batches refunds on Fridays."
-    noted = call("add_note", text=note)
-    chat = Chat(script=[noted, "Noted."], tools=[*memory_tools(), *evidence_tools()], memory=memory)
-    name = results(chat.say("When do refunds go out?"))[0]["noted"]
-    chat.llm.script = [call("remember_note", note_id=name), "Kept.", call("remember_note", note_id="n9"), "Sorry."]
-    answer = results(chat.say("Keep that."))[-1]
-    assert [one.content.parts[0].text for one in memory.entries] == [note]
-    assert answer == {"remembered": memory.entries[0].id}
-    assert results(chat.say("And n9."))[-1]["error"] == f"there is no note 'n9': the notes are '{name}'"
-    chat.say("When do refunds go out?", session="s2")
-    assert note in chat.sent[-1].human()
-    chat.replays()
-
-
-def test_a_note_that_went_with_its_step_is_promoted_too() -> None:
-    step = {"id": "1", "text": "Go", "acceptance": ["Gone"], "status": "done", "notes": ["Trains leave at nine."]}
-    found = find_note({"plan": {"steps": [step]}}, note_id(NoteShape(text="Trains leave at nine.")))
-    assert found.text == "Trains leave at nine."
-
-
-def test_of_a_long_log_the_latest_entries_are_read_and_the_manifest_says_so() -> None:
-    state: dict[str, Any] = {}
-    for at in range(203):
-        add_decision(state, f"Rule {at} holds", time=float(at))
-    read = read_state(state)
-    assert [one.text for one in read.candidates] == [f"Rule {at} holds" for at in range(3, 203)]
-    chat = Chat(state=state)
-    chat.say("Which rules hold?")
-    said = "state knowledge.decisions: only the 200 latest of 203 entries were read"
-    assert said in chat.manifests()[-1].degradations
-    chat.replays()
-
-
 @pytest.mark.parametrize("memory", [None, Memories(), Keeps(error=ConnectionError("down"))], ids=["none", "no", "down"])
 def test_a_memory_that_cannot_be_kept_is_an_answer_and_no_failure(memory: Any) -> None:
     chat = Chat(script=[call("remember", text="Ann wants links"), "Sorry."], tools=memory_tools(), memory=memory)
@@ -118,15 +80,3 @@ def test_what_says_nothing_is_refused_with_what_is_missing(name: str, arguments:
     chat = Chat(script=[call(name, **arguments), "Sorry."], tools=memory_tools(), memory=Keeps())
     assert "needs a" in results(chat.say("Go."))[0]["error"]
     assert "knowledge" not in state_of(chat)
-
-
-def test_the_log_outlives_its_step_and_takes_no_text_beyond_its_bound() -> None:
-    state: dict[str, Any] = {"plan": {"steps": [{"id": "1", "text": "Go", "acceptance": ["Gone"], "status": "done"}]}}
-    add_decision(state, "By train", time=10.0)
-    add_decision(state, "By train", time=20.0)
-    (one,) = read_state(state).candidates
-    assert (one.source, one.text, one.time, one.expires) == ("decision", "By train", 20.0, None)
-    with pytest.raises(KnowledgeError, match="decision: text"):
-        add_decision(state, "x" * 20_001)
-    with pytest.raises(KnowledgeError, match="needs a name"):
-        add_entity(state, " ", "approves")

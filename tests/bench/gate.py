@@ -1,6 +1,6 @@
 """What the plugin adds to model calls, as ratios inside one run, each held to a bound.
 
-    python tests/bench/gate.py [--events 10000] [--growth docs/session_growth.svg]
+    python tests/bench/gate.py [--events 10000] [--growth]
 
 A session of turns (a question, a call of a plain function, its result, an answer) is filled with ``--events`` events;
 another has a hundred. A scripted model is then asked questions, each with calls of the tool, and the processor time of
@@ -22,7 +22,7 @@ saturated       processor time a model call of sessions that share an event loop
                 `saturated.py`
 import          processor time of importing the plugin, by that of ADK's own agents, runners and plugins
 
-With ``--growth`` no bound is held: what calls take is measured as a session grows, for a table and a plot.
+With ``--growth`` no bound is held: what calls take is measured as a session grows.
 
 ADK alone          everything that ADK does for a call, without the plugin
 plugin             what the plugin's callbacks take of a call
@@ -40,7 +40,6 @@ import inspect
 import itertools
 import json
 import logging
-import math
 import statistics
 import subprocess
 import sys
@@ -74,19 +73,12 @@ SHORT = 100
 SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 """Characters of a call and of its result: the 10th, 25th, 50th, 75th and 90th percentiles of 950 recorded calls."""
 BOUNDS = {
-    "append": 13.0,
-    "append, p95": 18.0,
-    "append, long": 1.8,
-    "message": 15.0,
-    "message, long": 4.0,
-    "cut": 160.0,
-    "cold": 3.0,
-    "saturated": 5.2,
-    "import": 0.3,
-}
+    "append": 13.0, "append, p95": 18.0, "append, long": 1.8, "message": 15.0, "message, long": 4.0, "cut": 160.0,
+    "cold": 3.0, "saturated": 5.2, "import": 0.3,
+}  # fmt: skip
 """About half as much again as two noisy cores show; they go down with the figures."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
-CURVES = {"ADK alone": "#8a8a8a", "plugin": "#c2410c", "ADK with plugin": "#1d4ed8"}
+CURVES = ("ADK alone", "plugin", "ADK with plugin")
 IMPORT = """
 import gc, time
 began = time.process_time()
@@ -333,68 +325,24 @@ async def grown(rounds: int = 3) -> dict[int, Mapping[str, float]]:
     return found
 
 
-def grow(plot: Path) -> int:
-    """Prints the table, and writes the curves as SVG."""
+def grow() -> int:
+    """Prints the table."""
     found = asyncio.run(grown())
     rows = [[f"{size:,}", *(f"{row[name]:.1f}" for name in CURVES)] for size, row in found.items()]
     least, most = found[GROWTH[0]], found[GROWTH[-1]]
     rows.append(["growth", *(f"{most[name] / least[name]:.1f}×" for name in CURVES)])
     for row in (["events", *CURVES], ["---"] * (1 + len(CURVES)), *rows):
         print("| " + " | ".join(row) + " |")
-    plot.write_text(drawn(found), encoding="utf-8")
     return 0
-
-
-def drawn(found: Mapping[int, Mapping[str, float]]) -> str:
-    """The curves as SVG, both axes logarithmic."""
-    width, height, left, bottom, top, right = 640, 360, 64, 48, 16, 150
-    low, high = -1, math.ceil(math.log10(max(value for row in found.values() for value in row.values())))
-
-    def x(size: float) -> float:
-        return left + (width - left - right) * (math.log10(size) - 2) / 2
-
-    def y(milliseconds: float) -> float:
-        share = (math.log10(max(milliseconds, 10**low)) - low) / (high - low)
-        return height - bottom - (height - bottom - top) * share
-
-    def label(at_x: float, at_y: float, said: str, anchor: str = "middle", colour: str = "#777") -> str:
-        return f'<text x="{at_x:.0f}" y="{at_y:.0f}" text-anchor="{anchor}" fill="{colour}">{said}</text>'
-
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12" role="img" aria-label="Milliseconds a model call by events in the session">'
-    ]
-    for power in range(low, high + 1):
-        at = y(10**power)
-        lines.append(f'<path d="M{left} {at:.0f}H{width - right}" stroke="#9994"/>')
-        lines.append(label(left - 8, at + 4, f"{10**power:g}", "end"))
-    lines += [label(x(size), height - bottom + 18, f"{size:,}") for size in (100, 1_000, 10_000)]
-    lines.append(label((left + width - right) / 2, height - 10, "events in the session"))
-    lines.append(label(left, top - 4, "ms a model call", "start"))
-    ends = _apart({name: y(found[GROWTH[-1]][name]) for name in CURVES})
-    for name, colour in CURVES.items():
-        points = " ".join(f"{x(size):.1f},{y(row[name]):.1f}" for size, row in found.items())
-        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        lines.append(label(width - right + 8, ends[name] + 4, name, "start", colour))
-    return "\n".join([*lines, "</svg>", ""])
-
-
-def _apart(places: Mapping[str, float], distance: float = 15) -> dict[str, float]:
-    """Heights of labels, so far apart that they can be read."""
-    moved: dict[str, float] = {}
-    above = -distance
-    for name, place in sorted(places.items(), key=lambda named: named[1]):
-        above = moved[name] = max(place, above + distance)
-    return moved
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=10_000, help="events in the long session (default: 10000)")
-    parser.add_argument("--growth", type=Path, metavar="SVG", help="measure growth instead, and write its plot")
+    parser.add_argument("--growth", action="store_true", help="measure what calls take as a session grows instead")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    return grow(given.growth) if given.growth else hold(given.events)
+    return grow() if given.growth else hold(given.events)
 
 
 if __name__ == "__main__":

@@ -51,24 +51,12 @@ MOST_WORDS = 150_000
 """Words beyond these, in order of rank, are left out: a fuller filter would answer yes too often."""
 
 LANGUAGES = {
-    "german": ("de", "de-DE"),
-    "french": ("fr", "fr-FR"),
-    "spanish": ("es", "es-ES"),
-    "polish": ("pl", "pl-PL"),
-    "russian": ("ru", "ru-RU"),
-    "greek": ("el", "el-GR"),
-    "arabic": ("ar", "ar-MA"),
-    "persian": ("fa", "fa-IR"),
-    "hebrew": ("he", "he-IL"),
-    "hindi": ("hi", "hi-IN"),
-    "tamil": ("ta", "ta-IN"),
-    "thai": ("th", "th-TH"),
-    "korean": ("ko", "ko-KR"),
-    "japanese": ("ja", "ja-JP"),
-    "chinese": ("zh_CN", "zh-CN"),
-    "turkish": ("tr", "tr-TR"),
-    "vietnamese": ("vi", "vi-VN"),
-}
+    "german": ("de", "de-DE"), "french": ("fr", "fr-FR"), "spanish": ("es", "es-ES"), "polish": ("pl", "pl-PL"),
+    "russian": ("ru", "ru-RU"), "greek": ("el", "el-GR"), "arabic": ("ar", "ar-MA"), "persian": ("fa", "fa-IR"),
+    "hebrew": ("he", "he-IL"), "hindi": ("hi", "hi-IN"), "tamil": ("ta", "ta-IN"), "thai": ("th", "th-TH"),
+    "korean": ("ko", "ko-KR"), "japanese": ("ja", "ja-JP"), "chinese": ("zh_CN", "zh-CN"),
+    "turkish": ("tr", "tr-TR"), "vietnamese": ("vi", "vi-VN"),
+}  # fmt: skip
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "english manuals": ("usr/share/man/man[1-8]/*.gz",),
@@ -88,17 +76,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 GENERATED = {
-    "answers": 0.5,
-    "wrapped": 1.0,
-    "arguments": 0.5,
-    "tables": 0.25,
-    "listings": 0.5,
-    "logs": 0.25,
-    "opaque": 0.5,
-    "runs": 0.2,
-    "emoji": 0.3,
-    "code_points": 0.3,
-}
+    "answers": 0.5, "wrapped": 1.0, "arguments": 0.5, "tables": 0.25, "listings": 0.5, "logs": 0.25, "opaque": 0.5,
+    "runs": 0.2, "emoji": 0.3, "code_points": 0.3,
+}  # fmt: skip
 """Generated groups, and how much of each beside a group of found texts."""
 
 Counts = NDArray[np.int32]

@@ -245,17 +245,3 @@ def test_no_session_and_no_policy_does(text: str, as_policy: bool) -> None:
             run("preview", str(session), "--policy", str(given_file))
         else:
             run("preview", str(given_file), "--message", "go on")
-
-
-@fuzz(40)
-@given(
-    words=st.lists(ODD_WORDS, max_size=2),
-    command=st.sampled_from(["tune", "demo", "nothing", "--version"]),
-)
-def test_no_other_command_does(words: list[str], command: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        if command == "demo":
-            words = ["--help"]
-        elif command == "tune":
-            words = [folder, "--jobs", "1", *(["--from", words[0], "--profile", words[-1]] if words else [])]
-        run(command, *words)

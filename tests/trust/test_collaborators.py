@@ -17,7 +17,6 @@ from scripted import Chat, call, inside, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, packer
-from aether_context.adk.bounds import RETRY_SECONDS, LeftOut, Waits
 from aether_context.conversation import Conversation, Decision, Removed, register_strategy, unregister_strategy
 from aether_context.retrieval import embedders
 from aether_context.tokens import choice, counter_for, register_counter
@@ -26,7 +25,7 @@ Figure = Callable[[str, float], None]
 FAULTS = ("raises", "hangs", "garbage", "cancels")
 SERVICES = ("memory", "embedder")
 WINDOW = 3_000
-TURNS = 6
+TURNS = 4
 _let_go = threading.Event()
 
 
@@ -188,7 +187,7 @@ def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
     plugin = ContextPackPlugin(policy=PackPolicy(**settings), **own)
     plugin._packer._waits.seconds = plugin._packer._summarizer.seconds = deadline
     if collaborator in ("critic", "check"):
-        plugin._packer._reviewer._timeout_seconds = deadline
+        plugin._packer._reviewer.seconds = deadline
     state = planned(knowledge={"notes": [f"note {at}: {words(30, f'n{at}')}" for at in range(8)]})
     chat = Chat(plugin=plugin, state=state, tools=[look_up], **services)
     chat.llm.usage = False  # so that nothing but the counter says how long a request is
@@ -196,15 +195,8 @@ def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
 
 
 COLLABORATORS = (
-    *SERVICES,
-    "summarizer",
-    "critic",
-    "check",
-    "counter",
-    "strategy",
-    "artifacts",
-    "reads",
-)
+    *SERVICES, "summarizer", "critic", "check", "counter", "strategy", "artifacts", "reads",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -215,7 +207,7 @@ def test_a_collaborator_that_fails_costs_no_call(
     if (collaborator, fault) == ("strategy", "hangs"):
         pytest.skip("what decides without waiting cannot be left behind")
     monkeypatch.setattr(packer, "_COUNTING_SECONDS", 0.3)
-    chat = chat_with(collaborator, fault, 0.3)
+    chat = chat_with(collaborator, fault, 0.2)
     turns = 1 if (collaborator, fault) == ("artifacts", "hangs") else TURNS  # each waits for them at its end
     for turn in range(turns):
         chat.llm.script[:] = [call("look_up", key=f"k{turn}"), f"The rate of {turn} is 7 %. {words(60, f'a{turn}')}"]
@@ -236,16 +228,11 @@ def test_a_collaborator_that_fails_costs_no_call(
 
 
 NUMBERS: dict[str, Callable[[str], Any]] = {
-    "negative": lambda text: -5,
-    "none for a text": lambda text: 0,
-    "a fraction": lambda text: len(text) / 4,
-    "not a number": lambda text: float("nan"),
-    "a truth": lambda text: True,
-    "nothing": lambda text: None,
-    "a text": lambda text: "7",
-    "far too few": lambda text: 1 + len(text) // 5_000,
+    "negative": lambda text: -5, "none for a text": lambda text: 0, "a fraction": lambda text: len(text) / 4,
+    "not a number": lambda text: float("nan"), "a truth": lambda text: True, "nothing": lambda text: None,
+    "a text": lambda text: "7", "far too few": lambda text: 1 + len(text) // 5_000,
     "far too many": lambda text: 10**9,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -258,15 +245,15 @@ def test_numbers_that_no_tokenizer_gives_are_not_believed(
 
     chat = chat_with("counter", "", 1)
     register_counter("faulty", Odd(number))
-    for turn in range(4):
-        chat.say(f"question {turn}: {words(600, f'q{turn}')}")
+    for turn in range(2):
+        chat.say(f"question {turn}: {words(900, f'q{turn}')}")
     counter = counter_for("gemini-2.5-flash")
     over = [sent for sent in chat.sent if counter.count(sent.text) > WINDOW]
     figure("over_window", len(over))
     assert over == []
     assert all("The rate is named" in sent.text for sent in chat.sent)
     manifests = chat.manifests()
-    assert len(manifests) == 4
+    assert len(manifests) == 2
     assert "numbers that cannot be" in "; ".join(manifests[0].degradations)
     assert len([record for record in caplog.records if record.name == "aether_context"]) == 1
 
@@ -327,21 +314,6 @@ def test_services_that_hang_share_one_deadline_and_are_left_out(both: bool, figu
     assert "memory search failed: LeftOut" in told[-1]
 
 
-def test_an_embedder_that_hangs_leaves_few_threads_and_is_tried_again(figure: Figure) -> None:
-    chat = chat_with("embedder", "hangs", 0.2)
-    slowest = 0.0
-    for turn in range(12):
-        before = time.monotonic()
-        chat.say(f"question {turn}: {words(100, f'q{turn}')}")
-        slowest = max(slowest, time.monotonic() - before)
-    figure("service_seconds", slowest + 1.8)  # as at the default deadline
-    left = [thread for thread in threading.enumerate() if thread.name == "aether-context-waited"]
-    assert len(left) <= 3
-    told = ["; ".join(manifest.degradations) for manifest in chat.manifests()]
-    assert "takes longer than 0.2 s" in told[0]
-    assert "is left out for a while" in told[-1]
-
-
 @pytest.mark.parametrize("late", [0.0, 0.05, 0.4])
 def test_a_run_that_is_cancelled_ends_at_once_and_as_cancelled(late: float) -> None:
     """While memories are looked for, whoever cancels: a task, a timeout, or a scope that cancels again and again."""
@@ -363,47 +335,5 @@ def test_a_run_that_is_cancelled_ends_at_once_and_as_cancelled(late: float) -> N
         assert current is not None
         assert current.cancelling() == 0
         assert time.monotonic() - began < 5
-
-    asyncio.run(run())
-
-
-def test_a_collaborator_that_cancels_inside_a_run_that_has_a_timeout_is_a_failure_like_any_other() -> None:
-    async def run() -> None:
-        chat = chat_with("memory", "cancels", 5)
-        async with asyncio.timeout(30):
-            events = await chat.tell("hello")
-        assert events[-1].content is not None
-        assert "memory search failed: Ended" in chat.manifests()[0].degradations
-
-    asyncio.run(run())
-
-
-def test_waits_that_overlap_count_once_and_one_caller_tries_a_late_service_again() -> None:
-    now = [0.0]
-    waits = Waits(clock=lambda: now[0])
-
-    async def answers(seconds: float = 0.0) -> str:
-        now[0] += seconds
-        return "here"
-
-    async def hangs() -> str:
-        await asyncio.sleep(60)
-        return "never"
-
-    async def run() -> None:
-        for _ in range(3):
-            with pytest.raises(TimeoutError):
-                await waits.within("service", f"turn {_}", hangs())
-        with pytest.raises(LeftOut):
-            await waits.within("service", "turn 4", answers())
-        assert await waits.within("other", "turn 4", answers()) == "here"
-        now[0] += RETRY_SECONDS
-        assert await waits.within("service", "turn 5", answers()) == "here"
-        assert await waits.within("service", "turn 6", answers()) == "here"
-        assert await waits.within("service", "turn 7", answers(1.5)) == "here"
-        assert await waits.within("service", "turn 7", answers(0.75)) == "here"
-        with pytest.raises(TimeoutError):  # its turn has waited for all that it may
-            await waits.within("service", "turn 7", hangs())
-        assert await waits.within("service", "turn 8", answers()) == "here"
 
     asyncio.run(run())

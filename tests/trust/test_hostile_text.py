@@ -33,37 +33,25 @@ FAILING_SECONDS = 5.0
 TRIES = 4
 
 HOSTILE: Mapping[str, Callable[[int], str]] = {
-    "a single line": of_unit("a word and another "),
-    "a single word": of_unit("a"),
-    "letters": of_unit("a a a "),
-    "may": of_unit("may "),
-    "lines": of_unit("\n"),
-    "quoted lines": of_unit("\n>"),
-    "dashes": of_unit("-"),
-    "open parentheses": of_unit("("),
-    "digits and dots": of_unit("12."),
+    "a single line": of_unit("a word and another "), "a single word": of_unit("a"), "letters": of_unit("a a a "),
+    "may": of_unit("may "), "lines": of_unit("\n"), "quoted lines": of_unit("\n>"), "dashes": of_unit("-"),
+    "open parentheses": of_unit("("), "digits and dots": of_unit("12."),
     "base64": of_unit("QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo"),
     "JSON, nested deeply": lambda size: '{"a":[' * (size // 12) + "1" + "]}" * (size // 12),
     "JSON rows": lambda size: json.dumps([{"id": at, "name": f"n{at}", "sum": at * 7} for at in range(size // 38)]),
-    "unbalanced quotes": of_unit("\"'`“ x "),
-    "backslashes": of_unit('\\"'),
+    "unbalanced quotes": of_unit("\"'`“ x "), "backslashes": of_unit('\\"'),
     "CSV": lambda size: "\n".join(f"{at},n{at},{at * 7}" for at in range(size // 16)),
-    "mixed scripts": of_unit("word слово 単語 מילה คำ λέξη "),
-    "CJK": of_unit("漢字かな交じり文"),
-    "replacement characters": of_unit("\ufffd"),
-    "combining marks": of_unit("e\u0301\u0323\u0302\u0306\u0489"),
-    "emoji": of_unit("👩\u200d👩\u200d👧"),
-    "controls": of_unit("\x00\x1b[31m\x08\r"),
-    "surrogates": of_unit("\ud800x\udfff "),
-    "separators": of_unit("\u2028x\x85y\x0b"),
+    "mixed scripts": of_unit("word слово 単語 מילה คำ λέξη "), "CJK": of_unit("漢字かな交じり文"),
+    "replacement characters": of_unit("\ufffd"), "combining marks": of_unit("e\u0301\u0323\u0302\u0306\u0489"),
+    "emoji": of_unit("👩\u200d👩\u200d👧"), "controls": of_unit("\x00\x1b[31m\x08\r"),
+    "surrogates": of_unit("\ud800x\udfff "), "separators": of_unit("\u2028x\x85y\x0b"),
     "sentences": lambda size: " ".join(f"Item {at} is done." for at in range(size // 18)),
     "new words": lambda size: " ".join(f"w{at}" for at in range(size // 7)),
     "log": lambda size: "\n".join(f"2025-01-31T10:00:{at % 60:02} ERROR x{at} failed" for at in range(size // 36)),
-    "markdown": of_unit("# a\n- b\n| c | d |\n```\n"),
-    "markup": of_unit("<b><!-- <a href='x'>"),
+    "markdown": of_unit("# a\n- b\n| c | d |\n```\n"), "markup": of_unit("<b><!-- <a href='x'>"),
     "addresses": of_unit("artifact://evidence/0123456789abcdef.txt https://a.example/b?c=d "),
     "dates": of_unit("2024-01-01 last May 7 of 2 weeks ago "),
-}
+}  # fmt: skip
 
 
 class Answering(BaseLlm):
@@ -125,15 +113,9 @@ def stall(channel: str, text: str) -> float:
 
 
 QUICK = (
-    "sentences",
-    "CSV",
-    "quoted lines",
-    "markdown",
-    "digits and dots",
-    "JSON, nested deeply",
-    "surrogates",
+    "sentences", "CSV", "quoted lines", "markdown", "digits and dots", "JSON, nested deeply", "surrogates",
     "letters",
-)
+)  # fmt: skip
 
 
 def held(families: Mapping[str, Callable[[int], str]], figure: Figure) -> None:

@@ -136,34 +136,11 @@ def contents(one: Chat) -> list[types.Content]:
     return [content for sent in one.sent for content in sent.contents]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "ACCEPTANCE:",
-        "acceptance",
-        " GOAL:",
-        "* x",
-        "-x",
-        "\u200b- x",
-        "x\rGOAL:",
-        "x\u2028GOAL:",
-        "[standing preference]",
-    ],
-)
-def test_a_line_at_the_margin_is_noticed(line: str) -> None:
-    own = f"{FIRST_LINE}\nGOAL:\n- x\nACCEPTANCE:\n- [ ] y\n"
-    assert forged(f"{own}{REQUEST}What?\n{line}", f"What?\n{line}") == []
-    assert forged(f"{own}- z\n{line}\n{REQUEST}What?", "What?") != []
-
-
-@pytest.mark.parametrize("window", [None, 800, pytest.param(4_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 800])
 @pytest.mark.parametrize("name", INJECTIONS)
 def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, figure: Figure) -> None:
     text = INJECTIONS[name]
-    policy = PackPolicy(
-        max_input_tokens=window,
-        offload={"extract_tokens": 160},
-    )
+    policy = PackPolicy(max_input_tokens=window, offload={"extract_tokens": 160})
     one = chat(text, policy=policy)
     asked = [f"What is the rate? {text[-400:]} And where does it stand in report {at} of {name}?" for at in range(3)]
     one.say(*asked)

@@ -89,7 +89,7 @@ def pages(tenants: Tenants) -> None:
 @pytest.mark.parametrize(
     ("owners", "rounds"),
     [
-        pytest.param(PLAIN, 4, id="plain"),
+        pytest.param(PLAIN, 2, id="plain"),
         pytest.param(ODD[::2], 1, id="odd"),
         pytest.param(MANY, 7, id="plain, long", marks=pytest.mark.soak),
         pytest.param(ODD, 9, id="odd, long", marks=pytest.mark.soak),

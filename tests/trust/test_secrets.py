@@ -9,7 +9,6 @@ import logging
 import random
 import sqlite3
 import string
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,13 +23,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from scripted import Chat, Failure, Memories, call, new_store
+from scripted import Chat, Failure, Memories, call
 from writers import writer
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
-from aether_context.redaction import masker
-from aether_context.store.replay import Replayer
 from aether_context.viewer import create_app, report
 
 Figure = Callable[[str, float], None]
@@ -376,40 +373,6 @@ def test_what_is_asked_of_an_app_s_memory_is_masked() -> None:
     assert SECRETS["mail"] in chat.sent[0].text
 
 
-def test_what_was_recorded_masked_comes_back_masked(tmp_path: Path) -> None:
-    uri = "artifact://evidence/"
-    chat = Chat(
-        policy=PackPolicy(**ON, max_input_tokens=16_000, offload={"extract_tokens": 480}),
-        script=[call("dump", name="log"), "Read."],
-        tools=[dump],
-        store=PackStore(str(tmp_path / "store")),
-    )
-    chat.say("Dump it.")
-    shown = chat.sent[-1].wires[-1]
-    address = shown[shown.index(uri) :].split(" ")[0].split("'")[0]
-    chat.llm.script = [call("search_artifact", uri=address, query="GitHub"), "Found."]
-    chat.say("Look it up.")
-    assert "The GitHub of ours: [key]" in "".join(chat.sent[-1].wires)
-    replayer = Replayer(chat.store)
-    for manifest in chat.manifests():
-        assert replayer.replay(manifest).matches
-
-
-def test_what_an_earlier_process_put_together_is_not_recorded(tmp_path: Path, figure: Figure) -> None:
-    """A piece of a secret can stand in a summary, where no rule knows it."""
-    policy = PackPolicy(max_input_tokens=4_000, conversation={"compact_at": 0.5, "compact_to": 0.25}, **ON)
-    chat = Chat(policy=policy, store=PackStore(str(tmp_path / "store")))
-    for at, text in enumerate(TEXTS):
-        if at in (17, 18, 29):
-            chat.restart()
-        chat.say(f"{text} What of it? " + " ".join(f"word{at}{number}" for number in range(90)))
-    assert any(manifest.epoch.summary for manifest in chat.manifests())
-    found = leaks(written(tmp_path))
-    figure("secrets", len(found))
-    assert found == set()
-    chat.replays()
-
-
 def test_a_pack_says_what_its_hashes_are_of(tmp_path: Path) -> None:
     chat = Chat(policy=PackPolicy(**ON), script=[call("fetch", source="a", note="b"), "done"], tools=[fetch])
     chat.say("Hello.", f"I am {SECRETS['mail']}.", "Who am I?")
@@ -419,56 +382,3 @@ def test_a_pack_says_what_its_hashes_are_of(tmp_path: Path) -> None:
     plain.say("Hello.", f"I am {SECRETS['mail']}.", "Who am I?")
     assert [one.checksum for one in plain.manifests()] == [one.checksum for one in chat.manifests()]
     assert not any("otherwise" in told for one in chat.manifests() for told in one.degradations)
-
-
-# the time it takes
-
-HOSTILE = {
-    "keys": "sk-sk_live_ghp_xoxb-AKIAeyJ-eyJaaaaaaaa-glpat-",
-    "blocks": "-----BEGIN PRIVATE KEY-----\nAAAAAAAAAAAAAAAAAAAAAAAA\n",
-    "assignments": "password=secret:token=api_key'Authorization: bearer ",
-    "addresses": "a@b a@b.c@ 1.1.1.fe80:: +1 (1) 4111 DE89 3704 ",
-    "URLs": "://a:b://a:b@",
-}
-
-
-async def longest_gap(chat: Chat, message: str) -> float:
-    """The longest that the event loop did not come to a task that always wants to go on, in seconds."""
-    longest, done = 0.0, False
-
-    async def beat() -> None:
-        nonlocal longest
-        last = time.perf_counter()
-        while not done:
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-
-    beating = asyncio.create_task(beat())
-    await asyncio.sleep(0.01)
-    await chat.tell(message)
-    done = True
-    await beating
-    return longest
-
-
-@pytest.mark.parametrize("settings", [{}, ON, {**ON, "redact_prompt": True}], ids=["off", "on", "prompt"])
-def test_hostile_text_does_not_stall_the_loop(settings: dict[str, Any], figure: Figure) -> None:
-    for unit in HOSTILE.values():
-        text = (unit * (300_000 // len(unit) + 1))[:300_000]
-
-        def loud(text: str = text) -> dict[str, Any]:
-            """Gives a long text."""
-            return {"result": text}
-
-        gaps = []
-        for _ in range(3):  # a machine that does other things at the same time stalls it, too
-            script = ["warm", call("loud"), "done"]
-            chat = Chat(policy=PackPolicy(**settings), store=new_store(), script=script, tools=[loud])
-            chat.say("Hello.")
-            masker(settings.get("redact", ()))._known.clear()
-            gaps.append(asyncio.run(longest_gap(chat, text)))
-            if gaps[-1] < 0.2:
-                break
-        figure("stall_seconds", min(gaps))
-        assert min(gaps) < 0.3, unit

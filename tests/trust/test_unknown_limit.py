@@ -15,7 +15,6 @@ from strict import Strict, strict, turns
 from teams import DEPRECATED
 
 from aether_context import PackPolicy
-from aether_context.adk import context_pack_callbacks
 
 Figure = Callable[[str, float], None]
 
@@ -87,14 +86,6 @@ def test_a_loop_of_tools_fails_once_at_most(figure: Figure) -> None:
     take(figure, chat, failed, len(llm.refused))
 
 
-def test_callbacks_of_an_agent_learn_too(figure: Figure) -> None:
-    llm = strict()
-    store = new_store()
-    agent = clerk(llm, **context_pack_callbacks(store=store))
-    chat = Chat(agent=agent, store=store, use_plugin=False)
-    take(figure, chat, turns(chat, range(16)), len(llm.refused))
-
-
 @DEPRECATED
 def test_agents_side_by_side_with_one_model_learn_from_each_other(figure: Figure) -> None:
     llm = strict()
@@ -103,14 +94,3 @@ def test_agents_side_by_side_with_one_model_learn_from_each_other(figure: Figure
     failed = turns(chat, range(12))
     assert len(llm.refused) <= 2  # both may have been on their way
     take(figure, chat, failed)
-
-
-def test_a_sub_agent_inherits_what_was_learned(figure: Figure) -> None:
-    llm = strict()
-    expert = LlmAgent(name="expert", description="Knows more.", instruction="You know more.")
-    chat = Chat(agent=clerk(llm, sub_agents=[expert]))
-    failed = turns(chat, range(10))
-    llm.script.append(call("transfer_to_agent", agent_name="expert"))
-    failed += turns(chat, range(10, 16))
-    take(figure, chat, failed, len(llm.refused))
-    assert {one.agent for one in chat.sent} == {"clerk", "expert"}
