@@ -158,6 +158,16 @@ class Part:
     size_bytes: int = 0
     media_tokens: int = 0
 
+    @property
+    def is_thought(self) -> bool:
+        """Whether it is a model's thought, in words or (redacted) in a signature alone."""
+        return self.kind == "thought" or (self.kind == "other" and '"thought":true' in self.wire)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the model's provider signed it, and may refuse it in other words."""
+        return '"thought_signature":' in self.wire
+
 
 class Quote(NamedTuple):
     """What another agent said or called, or a tool's response to it, as the host quotes it in a message.

@@ -6,11 +6,14 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from google.adk.agents import LlmAgent
 from google.genai import types
 from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
+from aether_context.evidence import offload
+from aether_context.tokens import counter_for
 
 ROWS = [
     f"2025-01-01 10:{at // 60 % 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(3_000)
@@ -147,3 +150,20 @@ def test_every_agent_that_can_see_an_address_can_read_it():
     assert talk.sent[-1].declared[-2:] == ("read_artifact", "search_artifact")
     assert ROWS[1_700] in responses(talk.sent[-1].contents, "search_artifact")[-1]["found"][0]["text"]
     assert len(talk.sent[-1].text) < len(LOG) / 10
+
+
+@pytest.mark.parametrize("text", [LOG, json.dumps({"log": LOG}), json.dumps([LOG])], ids=["text", "object", "list"])
+def test_what_an_mcp_result_says_twice_is_shown_once(text: str) -> None:
+    structured = json.loads(text) if text.startswith("{") else {"result": json.loads(text) if text[0] == "[" else text}
+    result = {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": False}
+
+    settings = policy().offload.for_window(16_000)
+    counter = counter_for("")
+    shown = offload(result, "read", settings, counter=counter)
+    once = offload({**result, "structuredContent": None}, "read", settings, counter=counter)
+    assert shown.form == "extract"
+    assert "structuredContent" not in shown.response
+    assert shown.response["content"] == once.response["content"]
+    assert shown.shown_tokens < 1.2 * once.shown_tokens
+    other = offload({**result, "structuredContent": {"log": "another"}}, "read", settings, counter=counter)
+    assert "structuredContent" in other.response or other.form == "verbatim"

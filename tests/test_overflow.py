@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models import FallbackModel
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 from google.genai.errors import ClientError
 from scripted import Chat, new_store
 from strict import Strict, strict, turns
@@ -146,8 +150,10 @@ def test_errors_that_are_not_refusals_are_recorded_and_teach_nothing() -> None:
 
 def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:
     plugin = ContextPackPlugin(store=new_store(), on_error="raise")
-    small = Chat(agent=LlmAgent(name="clerk", model=strict(), instruction="You help."), plugin=plugin)
-    assert len(turns(small, range(14))) == 1
+    llm = strict()
+    small = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."), plugin=plugin)
+    assert turns(small, range(14)) == []
+    assert len(llm.refused) == 1
 
     class Elsewhere(Strict):
         base_url: str = "https://user:secret@models.example"
@@ -156,3 +162,43 @@ def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:
     chat = Chat(agent=LlmAgent(name="clerk", model=large, instruction="You help."), plugin=plugin, session="s2")
     assert turns(chat, range(3)) == []
     assert [manifest.window_mark for manifest in chat.store.manifests(session="s2")] == [""] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL:UserWarning")
+def test_the_model_of_a_fallback_that_refused_is_the_one_that_is_learned_of() -> None:
+    busy = ClientError(503, {"error": {"message": "overloaded", "status": "UNAVAILABLE"}})
+    first, second = strict(limit=200_000, script=[busy] * 9), strict(model="gemini-2.5-pro")
+    chat = Chat(agent=LlmAgent(name="clerk", model=FallbackModel(models=[first, second]), instruction="You help."))
+    failed = turns(chat, range(14))
+    assert (len(failed), len(second.refused)) == (0, 0)  # the first one answers from turn 10 on
+    first.script[:] = [busy] * 4
+    assert turns(chat, range(14, 18)) == []
+    assert len(second.refused) == 1
+    assert chat.manifests()[-1].window_mark == "learned"
+
+
+def test_a_call_is_tried_twice_at_most_and_not_behind_a_callback_that_changed_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    llm = strict(limit=300)  # less than any window that is learned
+    failed = turns(Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help.")), range(1))
+    assert (failed, len(llm.refused)) == ([0], 2)
+
+    def add(callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+        llm_request.contents = [*llm_request.contents[:-1], types.UserContent("behind the plugin")]
+
+    llm = strict(limit=300)
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help. " * 300, before_model_callback=add)
+    assert turns(Chat(agent=agent), range(1)) == [0]
+    assert len(llm.refused) == 1
+    assert "a callback behind the plugin changed it" in caplog.text
+
+
+def test_the_second_try_is_counted_as_a_call_of_the_model() -> None:
+    chat = Chat(agent=LlmAgent(name="clerk", model=strict(), instruction="You help."))
+    assert turns(chat, range(14)) == []
+    assert isinstance(chat.plugin, ContextPackPlugin)
+    report = chat.plugin.usage(app="shop", user="ann", session="s1")
+    assert report is not None
+    assert report.session.totals.calls == 14
+    assert len({manifest.pack_id for manifest in chat.manifests()}) == 15

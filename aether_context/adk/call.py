@@ -110,7 +110,8 @@ class ModelCall(NamedTuple):
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
     the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
     branch, where this process packed that. ``offloaded_tokens`` are those that extracts leave out of
-    its history. ``near_limit`` is set where a limit of the policy is near or reached.
+    its history. ``near_limit`` is set where a limit of the policy is near or reached, ``is_second_try`` where the
+    provider refused the pack before it as too long.
     """
 
     context: CallbackContext
@@ -127,6 +128,7 @@ class ModelCall(NamedTuple):
     last: PreviousCall | None = None
     offloaded_tokens: int = 0
     near_limit: bool = False
+    is_second_try: bool = False
 
 
 def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> ModelCall:
@@ -169,3 +171,50 @@ class PreparedCall(NamedTuple):
 
     def with_source(self, **changes: Any) -> PreparedCall:
         return self._replace(source=self.source._replace(**changes))
+
+
+# A second try.
+
+_SET_BY_ADK = ("labels", "http_options")
+"""What ADK and its clients put into a configuration after all callbacks."""
+
+
+class FirstTry:
+    """A request as ADK handed it over, and as it was when it had been packed: what a second try needs where its
+    provider refuses the pack as too long."""
+
+    def __init__(self, request: LlmRequest) -> None:
+        config = request.config
+        if config is not None:
+            # Readers are declared inside the lists that ADK made.
+            tools = [
+                tool.model_copy(update={"function_declarations": list(tool.function_declarations or ()) or None})
+                if isinstance(tool, types.Tool)
+                else tool
+                for tool in config.tools or ()
+            ]
+            config = config.model_copy(update={"tools": tools or None})
+        update = {"contents": list(request.contents), "config": config, "tools_dict": dict(request.tools_dict)}
+        self._request = request.model_copy(update=update)
+        self._contents: list[types.Content] = []
+        self._config: Mapping[str, object] = {}
+
+    def packed(self, request: LlmRequest) -> FirstTry:
+        """Takes in how the request left the packer."""
+        self._contents, self._config = list(request.contents), _settings(request)
+        return self
+
+    def again(self, sent: LlmRequest) -> LlmRequest | None:
+        """The request to be packed again; None where another callback changed it behind the packer, whose change would
+        be lost."""
+        # ADK's clients may put a message behind them; a `FallbackModel` puts equal copies in their places.
+        if sent.contents[: len(self._contents)] != self._contents or _settings(sent) != self._config:
+            return None
+        if sent.config is not None and self._request.config is not None:
+            for name in _SET_BY_ADK:
+                setattr(self._request.config, name, getattr(sent.config, name))
+        return self._request
+
+
+def _settings(request: LlmRequest) -> dict[str, object]:
+    return {name: value for name, value in dict(request.config or ()).items() if name not in _SET_BY_ADK}

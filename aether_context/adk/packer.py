@@ -28,14 +28,14 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
-from aether_context.adk.call import AgentKey, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall
-from aether_context.adk.request.writer import mark_prefix, rewritten, write
+from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
@@ -175,6 +175,7 @@ class RequestPacker:
         self._windows = Windows()
         self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_CALLS)
+        self._first_tries: SharedLRU[AgentKey, FirstTry] = SharedLRU(_MOST_CALLS)
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
     def __deepcopy__(self, memo: object) -> RequestPacker:
@@ -215,10 +216,12 @@ class RequestPacker:
         if self._stands_back(callback_context, llm_request):
             return None
         self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
+        first = FirstTry(llm_request)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
                 answer = await self._pack(callback_context, llm_request)
                 span.error = answer.error_code or "" if answer is not None else ""
+                self._first_tries.put(agent_key_of(callback_context), first.packed(llm_request))
             except (InvalidPlan, BudgetExceededError):
                 raise
             except StepTooLarge as error:
@@ -239,6 +242,7 @@ class RequestPacker:
         """Records what became of the call, and names the pack in the event's metadata."""
         if self._stands_back(callback_context):
             return
+        self._first_tries.pop(agent_key_of(callback_context))  # what is being passed on is not asked for again
         self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
@@ -250,17 +254,48 @@ class RequestPacker:
 
     async def on_model_error(
         self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
-    ) -> None:
-        """Records a call whose model raised, and learns from a refusal of what was too long."""
+    ) -> LlmResponse | None:
+        """Records a call whose model raised. Where that is since the request was too long, it learns from it, and
+        returns what the model answers to a smaller pack."""
         if self._stands_back(callback_context):
-            return
+            return None
+        first = self._first_tries.pop(agent_key_of(callback_context))
         try:
-            refused = overflow_of(error)
-            code = "context_window_exceeded" if refused is not None else type(error).__name__
-            response = LlmResponse(error_code=code, error_message=str(error))
-            await self._after(callback_context, response, refused, llm_request.model)
+            refused = await self._failed(callback_context, llm_request, error)
+            if refused is None or first is None or self.last(callback_context) is None:
+                return None
+            return await self._second_try(callback_context, llm_request, first)
         except BaseException as raised:
             self._failures.caught(raised)
+            return None
+
+    async def _failed(self, context: CallbackContext, request: LlmRequest, error: Exception) -> Overflow | None:
+        refused = overflow_of(error)
+        code = "context_window_exceeded" if refused is not None else type(error).__name__
+        response = LlmResponse(error_code=code, error_message=str(error))
+        await self._after(context, response, refused, request.model)
+        return refused
+
+    async def _second_try(self, context: CallbackContext, sent: LlmRequest, first: FirstTry) -> LlmResponse | None:
+        """What the model answers to a smaller pack of a refused call; None where there is no answer."""
+        request = first.again(sent)
+        if request is None:
+            self._failures.warn_once(
+                "a request was refused as too long and could not be tried again: a callback behind the plugin changed "
+                "it; the next call is packed for the smaller window"
+            )
+            return None
+        with PackSpan(context.agent_name, request.model or "") as span:
+            answer = await self._pack(context, request, is_second_try=True)
+            if answer is None and (last := self.last(context)) is not None:
+                self._failures.guarded(partial(self._report, last, span), None)
+        if answer is not None:
+            return answer
+        try:
+            return await _asked(context.get_invocation_context(), request)
+        except Exception as error:
+            await self._failed(context, request, error)
+            return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
@@ -285,8 +320,10 @@ class RequestPacker:
 
     # the way of a model call
 
-    async def _pack(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        call = await self._read(context, request)
+    async def _pack(
+        self, context: CallbackContext, request: LlmRequest, *, is_second_try: bool = False
+    ) -> LlmResponse | None:
+        call = (await self._read(context, request))._replace(is_second_try=is_second_try)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
         enriched: PreparedCall | None = None
@@ -333,6 +370,9 @@ class RequestPacker:
             problems += new
         if near_limit is not None:
             problems += (note(near_limit),)
+        if uploads := uploaded_anew(call.request, served_models(call.invocation.agent, call.model)):
+            self._failures.warn_once(uploads)
+            problems += (uploads,)
         return call._replace(planned=planned._replace(problems=problems), offloaded_tokens=offloaded_tokens)
 
     def _under(self, call: ModelCall, policy: PackPolicy) -> ModelCall:
@@ -491,7 +531,7 @@ class RequestPacker:
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
         """
-        usage, review = reported(response.usage_metadata), None
+        usage, review = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
         last = self.last(context)
         if last is not None and last.pack.identity.invocation != context.invocation_id:
@@ -615,3 +655,15 @@ def _answer(code: str, text: str) -> LlmResponse:
     return LlmResponse(
         content=types.Content(role="model", parts=[types.Part(text=text)]), error_code=code, error_message=text
     )
+
+
+async def _asked(invocation: InvocationContext, request: LlmRequest) -> LlmResponse | None:
+    """What the agent's model answers, in one piece; ADK counts the call. None where the agent has no model to ask."""
+    llm = getattr(invocation.agent, "canonical_model", None)
+    if not isinstance(llm, BaseLlm):
+        return None
+    invocation.increment_llm_call_count()
+    answer = None
+    async for response in llm.generate_content_async(request, stream=False):
+        answer = response
+    return answer

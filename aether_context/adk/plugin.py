@@ -134,8 +134,8 @@ class ContextPackPlugin(BasePlugin):
 
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
-    ) -> None:
-        await self._packer.on_model_error(callback_context, llm_request, error)
+    ) -> LlmResponse | None:
+        return await self._packer.on_model_error(callback_context, llm_request, error)
 
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext

@@ -31,6 +31,7 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
+from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
 from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, report
 from aether_context.usage.prices import prices_of
@@ -67,11 +68,12 @@ class Reported(NamedTuple):
         return (self.input_tokens or 0) + self.tool_use_tokens
 
 
-def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Reported:
-    """The usage in a response or an event.
+def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: str | None = None) -> Reported:
+    """The usage in a response or an event of a model.
 
     Some providers count thoughts inside the answer and some beside it, so the output is what the total has over the
-    input, where there is a total that fits.
+    input, where there is a total that fits. Gemini leaves the cached tokens out where there are none: they are 0 then;
+    of other models nothing is known then.
     """
     if usage is None or not usage.prompt_token_count or usage.prompt_token_count < 0:
         return Reported()
@@ -82,6 +84,9 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
         output = usage.total_token_count - prompt - used
+    cached = usage.cached_content_token_count
+    if cached is None and bare_model_name(model or "").startswith("gemini"):
+        cached = 0
     return Reported(
         input_tokens=prompt,
         tool_use_tokens=used,
@@ -340,7 +345,7 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
             agents.add(event.author)
             session.ledger.resume(standing, invocation=event.invocation_id, agent=event.author)
     for event in reversed(untold):
-        usage = reported(event.usage_metadata)
+        usage = reported(event.usage_metadata, event.model_version)
         where = {"invocation": event.invocation_id, "agent": event.author, "branch": event.branch or ""}
         if usage.input_tokens is not None and session.ledger.counted(**where) is None:
             call = CallUsage(

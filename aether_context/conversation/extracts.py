@@ -13,6 +13,7 @@ from aether_context.conversation.content_json import content_of_parts, part_of, 
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Part
+from aether_context.text.decoding import said_once
 from aether_context.text.entities import SCHEME
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
@@ -53,22 +54,47 @@ def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter
     return _like(raw, [raw.parts[0], text_part(requoted(raw.parts[quote.at], chosen))])
 
 
-def shorten_content(raw: Content, max_tokens: int, *, counter: PackCounter, query: str = "") -> Content:
+# What is signed is whole or absent. Claude refuses a signed thought in other words, and a call of the current turn
+# without the thought before it; Gemini a call in other words than its signature is for. Thoughts of turns that are over
+# may go.
+
+
+def is_whole(content: Content, part: Part, *, is_over: bool) -> bool:
+    """Whether a part is sent as it is or not at all: a signed thought or call, and a call beside a signed thought.
+
+    Args:
+        is_over: whether the content's turn is: its thoughts are left out of an extract, which leaves its calls free.
+    """
+    if part.kind == "text" or part.kind == "media":
+        return False
+    return part.is_signed or (part.kind == "call" and not is_over and any(other.is_signed for other in content.parts))
+
+
+def sent_places(content: Content, *, is_over: bool) -> tuple[int, ...]:
+    """The places of the parts that an extract of a content has: all but the signed thoughts of a turn that is over."""
+    places = [at for at, part in enumerate(content.parts) if not (is_over and part.is_thought and part.is_signed)]
+    return tuple(places or range(len(content.parts)))
+
+
+def shorten_content(
+    raw: Content, max_tokens: int, *, counter: PackCounter, query: str = "", is_over: bool = False
+) -> Content:
     """A content each of whose parts holds at most ``max_tokens`` tokens, about: what is longer is an extract.
 
-    Calls keep their names and the keys of their arguments; media and parts of unknown kinds that are larger leave a
-    note. Of another agent's turn only what is quoted is shortened.
+    Its parts are those at `sent_places`; what `is_whole` may be longer. Calls keep their names and the keys of their
+    arguments; media and parts of unknown kinds that are larger leave a note. Of another agent's turn only what is
+    quoted is shortened.
     """
-    key = f"{raw.digest}:{raw.agent}:{max_tokens}:{hash_text(query)}"
+    key = f"{raw.digest}:{raw.agent}:{max_tokens}:{is_over}:{hash_text(query)}"
     for part in raw.parts:
         counter.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
     content = counter.remembered(key)
     if content is None:
         parts = [
             part
-            if raw.agent and part.kind in ("text", "thought")
+            if (raw.agent and part.kind in ("text", "thought")) or is_whole(raw, part, is_over=is_over)
             else shorten_part(part, max_tokens, counter=counter, query=query)
-            for part in raw.parts
+            for part in (raw.parts[at] for at in sent_places(raw, is_over=is_over))
         ]
         for quote in raw.quotes:
             if counter.count(quote.text) > max_tokens:
@@ -91,10 +117,14 @@ def response_tokens(content: Content, counter: PackCounter) -> list[int]:
     return counter.count_all([*(part.text for part in content.responses), *quoted])
 
 
-def part_tokens(content: Content, counter: PackCounter) -> list[int]:
+def part_tokens(content: Content, counter: PackCounter, *, is_over: bool = False) -> list[int]:
     """Tokens of each part of a content that `shorten_content` can shorten, about."""
     # Parts that a host does not quote, such as code, come unchanged beside the quotes.
-    parts = [part for part in content.parts if not content.agent or part.kind not in ("text", "thought")]
+    parts = [
+        part
+        for part in content.parts
+        if (not content.agent or part.kind not in ("text", "thought")) and not is_whole(content, part, is_over=is_over)
+    ]
     texts = counter.count_all([part.text for part in parts])
     quoted = counter.count_all([quote.text for quote in content.quotes])
     return [*quoted, *(max(size, counter.media(part)) for size, part in zip(texts, parts, strict=True))]
@@ -105,6 +135,8 @@ def shorten_part(part: Part, max_tokens: int, *, counter: PackCounter, query: st
     large, media = counter.count(part.text) > max_tokens, counter.media(part)
     if not large and media <= max_tokens:
         return part
+    if part.kind == "text" and part.is_signed:  # the signature, which a text need not have, is not for other words
+        return text_part(shorten(part.text, max_tokens, counter=counter, query=query).text)
     if part.kind in ("text", "thought"):
         return _with_text(part, shorten(part.text, max_tokens, counter=counter, query=query).text)
     wire: dict[str, Any] = json.loads(part.wire)
@@ -169,6 +201,7 @@ def _shorten_object(value: JSON, max_tokens: int, query: str, counter: PackCount
 
     The address under which all of it is kept stays for as long as it leaves room for more.
     """
+    value = said_once(value) if isinstance(value, dict) else value
     levelled = _levelled(value, max_tokens, query, counter)
     if levelled is not None:
         return levelled

@@ -12,6 +12,7 @@ from aether_context.evidence.lines import MEDIA_TYPES, data_type, kind_of
 from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, Form, evidence_uri, size_words
 from aether_context.evidence.show import RULES, extractor, show, tokens_of
 from aether_context.policy import OffloadSettings
+from aether_context.text.decoding import said_once
 from aether_context.text.shorten import Excerpt, view_of
 from aether_context.tokens import TokenCounter
 
@@ -60,7 +61,8 @@ def offload(
         PolicyError: the policy names an extractor that is not registered.
     """
     rule = settings.tools.get(tool, "threshold")
-    path, text = _dominant(response)
+    once = said_once(response)
+    path, text = _dominant(once)
     tokens = tokens_of(text, counter)
     data = text.encode("utf-8", "surrogatepass")
     digest = hash_bytes(data)
@@ -93,7 +95,7 @@ def offload(
     record = record.model_copy(update={"uri": uri, "media_type": media_type, "lines": shown.total})
     value: JSON = shown.text
     if path:
-        value = replaced(response, path, shown.text)
+        value = replaced(once, path, shown.text)
     else:
         with suppress(ValueError):
             value = json.loads(shown.text)
@@ -115,7 +117,7 @@ def offload(
 
 def data_of(response: Mapping[str, JSON]) -> bytes:
     """What the store keeps of a response, see `StoredResult.data`; JSON values only."""
-    return _dominant(response)[1].encode("utf-8", "surrogatepass")
+    return _dominant(said_once(response))[1].encode("utf-8", "surrogatepass")
 
 
 def is_error(response: Mapping[str, JSON]) -> bool:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, text_part
-from aether_context.conversation.extracts import query_of, quoted_alone, shorten_content, words_before
+from aether_context.conversation.extracts import query_of, quoted_alone, sent_places, shorten_content, words_before
 from aether_context.conversation.strategy import gain
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput, SentForm
 from aether_context.packing import payload
@@ -103,9 +103,9 @@ def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[
             content, members = packed_message(raw, index, packed, counter)
             forms.append((content, "payload", members))
         elif (short_form := epoch.forms.get(draft.keys[index])) is not None and short_form[0] == "extract":
-            content = shorten_content(raw, short_form[1], counter=counter, query=query_of(request.contents, index))
+            content, members = extract(draft, index, raw, short_form[1], query_of(request.contents, index))
             draft.change("extract", "window", [index], short_form[1])
-            forms.append((content, "extract", ()))
+            forms.append((content, "extract", members))
         else:
             forms.append((raw, "whole", ()))
     counts = counter.contents([content for content, _, _ in forms])
@@ -115,6 +115,21 @@ def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[
             zip(request.contents, forms, counts, strict=True)
         )
     )
+
+
+def extract(
+    draft: Draft, origin: int, raw: Content, ceiling: int, query: str
+) -> tuple[Content, tuple[tuple[int, int], ...]]:
+    """A content of the host's with parts of at most ``ceiling`` tokens, with the members of `Outgoing`."""
+    is_over = is_past(draft, origin)
+    content = shorten_content(raw, ceiling, counter=draft.counter, query=query, is_over=is_over)
+    places = sent_places(raw, is_over=is_over)
+    return content, () if len(places) == len(raw.parts) else tuple((origin, at) for at in places)
+
+
+def is_past(draft: Draft, origin: int) -> bool:
+    """Whether a content belongs to a turn that is over: it stands before the final human message."""
+    return draft.human is not None and origin < draft.human
 
 
 def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
@@ -154,7 +169,9 @@ def told(contents: Sequence[Content], max_tokens: int, query: str, counter: Pack
     for part in (part for content in contents for part in content.responses):
         returned[part.call_id or part.name].append("\n".join(view_of(part.text).lines))
     texts_told: list[str] = []
-    for part in (part for content in contents for part in content.parts if part.kind != "response"):
+    for part in (
+        part for content in contents for part in content.parts if part.kind != "response" and not part.is_thought
+    ):
         texts = returned.get(part.call_id or part.name) if part.kind == "call" else None
         call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
         texts_told.append(f"{call}: {texts.popleft()}" if texts else call)

@@ -35,7 +35,7 @@ from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
 from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.carryover import sizes_beside_text, tell
+from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
 from aether_context.packing.draft import Draft
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
@@ -262,11 +262,11 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 
 # The last resort: whatever is left of a conversation goes out within the input budget.
 #
-# From the mildest act to the hardest, each only as far as needed: responses that the model has yet to read become
-# extracts, then whatever else is long; messages beside the request go, and what strategies chose to keep; the human
-# message becomes shorter: the request's middle, its media, the plan's text; the summary goes, and what other agents
-# handed over; and an exchange with more calls than there is room for becomes one text. System instruction and
-# declarations stay as they are.
+# From the mildest act to the hardest, each only as far as needed: signed thoughts of turns that are over go; responses
+# that the model has yet to read become extracts, then whatever else is long; messages beside the request go, and what
+# strategies chose to keep; the human message becomes shorter: the request's middle, its media, the plan's text; the
+# summary goes, and what other agents handed over; and an exchange with more calls than there is room for becomes one
+# text. System instruction and declarations stay as they are.
 
 _LEAST_REQUEST = 96
 _MOST_REQUEST = 0.77
@@ -284,6 +284,7 @@ def bring_within_window(draft: Draft) -> None:
     if draft.input.host.passthrough_reason:
         return
     for act in (
+        _leave_out_thoughts,
         _shorten_responses,
         _shorten_parts,
         _leave_out_neighbours,
@@ -317,6 +318,19 @@ def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = Fals
     draft.events = (*draft.events, event)
 
 
+def _leave_out_thoughts(draft: Draft) -> None:
+    """Signed thoughts of turns that are over go; the rest of their contents stays as it is."""
+    thoughtful = [
+        at
+        for at, item in enumerate(draft.items)
+        if item.form in ("whole", "extract")
+        and is_past(draft, item.origin)
+        and any(part.is_thought and part.is_signed for part in item.content.parts)
+    ]
+    if thoughtful:
+        _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window), draft.budget.window)
+
+
 def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
     items, counter, budget = draft.items, draft.counter, draft.budget
@@ -348,7 +362,9 @@ def _shorten_parts(draft: Draft) -> None:
     targets = [
         at for at, item in enumerate(items) if item.origin != draft.human and item.form not in ("payload", "told")
     ]
-    sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
+    sizes = {
+        at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
+    }
     request = _request_tokens(draft)
     all_sizes = [size for part_sizes in sizes.values() for size in part_sizes]
     room = sum(all_sizes) + request - _over(draft, items)
@@ -372,12 +388,12 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
         item = items[at]
         most = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
         stands_in = item.form == "placeholder"
-        content = shorten_content(
-            item.content if stands_in else item.raw, most, counter=draft.counter, query=query_of(raws, at)
-        )
+        raw, query = item.content if stands_in else item.raw, query_of(raws, at)
+        content, members = extract(draft, item.origin, raw, most, query)
         if content.digest != item.content.digest:
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
-            items[at] = item._replace(content=content, form=form, tokens=draft.counter.content(content))
+            tokens = draft.counter.content(content)
+            items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
     return tuple(items)
 
 

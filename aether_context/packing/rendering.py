@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import Normal, normalize
+from aether_context.conversation.content_json import content_of_parts
 from aether_context.conversation.epoch import as_ranges, is_live
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
@@ -70,11 +71,13 @@ def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: PackCounter
         origin=first.origin,
         form="merged",
         tokens=counter.content(normal.content),
-        members=tuple(
-            contents[index].members[place] if contents[index].members else (contents[index].origin, place)
-            for index, place in normal.members
-        ),
+        members=tuple(_member(contents[index], place) for index, place in normal.members),
     )
+
+
+def _member(item: Outgoing, place: int) -> tuple[int, int]:
+    """Where a part of an outgoing content comes from."""
+    return item.members[place] if item.members else (item.origin, place)
 
 
 # What the layers of a pack cost by another counter; nothing of the pack is decided anew.
@@ -132,7 +135,7 @@ def render(draft: Draft) -> Pack:
     source, scope, counter = draft.input, draft.tools, draft.counter
     packed = draft.message
     plain = _contents(draft)
-    contents = normalized(plain, counter) if draft.normalize else plain
+    contents = _begun_by_user(draft, normalized(plain, counter) if draft.normalize else plain)
     sent = Sent(
         system=Block(hash_text(draft.system), draft.measured["system"] - draft.uncounted_tokens),
         tools=tuple(
@@ -371,6 +374,21 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
                 at = unit.indices[0]
         outgoing.insert(at, summary_message_out)
     return tuple(outgoing)
+
+
+def _begun_by_user(draft: Draft, contents: tuple[Outgoing, ...]) -> tuple[Outgoing, ...]:
+    """The contents, the first of them a user's message: Gemini and Claude refuse a request that the model begins.
+
+    ADK's own compaction puts its summary first, as the model's.
+    """
+    first = contents[0] if contents and not draft.input.host.passthrough_reason else None
+    texts = [at for at, part in enumerate(first.content.parts) if part.kind == "text"] if first is not None else []
+    if first is None or first.content.role != "model" or first.content.calls or not texts:
+        return contents
+    content = content_of_parts("user", [first.content.parts[at] for at in texts])
+    members = tuple(_member(first, at) for at in texts)
+    made = first._replace(content=content, form="merged", tokens=draft.counter.content(content), members=members)
+    return (made, *contents[1:])
 
 
 def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:

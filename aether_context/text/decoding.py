@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 
 from pydantic_core import from_json
@@ -127,3 +128,24 @@ def _from_mcp_json(text: str) -> str | None:
         else json.dumps(item, ensure_ascii=False)
         for item in items
     )
+
+
+def said_once(response: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """A response without MCP's ``structuredContent``, where its texts say the same: an object, or what a server makes
+    one of as ``result``."""
+    structured, content = response.get("structuredContent"), response.get("content")
+    if not isinstance(structured, dict) or not isinstance(content, list) or not content:
+        return response
+    texts = [item["text"] for item in content if isinstance(item, dict) and isinstance(item.get("text"), str)]
+    if len(texts) < len(content):
+        return response
+    values: list[JSON] = []
+    for text in texts:
+        with suppress(ValueError, RecursionError):
+            values.append(json.loads(text))
+    same: list[JSON] = [*values[:1], {"result": texts[0]}, *({"result": value} for value in values[:1])]
+    if len(texts) > 1:
+        same = [{"result": list[JSON](texts)}, {"result": values}]
+    if structured not in same:
+        return response
+    return {name: value for name, value in response.items() if name != "structuredContent"}

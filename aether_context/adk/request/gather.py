@@ -256,7 +256,7 @@ def _identity(call: ModelCall) -> Identity:
         invocation,
         agent,
         branch,
-        number,
+        number + call.is_second_try,
         last_event_id=latest.id if latest is not None else "",
         last_event_time=latest.timestamp if latest is not None else 0.0,
         caller=caller.session if caller is not None else None,

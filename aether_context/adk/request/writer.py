@@ -152,6 +152,26 @@ def mark_prefix(call: ModelCall, models: Sequence[ServedModel]) -> None:
     request.cache_config = ContextCacheConfig()
 
 
+_UPLOADING = frozenset({"openai", "azure"})
+"""LiteLLM providers for which ADK uploads documents."""
+_INLINE = ("text/", "audio/", "image/", "video/")
+_UPLOADED = (
+    "{} is uploaded anew at every call, under a new name, so no cache serves what comes behind it: upload it once"
+)
+
+
+def uploaded_anew(request: LlmRequest, models: Sequence[ServedModel]) -> str:
+    """What ends the common prefix at the provider, where a request's own contents do not show it; else empty.
+
+    ADK's ``LiteLlm`` uploads a document that stands in a message, and names the file that this call made.
+    """
+    if not any("LiteLlm" in model.kinds and provider_of(model.name) in _UPLOADING for model in models):
+        return ""
+    parts = (part for content in request.contents for part in content.parts or ())
+    kinds = (part.inline_data.mime_type or "" for part in parts if part.inline_data is not None)
+    return next((_UPLOADED.format(kind) for kind in kinds if kind and not kind.startswith(_INLINE)), "")
+
+
 # The tool by which a model asks for tools that its request does not declare.
 
 _MOST_FOUND = 5

@@ -1,0 +1,448 @@
+"""What each provider's documentation demands of a request, a function a rule.
+
+A rule is given a request's body and what the provider has issued in its session (`Issued`), and yields what is wrong.
+Its docstring holds the documented sentence and where it stands.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Body: TypeAlias = Mapping[str, Any]
+Found: TypeAlias = Iterator[str]
+
+
+@dataclass
+class Issued:
+    """What a provider has handed out: signed texts and calls by their signatures, and the signatures that a call, by
+    its id or (Gemini) by its name and arguments, was made under."""
+
+    signed: dict[str, str] = field(default_factory=dict)
+    under: dict[str, list[str]] = field(default_factory=dict)
+
+
+Rule: TypeAlias = Callable[[Body, Issued], Found]
+
+
+def violations(rules: Sequence[Rule], body: Body, issued: Issued) -> list[str]:
+    """Everything that is wrong with a request, each with the name of its rule."""
+    return [f"{rule.__name__}: {fault}" for rule in rules for fault in rule(body, issued)]
+
+
+def same(value: object) -> str:
+    """A value as text that equal values share."""
+    return json.dumps(value, sort_keys=True)
+
+
+# Anthropic: https://platform.claude.com/docs/en
+
+
+def _blocks(message: Body) -> list[Body]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _turns(body: Body) -> list[tuple[str, list[Body]]]:
+    """Roles and blocks: "Consecutive user or assistant turns in your request will be combined into a single turn"
+    (api/messages)."""
+    turns: list[tuple[str, list[Body]]] = []
+    for message in body["messages"]:
+        if turns and turns[-1][0] == message["role"]:
+            turns[-1][1].extend(_blocks(message))
+        else:
+            turns.append((message["role"], _blocks(message)))
+    return turns
+
+
+def _of(blocks: Sequence[Body], *kinds: str) -> list[Body]:
+    return [block for block in blocks if block["type"] in kinds]
+
+
+def claude_begins_with_the_user(body: Body, issued: Issued) -> Found:
+    """ "The first message must always use the user role." (api/messages, `messages`)"""
+    if not body["messages"] or body["messages"][0]["role"] != "user":
+        yield "the first message is the assistant's"
+
+
+def claude_contents_are_not_empty(body: Body, issued: Issued) -> Found:
+    """ "All messages must have non-empty content except for the optional final assistant message"; "text content blocks
+    must be non-empty" (api/errors, `invalid_request_error`)"""
+    for at, message in enumerate(body["messages"]):
+        if not message["content"]:
+            yield f"message {at} has no content"
+        if any(not block["text"].strip() for block in _of(_blocks(message), "text")):
+            yield f"message {at} has an empty text"
+
+
+def claude_calls_are_answered(body: Body, issued: Issued) -> Found:
+    """ "Tool result blocks must immediately follow their corresponding tool use blocks in the message history. You
+    cannot include any messages between the assistant's tool use message and the user's tool result message."
+    (agents-and-tools/tool-use/implement-tool-use)"""
+    turns = _turns(body)
+    for at, (_, blocks) in enumerate(turns):
+        calls = {block["id"] for block in _of(blocks, "tool_use")}
+        following = turns[at + 1][1] if at + 1 < len(turns) else []
+        answers = {block["tool_use_id"] for block in _of(following, "tool_result")}
+        if calls - answers:
+            yield f"turn {at}: {sorted(calls - answers)} have no result"
+
+
+def claude_results_have_calls(body: Body, issued: Issued) -> Found:
+    """ "Each tool_result block must have a corresponding tool_use block in the previous message." (api/errors)"""
+    turns = _turns(body)
+    for at, (_, blocks) in enumerate(turns):
+        answers = [block["tool_use_id"] for block in _of(blocks, "tool_result")]
+        calls = {block["id"] for block in _of(turns[at - 1][1], "tool_use")} if at else set()
+        if set(answers) - calls or len(set(answers)) != len(answers):
+            yield f"turn {at}: results for {answers}, calls {sorted(calls)}"
+
+
+def claude_results_come_first(body: Body, issued: Issued) -> Found:
+    """ "In the user message containing tool results, the tool_result blocks must come FIRST in the content array. Any
+    text must come AFTER all tool results." (agents-and-tools/tool-use/implement-tool-use)"""
+    for at, (_, blocks) in enumerate(_turns(body)):
+        kinds = [block["type"] == "tool_result" for block in blocks]
+        if any(kinds) and kinds != sorted(kinds, reverse=True):
+            yield f"turn {at} has something before a result"
+
+
+def claude_ids_are_unique(body: Body, issued: Issued) -> Found:
+    """ "`tool_use` ids must be unique"; they match ^[a-zA-Z0-9_-]+$ (api/errors, api/messages)"""
+    ids = [block["id"] for _, blocks in _turns(body) for block in _of(blocks, "tool_use")]
+    if len(set(ids)) != len(ids):
+        yield "an id stands twice"
+    for name in ids:
+        if not re.fullmatch(r"[a-zA-Z0-9_-]+", name):
+            yield f"the id {name!r}"
+
+
+def claude_thinking_is_unmodified(body: Body, issued: Issued) -> Found:
+    """ "The entire sequence of consecutive thinking blocks must match the outputs generated by the model during the
+    original request; you cannot rearrange or modify the sequence of these blocks."
+    (build-with-claude/extended-thinking, "Preserving thinking blocks")"""
+    for at, (_, blocks) in enumerate(_turns(body)):
+        for block in _of(blocks, "thinking"):
+            if issued.signed.get(block["signature"]) != block["thinking"]:
+                yield f"turn {at}: {len(block['thinking'])} characters under a signature that is not theirs"
+
+
+def claude_calls_keep_their_thinking(body: Body, issued: Issued) -> Found:
+    """ "During tool use, you must pass thinking blocks back to the API for the last assistant message. Include the
+    complete unmodified block." "A final assistant message must start with a thinking block (preceding the lastmost set
+    of tool_use and tool_result blocks)" (build-with-claude/extended-thinking). Of turns that are over "you may omit
+    thinking blocks"; a turn begins with a user's message that holds no tool result."""
+    turns = _turns(body)
+    begins = max(
+        (at for at, (role, blocks) in enumerate(turns) if role == "user" and not _of(blocks, "tool_result")), default=0
+    )
+    for at, (_, blocks) in enumerate(turns[begins:], begins):
+        before = [block.get("signature", block.get("data")) for block in _of(blocks, "thinking", "redacted_thinking")]
+        for call in _of(blocks, "tool_use"):
+            if any(signature not in before for signature in issued.under.get(call["id"], ())):
+                yield f"turn {at}: call {call['id']} without its thinking"
+
+
+def claude_marks_are_few(body: Body, issued: Issued) -> Found:
+    """ "You can define up to 4 cache breakpoints." "Thinking blocks cannot be cached directly with cache_control."
+    "Empty text blocks cannot be cached." (build-with-claude/prompt-caching)"""
+    marked = [block for block in claude_prefix(body) if "cache_control" in block]
+    if len(marked) > 4:
+        yield f"{len(marked)} marks"
+    if _of([block for block in marked if "type" in block], "thinking", "redacted_thinking"):
+        yield "a mark on thinking"
+
+
+def claude_prefix(body: Body) -> list[Body]:
+    """What a cache takes in: "Cache prefixes are created in the following order: tools, system, then messages"."""
+    system = body.get("system", ())
+    system = [{"type": "text", "text": system}] if isinstance(system, str) else list(system)
+    blocks = [block for message in body["messages"] for block in _blocks(message)]
+    return [*({"type": "tool", **tool} for tool in body.get("tools", ())), *system, *blocks]
+
+
+def claude_declares_what_was_called(body: Body, issued: Issued) -> Found:
+    """ "Requests which include `tool_use` or `tool_result` blocks must define tools" (api/errors); "Tool names must be
+    unique"; names match ^[a-zA-Z0-9_-]{1,128}$ (agents-and-tools/tool-use/implement-tool-use)"""
+    names = [tool["name"] for tool in body.get("tools", ())]
+    if not names and any(_of(blocks, "tool_use", "tool_result") for _, blocks in _turns(body)):
+        yield "calls without declarations"
+    if len(set(names)) != len(names):
+        yield f"a tool is declared twice: {names}"
+    yield from (f"the name {name!r}" for name in names if not re.fullmatch(r"[a-zA-Z0-9_-]{1,128}", name))
+
+
+def claude_ends_with_the_user(body: Body, issued: Issued) -> Found:
+    """ "When using thinking, you cannot pre-fill responses." (build-with-claude/extended-thinking)"""
+    if body.get("thinking", {}).get("type") == "enabled" and body["messages"][-1]["role"] != "user":
+        yield "the last message is the assistant's"
+
+
+CLAUDE: tuple[Rule, ...] = (
+    claude_begins_with_the_user,
+    claude_contents_are_not_empty,
+    claude_calls_are_answered,
+    claude_results_have_calls,
+    claude_results_come_first,
+    claude_ids_are_unique,
+    claude_thinking_is_unmodified,
+    claude_calls_keep_their_thinking,
+    claude_marks_are_few,
+    claude_declares_what_was_called,
+    claude_ends_with_the_user,
+)
+
+
+# Gemini: https://ai.google.dev/gemini-api/docs
+
+
+def _holding(content: Body, name: str) -> list[Body]:
+    return [part[name] for part in content.get("parts", ()) if name in part]
+
+
+def gemini_begins_with_the_user(body: Body, issued: Issued) -> Found:
+    """ "Please ensure that function call turn comes immediately after a user turn or after a function response
+    turn" (api error 400); a multi-turn request repeats "the conversation history and the latest request", which a user
+    begins (ai.google.dev/api/caching#Content)."""
+    contents = body["contents"]
+    if not contents or contents[0].get("role", "user") != "user" or _holding(contents[0], "functionResponse"):
+        yield "the first content is no user's message"
+
+
+def gemini_roles_are_known(body: Body, issued: Issued) -> Found:
+    """ "The producer of the content. Must be either 'user' or 'model'." (ai.google.dev/api/caching#Content)"""
+    for at, content in enumerate(body["contents"]):
+        if content.get("role", "user") not in ("user", "model"):
+            yield f"content {at} is of {content['role']!r}"
+
+
+def gemini_contents_are_not_empty(body: Body, issued: Issued) -> Found:
+    """ "Contents.parts must not be empty"; "required oneof field 'data' must have one initialized field" (api error
+    400)"""
+    for at, content in enumerate(body["contents"]):
+        parts = content.get("parts", ())
+        if not parts:
+            yield f"content {at} has no parts"
+        for part in parts:
+            if not set(part) - {"thought", "thoughtSignature", "videoMetadata", "mediaResolution"}:
+                yield f"content {at} has a part without data"
+
+
+def gemini_calls_follow_a_user(body: Body, issued: Issued) -> Found:
+    """ "Please ensure that function call turn comes immediately after a user turn or after a function response turn."
+    (api error 400)"""
+    contents = body["contents"]
+    for at, content in enumerate(contents):
+        if _holding(content, "functionCall"):
+            before = contents[at - 1].get("role") if at else None
+            if content.get("role") != "model" or before != "user":
+                yield f"content {at} calls behind {before!r}"
+
+
+def gemini_calls_are_answered(body: Body, issued: Issued) -> Found:
+    """ "Please ensure that function response turn comes immediately after a function call turn. And the number of
+    function response parts should be equal to number of function call parts of the function call turn." (api
+    error 400); "name: must match the name of the corresponding function call" (function-calling)"""
+    contents = body["contents"]
+    for at, content in enumerate(contents):
+        calls, answers = _holding(content, "functionCall"), _holding(content, "functionResponse")
+        if calls:
+            following = _holding(contents[at + 1], "functionResponse") if at + 1 < len(contents) else []
+            if sorted(call["name"] for call in calls) != sorted(answer["name"] for answer in following):
+                yield f"content {at} has {len(calls)} calls, the next {len(following)} responses"
+        if answers and (not at or not _holding(contents[at - 1], "functionCall")):
+            yield f"content {at} answers no call"
+
+
+def gemini_signatures_are_unmodified(body: Body, issued: Issued) -> Found:
+    """ "Always send the thought_signature back to the model inside its original Part." "Don't merge a Part containing a
+    signature with one that does not." (thought-signatures)"""
+    for at, content in enumerate(body["contents"]):
+        for part in content.get("parts", ()):
+            if signature := part.get("thoughtSignature"):
+                signature = signature.replace("-", "+").replace("_", "/")
+                if issued.signed.get(signature) != gemini_signed(part):
+                    yield f"content {at}: a part under a signature that is not its"
+
+
+def gemini_signed(part: Body) -> str:
+    """What a signature stands for."""
+    if "functionCall" in part:
+        return same([part["functionCall"]["name"], part["functionCall"].get("args", {})])
+    return same(part.get("text", ""))
+
+
+def gemini_calls_keep_their_signature(body: Body, issued: Issued) -> Found:
+    """ "The API enforces strict validation on all functionCall parts within the current turn: the first functionCall in
+    each step must include its thoughtSignature, else the request fails with a 400." "A turn begins with the user's
+    message that holds no function response." (thought-signatures)"""
+    contents = body["contents"]
+    begins = max(
+        (
+            at
+            for at, content in enumerate(contents)
+            if content.get("role") == "user" and not _holding(content, "functionResponse")
+        ),
+        default=0,
+    )
+    for at, content in enumerate(contents[begins:], begins):
+        signatures = {part.get("thoughtSignature") for part in content.get("parts", ())} - {None}
+        for call in _holding(content, "functionCall"):
+            wanted = issued.under.get(same([call["name"], call.get("args", {})]), [])
+            if wanted and not signatures:
+                yield f"content {at}: the call of {call['name']} has lost its signature"
+
+
+def gemini_ends_with_the_user(body: Body, issued: Issued) -> Found:
+    """ "Please ensure that multiturn requests end with a user role" (api error 400)"""
+    if body["contents"] and body["contents"][-1].get("role", "user") != "user":
+        yield "the last content is the model's"
+
+
+def gemini_declares_once(body: Body, issued: Issued) -> Found:
+    """ "Duplicate function declaration found" (api error 400); names "must be a-z, A-Z, 0-9, or contain underscores,
+    colons, dots, and dashes, with a maximum length of 64" (ai.google.dev/api/caching#FunctionDeclaration)"""
+    names = [one["name"] for tool in body.get("tools", ()) for one in tool.get("functionDeclarations", ())]
+    if len(set(names)) != len(names):
+        yield f"a function is declared twice: {names}"
+    yield from (f"the name {name!r}" for name in names if not re.fullmatch(r"[a-zA-Z0-9_:.-]{1,64}", name))
+
+
+GEMINI: tuple[Rule, ...] = (
+    gemini_begins_with_the_user,
+    gemini_roles_are_known,
+    gemini_contents_are_not_empty,
+    gemini_calls_follow_a_user,
+    gemini_calls_are_answered,
+    gemini_signatures_are_unmodified,
+    gemini_calls_keep_their_signature,
+    gemini_ends_with_the_user,
+    gemini_declares_once,
+)
+
+
+# OpenAI: https://platform.openai.com/docs/api-reference/chat/create
+
+
+def openai_calls_are_answered(body: Body, issued: Issued) -> Found:
+    """ "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'."
+    (api error 400)"""
+    messages = body["messages"]
+    for at, message in enumerate(messages):
+        wanted = {call["id"] for call in message.get("tool_calls") or ()}
+        for following in messages[at + 1 :]:
+            if following["role"] != "tool":
+                break
+            wanted.discard(following["tool_call_id"])
+        if wanted:
+            yield f"message {at}: {sorted(wanted)} have no response"
+
+
+def openai_answers_have_calls(body: Body, issued: Issued) -> Found:
+    """ "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'." (api error 400)"""
+    known: set[str] = set()
+    for at, message in enumerate(body["messages"]):
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in known:
+                yield f"message {at} answers no call"
+        else:
+            known = {call["id"] for call in message.get("tool_calls") or ()}
+
+
+def openai_contents_are_there(body: Body, issued: Issued) -> Found:
+    """ "content: the contents of the assistant message. Required unless tool_calls or function_call is specified."
+    (chat/create); "Invalid 'messages': empty array." (api error 400)"""
+    if not body["messages"]:
+        yield "no messages"
+    for at, message in enumerate(body["messages"]):
+        if message.get("content") in (None, "", []) and not message.get("tool_calls"):
+            yield f"message {at} of {message['role']} has no content"
+
+
+def openai_calls_are_well_formed(body: Body, issued: Issued) -> Found:
+    """ "arguments: the arguments to call the function with, as generated by the model in JSON format"; "tool_call_id:
+    string too long, maximum length 40"; function names "must be a-z, A-Z, 0-9, or contain underscores and dashes, with
+    a maximum length of 64"; "Array too long: expected an array with maximum length 128" (chat/create, api errors)"""
+    tools = body.get("tools") or ()
+    names = [tool["function"]["name"] for tool in tools]
+    names += [call["function"]["name"] for one in body["messages"] for call in one.get("tool_calls") or ()]
+    yield from (f"the name {name!r}" for name in names if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name))
+    if len(tools) > 128:
+        yield f"{len(tools)} tools"
+    for message in body["messages"]:
+        for call in message.get("tool_calls") or ():
+            if not isinstance(json.loads(call["function"]["arguments"]), dict):
+                yield "arguments that are no object"
+            if len(call["id"]) > 40:
+                yield f"an id of {len(call['id'])} characters"
+
+
+def openai_roles_are_known(body: Body, issued: Issued) -> Found:
+    """ "role" is one of developer, system, user, assistant, tool (chat/create)"""
+    for at, message in enumerate(body["messages"]):
+        if message["role"] not in ("developer", "system", "user", "assistant", "tool"):
+            yield f"message {at} is of {message['role']!r}"
+
+
+OPENAI: tuple[Rule, ...] = (
+    openai_calls_are_answered,
+    openai_answers_have_calls,
+    openai_contents_are_there,
+    openai_calls_are_well_formed,
+    openai_roles_are_known,
+)
+
+
+# Ollama: https://docs.ollama.com/api/chat
+
+
+def ollama_roles_are_known(body: Body, issued: Issued) -> Found:
+    """ "role: the role of the message, either system, user, assistant, or tool" (api/chat)"""
+    for at, message in enumerate(body["messages"]):
+        if message["role"] not in ("system", "user", "assistant", "tool"):
+            yield f"message {at} is of {message['role']!r}"
+
+
+def ollama_calls_are_objects(body: Body, issued: Issued) -> Found:
+    """ "tool_calls: a list of tools in JSON that the model wants to use", "arguments" is an object (api/chat)"""
+    for at, message in enumerate(body["messages"]):
+        for call in message.get("tool_calls") or ():
+            if not isinstance(call["function"]["arguments"], dict):
+                yield f"message {at}: arguments that are no object"
+
+
+def ollama_results_follow_calls(body: Body, issued: Issued) -> Found:
+    """A message of role "tool" holds "the result of the tool call" of the message before it
+    (capabilities/tool-calling)"""
+    waiting = 0
+    for at, message in enumerate(body["messages"]):
+        if message["role"] == "tool":
+            waiting -= 1
+            if waiting < 0:
+                yield f"message {at} answers no call"
+        else:
+            if waiting > 0:
+                yield f"message {at} comes before {waiting} results"
+            waiting = len(message.get("tool_calls") or ())
+
+
+def ollama_images_are_base64(body: Body, issued: Issued) -> Found:
+    """ "images: a list of base64-encoded images" (api/chat)"""
+    for message in body["messages"]:
+        for image in message.get("images") or ():
+            try:
+                base64.b64decode(image, validate=True)
+            except ValueError:
+                yield "an image that is not base64"
+
+
+OLLAMA: tuple[Rule, ...] = (
+    ollama_roles_are_known,
+    ollama_calls_are_objects,
+    ollama_results_follow_calls,
+    ollama_images_are_base64,
+)

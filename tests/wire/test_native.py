@@ -1,0 +1,94 @@
+"""What Gemini and Claude receive through ADK's own clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("anthropic")
+
+from scripted import Chat
+from wire.servers import Refusal
+from wire.sessions import NATIVE, SCENARIOS, Scenario, answers, arguments, asks, clerk, mixed, run, thinking
+
+from aether_context.adk import ContextPackPlugin
+
+pytestmark = pytest.mark.filterwarnings("ignore:The model .* is deprecated:DeprecationWarning")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
+@pytest.mark.parametrize("client", NATIVE)
+def test_ten_turns_are_valid_inside_the_window_and_cached(client: str, stream: bool) -> None:
+    with run(client, mixed(), stream=stream) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert done.server.over == []
+        assert done.server.cached_share >= 0.7
+        assert len(done.server.requests) == 26
+        # The agent that runs as a tool is in the ledger of its caller.
+        assert _used(done.chat).totals.cached_share == pytest.approx(done.server.cached_share, abs=0.001)
+
+
+def _used(chat: Chat) -> Any:
+    """The account of the chat's session."""
+    assert isinstance(chat.plugin, ContextPackPlugin)
+    report = chat.plugin.usage(app=chat.app_name, user=chat.user, session=chat.session)
+    assert report is not None
+    return report.session
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_the_summary_of_adks_own_compaction_is_a_users_message(client: str) -> None:
+    with run(client, SCENARIOS["images"](), way="compaction") as done:
+        assert {fault.partition(":")[0] for fault in done.server.faults} == {f"{client}_begins_with_the_user"}
+    with run(client, SCENARIOS["images"](), way="both") as done:
+        assert done.server.faults == []
+        done.chat.replays()
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_a_rate_limit_teaches_no_window(client: str) -> None:
+    refusal = Refusal(429, "You exceeded your quota of 3000 input tokens per minute: prompt is too long")
+    turns = [(asks(0), []), (asks(1), [refusal]), (asks(2), [])]
+    with run(client, Scenario(lambda llm: clerk(llm, tools=[]), turns)) as done:
+        assert len(done.failed) == 1
+        assert done.server.faults == []
+        assert {manifest.window for manifest in done.chat.manifests()} == {8_000}
+
+
+@pytest.mark.parametrize(
+    ("client", "window", "scenario"),
+    [
+        ("claude", 5_000, thinking(3_400, turns=3)),
+        ("claude", 3_000, thinking(800, turns=3, steps=3)),
+        ("claude", 2_000, thinking(500, turns=3)),
+        ("gemini", 8_000, arguments(3_000, turns=3)),
+        ("gemini", 2_000, arguments(700, turns=4)),
+        ("claude", 2_000, arguments(700, turns=4)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, (str, int)) else "",
+)
+def test_what_is_signed_is_whole_or_absent(client: str, window: int, scenario: Scenario) -> None:
+    with run(client, scenario, window=window) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert done.server.over == []
+        done.chat.replays()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
+@pytest.mark.parametrize("client", NATIVE)
+def test_a_refused_overflow_costs_the_user_no_turn(client: str, stream: bool) -> None:
+    turns = [(asks(at), [answers(at)]) for at in range(9)]
+    with run(client, Scenario(clerk, turns), window=20_000, limit=3_500, stream=stream) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert sum(request.refused for request in done.server.requests) == 1
+        manifests = done.chat.manifests()
+        assert len(manifests) == len(done.server.requests)
+        codes = [(done.chat.store.outcome(manifest) or {}).get("error_code") for manifest in manifests]
+        assert codes.count("context_window_exceeded") == 1
+        assert codes.count(None) == 9
+        assert manifests[-1].window_mark == "learned"
+        done.chat.replays()
