@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from recorded_sessions import SMALL, record
-from scripted import new_store
+from scripted import Chat, new_store
 
 from aether_context import PackPolicy
 from aether_context.cli import main
@@ -46,6 +46,18 @@ def test_a_tool_loop_with_cuts_is_played_byte_for_byte():
 
 
 # the grid
+
+
+def test_a_chat_whose_turns_return_is_played_byte_for_byte():
+    store = new_store()
+    talk = [f"Note {number}: the {name} is in drawer {number * 17}." for number, name in enumerate("abcdefgh" * 6)]
+    policy = PackPolicy(max_input_tokens=1_200)
+    chat = Chat(store=store, policy=policy, script=["Noted, it is written down. " * 9] * 60)
+    chat.say(*talk, "Where is the c?", "And which note said so?")
+    assert any(manifest.searched for manifest in store.manifests())
+    found = played(store, policy)
+    assert cuts(store) > 1
+    assert found.same == len(found.kept)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
