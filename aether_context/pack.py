@@ -47,11 +47,16 @@ NOTHING: Final[Mapping[str, Any]] = {}
 """The default of a named tuple's mapping; what a value holds is never changed in place."""
 
 
+def noted(event: Any) -> Mapping[str, Any]:
+    """What this package wrote into the metadata of an event of a session."""
+    found = (event.custom_metadata or {}).get(METADATA)
+    return found if isinstance(found, Mapping) else NOTHING
+
+
 def pack_of_event(event: Any) -> tuple[int, str]:
     """The number in its session, and the id, of the pack whose answer an event of the session holds; 0 and empty where
     it holds none."""
-    noted = (getattr(event, "custom_metadata", None) or {}).get(METADATA)
-    number, pack_id = (noted.get("number"), noted.get("pack_id")) if isinstance(noted, Mapping) else (None, None)
+    number, pack_id = (noted(event).get(name) for name in ("number", "pack_id"))
     return (number, pack_id) if type(number) is int and number > 0 and isinstance(pack_id, str) else (0, "")
 
 
@@ -79,10 +84,10 @@ where the policy or a list has it."""
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
-State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "already_sent"]
-"""What became of a candidate: sent verbatim, as an extract of chosen lines, within a summary or as a placeholder;
-``hidden``: left out of this request; ``dropped``: left out for good; ``already_sent``: already in the conversation's
-tail."""
+Form: TypeAlias = Literal["whole", "extract", "offloaded", "summarized", "placeholder", "told", "left_out"]
+"""In which form something is in a request: ``whole``; ``extract``, lines or sentences chosen from it; ``offloaded``,
+an extract with the address under which the store has all of it; ``summarized``, in the summary of what was cut;
+``placeholder``, a note in its place; ``told``, calls and their results as one text; ``left_out``, not at all."""
 
 Reason: TypeAlias = Literal[
     "below_floor",
@@ -207,6 +212,12 @@ def content_name(place: int, digest: str) -> str:
     return f"c{place}_{short(digest)}"
 
 
+def content_place(name: str) -> int:
+    """The index in the host's list by a `content_name`; 0 where it is none."""
+    place = name.removeprefix("c").partition("_")[0]
+    return int(place) if place.isdecimal() else 0
+
+
 RECALLED = "conversation"
 """The source of candidates that are turns of the conversation itself."""
 
@@ -249,7 +260,7 @@ class Request(NamedTuple):
     rewritten: bool = False
 
     @property
-    def handed(self) -> bool:
+    def from_agent(self) -> bool:
         """Whether the final human message is another agent's turn, which was handed to this agent."""
         return self.human is not None and bool(self.contents[self.human].agent)
 
@@ -291,8 +302,8 @@ class Step:
 Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 
 
-CandidateKind: TypeAlias = Literal["", "own", "standing"]
-"""``own``: the app put it into the session's state; ``standing``: a preference of the user that always applies."""
+CandidateKind: TypeAlias = Literal["", "app_note", "preference"]
+"""``app_note``: the app put it into the session's state; ``preference``: one of the user that always applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,8 +347,7 @@ class Candidate:
 def turn_place(candidate: Candidate) -> tuple[int, int]:
     """The index in the host's list of a turn that is a candidate, and its passage's number; see `recalled_id`."""
     name, _, passage = candidate.id.partition("#")
-    place = name.removeprefix("turn_c").partition("_")[0]
-    return (int(place) if place.isdecimal() else 0, int(passage) if passage.isdecimal() else 0)
+    return content_place(name.removeprefix("turn_")), int(passage) if passage.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,10 +368,10 @@ class CandidateOutcome:
     """How the tokens were counted."""
     hash: str
     """Tagged hash of its content."""
-    state: State
-    """What became of it."""
+    form: Form
+    """In which form it is in the request."""
     reason: Reason | None = None
-    """Why, where it was not kept whole."""
+    """Why, where it is not whole."""
     sent_tokens: int | None = None
     """Tokens that were sent for it, where they differ from ``tokens``."""
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -517,6 +527,10 @@ class PackedMessage:
         return self.text[self.split :]
 
 
+ShortForm: TypeAlias = tuple[Literal["extract", "told"], int]
+"""A form that stays from call to call, and its tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
     """The state of the conversation between two cuts."""
@@ -544,11 +558,10 @@ class Epoch:
     """Whether the system instruction explains the pack."""
     trimmed: tuple[str, ...] = ()
     """Names of declarations that are sent without examples and with short descriptions."""
-    extracts: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that the responses or parts of a content were shortened to, by the content's hash. Where contents have the
-    same hash, ``#`` and a number follow it from the second on."""
-    told: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of the text that stands for an exchange, by the hash of its last content as in ``extracts``."""
+    forms: Mapping[str, ShortForm] = field(default_factory=dict)
+    """What stands for a content, and its tokens, by the content's hash: an ``extract``, each of whose parts takes that
+    many, or the one text in which its exchange is ``told``, by the hash of the exchange's last content. Where contents
+    have the same hash, ``#`` and a number follow it from the second on."""
     payloads: tuple[PackedMessage, ...] = ()
     """Messages sent in packed form."""
     marks: Mapping[str, str] = field(default_factory=dict)
@@ -746,7 +759,8 @@ class PackInput(NamedTuple):
         return int(_USUAL_GROWTH * self.window) if growth is None else min(growth, self.window)
 
 
-Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "told", "summary", "placeholder", "merged"]
+SentForm: TypeAlias = Literal["whole", "extract", "told", "placeholder", "payload", "summary", "merged"]
+"""As what a content is sent: in a `Form`, with the payload around it, as the summary, or merged with its neighbours."""
 
 
 class Outgoing(NamedTuple):
@@ -761,7 +775,7 @@ class Outgoing(NamedTuple):
     content: Content
     raw: Content
     origin: int
-    outcome: Outcome
+    form: SentForm
     tokens: int
     members: tuple[tuple[int, int], ...] = ()
 
@@ -850,11 +864,11 @@ class Pack(NamedTuple):
     @property
     def whole(self) -> frozenset[int]:
         """The indices in the request of the contents that are sent unchanged."""
-        states = [outcome.state for outcome in self.outcomes[: len(self.source.request.contents)]]
-        return frozenset(index for index, state in enumerate(states) if state == "kept")
+        rows = self.outcomes[: len(self.source.request.contents)]
+        return frozenset(index for index, row in enumerate(rows) if row.form in ("whole", "offloaded"))
 
     @property
     def stands_in(self) -> bool:
         """Whether a placeholder or an extract is sent in the place of any content."""
-        outcomes = self.outcomes[: len(self.source.request.contents)]
-        return any(outcome.state in ("placeholder", "extract") for outcome in outcomes)
+        rows = self.outcomes[: len(self.source.request.contents)]
+        return any(row.form in ("placeholder", "extract", "told") for row in rows)

@@ -87,7 +87,7 @@ def closed_sets() -> str:
     sets = {
         "layer": pack.Layer,
         "how counted": pack.Accuracy,
-        "state of a candidate": pack.State,
+        "form of a candidate": pack.Form,
         "reason": pack.Reason,
         "stage of an event": pack.Stage,
         "why an epoch began": pack.EpochReason,

@@ -446,7 +446,7 @@ def accounted(replayer: Replayer, manifest: Manifest) -> None:
     if manifest.chose:
         assert sorted(others) == sorted(one.id for one in source.candidates)
     for row in resolved.rows.values():
-        if row.state == "dropped":
+        if row.form == "left_out":
             assert row.reason is not None
 
 

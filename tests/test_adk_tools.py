@@ -87,7 +87,7 @@ def test_a_planner_plans_an_operator_works_and_the_pack_follows() -> None:
         "The clerk of the shop is Bo",
     )
     rows = Replayer(chat.store).resolve(chat.manifests()[-1]).rows
-    assert rows[note.id].state == "already_sent"
+    assert rows[note.id].form == "left_out"
     steps = [one.step_id for one in chat.manifests() if one.agent == "operator"]
     assert steps == ["s1"] * 5 + ["s2"] * 2
     changes = [one.epoch_reason for one in chat.manifests() if one.agent == "operator"]

@@ -17,7 +17,14 @@ from scripted import Chat, call, look_up, new_store
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.pack import valid
-from aether_context.usage.calibration import RATIO, TokenRatio, UsageAnchor, calibration, estimated, report
+from aether_context.usage.calibration import (
+    RATIO,
+    TokenRatio,
+    UsageBaseline,
+    calibration,
+    estimated,
+    report,
+)
 
 MODEL = "gemini-2.5-flash"
 
@@ -56,8 +63,8 @@ def test_a_ratio_stays_inside_its_bounds_whatever_is_reported(reports):
 # the anchor
 
 
-def anchored(reported: int, counted: int, **more: Any) -> UsageAnchor:
-    return UsageAnchor(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
+def anchored(reported: int, counted: int, **more: Any) -> UsageBaseline:
+    return UsageBaseline(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
 
 
 def test_the_next_estimate_is_the_last_report_plus_what_was_added():
@@ -91,7 +98,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
         answer = chat.llm._response
 
         def respond(reply: Any, reported: int) -> LlmResponse:
-            last = list(plugin._packer._last.values())[-1]
+            *_, last = plugin._packer._last._entries.values()
             return answer(reply, round(ratio * last.pack.counted_tokens) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)

@@ -64,8 +64,8 @@ def test_inspect_shows_the_whole_receipt(store: PackStore) -> None:
         assert f"\n{heading}\n" in output
     lines = {line.split()[1]: line for line in output.splitlines() if len(line.split()) > 1}
     assert "below_floor" in lines["m_lunch"]
-    assert "dropped" in lines["m_lunch"]
-    assert "kept" in lines["m_limit"]
+    assert "left_out" in lines["m_lunch"]
+    assert "whole" in lines["m_limit"]
     assert "covers a1" in lines["ev_rules"]
     assert "neutral ½ (unknown)" in output
     assert "left out: delete_all (not_in_scope)" in output
@@ -200,6 +200,8 @@ LOOKING = [
     "list", "inspect", "replay p", "diff p", "diff", "verify", "usage", "forget --older-than 30",
     "forget --older-than 30 --yes", "forget --app a --user b",
 ]  # fmt: skip
+
+
 LOOKING += ["list --json", "usage --json", "forget --older-than 30 --json", "list --limit 2 --app a"]
 
 

@@ -48,8 +48,8 @@ def test_a_pack_is_compared_with_the_one_before_it(cut: tuple[PackStore, list[Ma
     assert before.pack_id in output
     assert "they part in content 0 (user), after 0 of its characters: cut" in output
     left = [line.split() for line in output.splitlines() if line.split()[:1] == ["left"]]
-    assert len(left) == len([row for row in at_cut(manifests).rows if row.state == "dropped"])
-    assert all(words[-2:] == ["dropped,", "window"] for words in left)
+    assert len(left) == len([row for row in at_cut(manifests).rows if row.form == "summarized"])
+    assert all(words[-2:] == ["summarized,", "window"] for words in left)
     assert "    - question 0\n" in output
     assert "    + CONVERSATION SUMMARY" in output
     change = f"{before.request_tokens:,} → {at_cut(manifests).request_tokens:,}"

@@ -402,7 +402,7 @@ class Run:
 
 def account(pack: Pack) -> str:
     """A pack in a few lines, for the message of a failing assertion."""
-    contents = [(one.outcome, one.content.role, one.tokens, one.origin) for one in pack.contents]
+    contents = [(one.form, one.content.role, one.tokens, one.origin) for one in pack.contents]
     layers = {layer: (one.nominal, one.final, one.used) for layer, one in pack.allocation.layers.items()}
     events = [(event.stage, event.reason, event.tokens_before, event.tokens_after) for event in pack.events]
     return (
@@ -482,12 +482,12 @@ def test_the_final_request_of_the_user_is_whole_while_it_fits(
         text = pack.source.request.contents[human].text
         sent = next(one for one in pack.contents if human in {one.origin, *(origin for origin, _ in one.members)})
         shortened = any(event.layer == "task" and event.stage == "emergency" for event in pack.events)
-        if not shortened and "payload" == sent.outcome and not _NOTED.search(sent.content.text):
+        if not shortened and "payload" == sent.form and not _NOTED.search(sent.content.text):
             # A session's state cannot hold NUL, and packed text is sent again from there.
             assert sent.content.text.endswith((text, text.replace("\0", "\ufffd")))
-        if sent.outcome == "verbatim":
+        if sent.form == "whole":
             assert sent.content.text == text
-        if sent.outcome == "merged" and not shortened and not _NOTED.search(sent.content.text):
+        if sent.form == "merged" and not shortened and not _NOTED.search(sent.content.text):
             assert text in sent.content.text
 
 

@@ -231,7 +231,7 @@ def test_a_strategy_of_ones_own_runs_in_a_pack_and_replays() -> None:
     acts = [act for one in chat.manifests() for act in one.strategy_acts]
     assert {act.strategy for act in acts} == {"latest"}
     rows = [row for one in chat.manifests() for row in one.rows if row.reason == "strategy"]
-    assert {row.state for row in rows} == {"dropped"}
+    assert {row.form for row in rows} == {"summarized"}
     chat.replays()
 
 

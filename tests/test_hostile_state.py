@@ -25,7 +25,7 @@ BAD_EPOCHS: list[Any] = [
     lambda held: {**held, "cut_count": 3, "cut_hash": ""}, lambda held: {**held, "kept": [[-5, 2]]},
     lambda held: {**held, "kept": [[0, 2], [0, 2], [1, 2]]}, lambda held: {**held, "kept": [[4, 1]]},
     lambda held: {**held, "kept": "0-3"}, lambda held: {**held, "kept": [[0, 1], [0]]},
-    lambda held: {**held, "extracts": {"sha256:zz": -5}}, lambda held: {**held, "extracts": ["x"]},
+    lambda held: {**held, "forms": {"sha256:zz": ["extract", -5]}}, lambda held: {**held, "forms": ["x"]},
     lambda held: {**held, "payloads": ["gone", "../../etc"]},
     lambda held: {**held, "payloads": held["payloads"] * 3}, lambda held: {**held, "marks": {"step": 3}},
     lambda held: {**held, "marks": {}}, lambda held: {**held, "session": "another"},

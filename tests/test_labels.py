@@ -100,8 +100,8 @@ def test_an_item_whose_only_proof_was_dropped_is_needed(uris: tuple[str, str]) -
     chat = Chat([call("send_mail", to="bo"), "done", "done"], tools=[send_mail], policy=policy, state=state)
     chat.say("compare", "and now?")
     rows = [row for row in chat.manifests()[0].rows if row.layer == "evidence"]
-    assert {row.state for row in rows} == {"dropped", "kept"}
-    dropped = {item for row in rows if row.state == "dropped" for item in row.covers}
+    assert {row.form for row in rows} == {"left_out", "whole"}
+    dropped = {item for row in rows if row.form == "left_out" for item in row.covers}
     needed = [{item for item in one.evidence_needed if item in ("a1", "a2")} for one in chat.manifests()]
     assert needed == [dropped] * 3
 

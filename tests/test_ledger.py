@@ -33,6 +33,9 @@ def used(read: int, answered: int = 0, **more: Any) -> CallUsage:
     return CallUsage(input_tokens=read, output_tokens=answered, **more)
 
 
+# estimates
+
+
 # the check
 
 

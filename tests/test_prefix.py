@@ -53,7 +53,7 @@ def test_what_ended_the_prefix_is_named(changes: dict[str, Any], reason: str) ->
 
 def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -> None:
     first = pack(TALK[:1], candidates=MEMORIES, cached_price=1.0)
-    assert first.contents[0].outcome == "payload"
+    assert first.contents[0].form == "payload"
     identity = packs.IDENTITY._replace(invocation="i2")
     second = pack(TALK, first, candidates=MEMORIES, first_call=True, identity=identity, cached_price=1.0)
     assert second.prefix.broken_by == "new_invocation"

@@ -58,7 +58,7 @@ def test_a_cut_says_what_it_took_and_where_the_prefix_ends(cut: list[PackView]) 
     taken = {name for event in cut[at].manifest.truncation_events if event.stage == "cut" for name in event.item_ids}
     of_cut = [one for one in found.candidates if one.id in taken]
     assert {one.id for one in of_cut} == taken
-    assert {(one.change, one.after.state) for one in of_cut} == {("left", "dropped"), ("resized", "extract")}
+    assert {(one.change, one.after.form) for one in of_cut} == {("left", "summarized"), ("resized", "extract")}
     assert all(one.after.reason is not None for one in of_cut)
     assert found.parting is not None
     assert (found.parting.part, found.parting.at, found.parting.character) == ("content", 0, 0)

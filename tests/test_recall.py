@@ -86,14 +86,14 @@ def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -
     chat.say(ASKED[1])
     manifest = chat.manifests()[-1]
     rows = turns_of(chat, manifest)
-    key = max((row for row in rows if row.state == "kept"), key=lambda row: row.scores["similarity"])
+    key = max((row for row in rows if row.form == "whole"), key=lambda row: row.scores["similarity"])
     assert 0.05 < key.scores["similarity"] < 1
     assert {"bm25", "cosine"} <= set(key.scores)
     assert key.time is not None
     assert manifest.searched == 2 * (len(FACTS) + 40)
     assert manifest.embedder.startswith("static-")
     assert len(rows) <= manifest.searched
-    assert {row.state for row in rows} <= {"kept", "dropped", "already_sent"}
+    assert {row.form for row in rows} <= {"whole", "left_out"}
 
 
 def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() -> None:
@@ -110,7 +110,7 @@ def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() 
 
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
     end = len(history) if end is None else end
-    return [*read_spoken(history, events, end, most=9_999, mask=str).turns]
+    return read_spoken(history, events, end, most=9_999, mask=str)[1]
 
 
 def test_turns_are_words_with_an_event_of_their_own() -> None:

@@ -79,12 +79,12 @@ def act(pack: Pack, stage: str, layer: str) -> TruncationEvent | None:
 
 
 def rows(pack: Pack, layer: Layer, *states: str) -> list[CandidateOutcome]:
-    return [fate for fate in pack.outcomes if fate.layer == layer and fate.state in states]
+    return [fate for fate in pack.outcomes if fate.layer == layer and fate.form in states]
 
 
 def chosen(pack: Pack, layer: Layer) -> list[CandidateOutcome]:
     """What retrieval let in, whatever became of it for want of room."""
-    return [one for one in rows(pack, layer, "kept", "summary", "dropped") if one.reason in (None, "over_allocation")]
+    return [one for one in rows(pack, layer, "whole", "extract", "left_out") if one.reason in (None, "over_allocation")]
 
 
 def cost(outcomes: Iterable[CandidateOutcome]) -> int:
@@ -126,7 +126,7 @@ def test_the_least_worth_is_dropped_first(name: str, preset: str, layer: Layer) 
     for window in WINDOWS:
         pack = built(name, preset, window)
         ranked = [one.id for one in sorted(chosen(pack, layer), key=lambda one: worth(pack, one))]
-        kept = {one.id for one in rows(pack, layer, "kept", "summary")}
+        kept = {one.id for one in rows(pack, layer, "whole", "extract")}
         dropped = act(pack, "drop", layer)
         assert kept == set(ranked[: len(kept)])
         assert (dropped.item_ids if dropped is not None else ()) == tuple(reversed(ranked[len(kept) :]))
@@ -141,7 +141,7 @@ def test_the_conversation_goes_from_its_oldest_turn(name: str, preset: str) -> N
         gone: dict[int, list[bool]] = {}
         for content, fate in zip(pack.source.request.contents, pack.outcomes, strict=False):
             turn += is_human(content)
-            gone.setdefault(turn, []).append(fate.state == "dropped")
+            gone.setdefault(turn, []).append(fate.form in ("left_out", "summarized"))
         question = {at: states[0] for at, states in gone.items()}
         answers = [states[1:] for at, states in sorted(gone.items()) if at < TURNS]
         assert not question[TURNS]
@@ -166,7 +166,7 @@ def test_a_layer_inside_its_allocation_is_never_touched(name: str, preset: str, 
             continue
         assert touched == []
         texts = {one.id: one.text for one in pack.source.candidates}
-        assert chosen(pack, layer) == rows(pack, layer, "kept")
+        assert chosen(pack, layer) == rows(pack, layer, "whole")
         assert all(texts[one.id] in sent_text(pack) for one in chosen(pack, layer))
 
 
@@ -211,7 +211,7 @@ def test_a_larger_window_never_loses_what_a_smaller_one_keeps(name: str, preset:
         now = {
             fate.id
             for fate in built(name, preset, window).outcomes
-            if fate.state in ("kept", "summary", "already_sent")
+            if fate.form in ("whole", "extract") or fate.reason == "already_in_conversation"
         }
         assert kept <= now, (window, kept - now)
         kept = now
@@ -230,11 +230,11 @@ def test_everything_is_accounted_for_and_nothing_is_overspent(name: str, preset:
         assert sum(account.used for account in layers.values()) <= budget(window)
         for layer in ("memory", "evidence"):
             assert layers[layer].used <= layers[layer].final
-            assert layers[layer].used == cost(rows(pack, layer, "kept", "summary"))
+            assert layers[layer].used == cost(rows(pack, layer, "whole", "extract"))
         names = [fate.id for fate in pack.outcomes]
         assert len(set(names)) == len(names) == len(source.request.contents) + len(source.candidates)
         assert {one.id for one in source.candidates} <= set(names)
-        assert all(fate.reason for fate in pack.outcomes if fate.state != "kept")
+        assert all(fate.reason for fate in pack.outcomes if fate.form != "whole")
         assert {fate.reason for fate in pack.outcomes} <= {
             None, "over_allocation", "below_floor", "beyond_k", "duplicate", "expired", "high_water", "window"
         }  # fmt: skip

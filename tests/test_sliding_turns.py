@@ -93,7 +93,7 @@ def test_a_turn_that_grows_prunes_nothing_more_until_the_next_message() -> None:
         host.ask(f"question {at}: {lines('refunds', 6)}")
         host.answer(f"answer {at}: {lines('approval', 6)}")
     host.ask("And who signs?")
-    hidden = [row.id for row in host.manifests[-1].rows if row.state == "hidden"]
+    hidden = [row.id for row in host.manifests[-1].rows if row.form == "left_out"]
     for at in range(6):
         host.use("look_up", lines(f"r{at}", 10))
         assert len(host.packs[-1].contents) == len(host.packs[-2].contents) + 2

@@ -39,7 +39,7 @@ ROUNDED = 40
 
 
 def strategy(**settings: Any) -> StablePrefix:
-    return StablePrefix(settings=ConversationSettings(stable_prefix=StablePrefixSettings(**settings)))
+    return StablePrefix(settings=StablePrefixSettings(**settings))
 
 
 def estimate_tokens(contents: Sequence[Content]) -> int:

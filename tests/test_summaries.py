@@ -47,7 +47,7 @@ def test_memories_over_their_share_are_written_by_the_model_in_one_structured_re
     assert "follow no instruction" in str(config.system_instruction)
     manifest = chat.manifests()[0]
     assert manifest.summaries
-    assert {row.state for row in manifest.rows if row.layer == "memory"} >= {"summary"}
+    assert {row.form for row in manifest.rows if row.layer == "memory"} >= {"extract"}
     outcome = plugin.store.outcome(manifest)
     assert outcome is not None
     assert outcome["summarizer"] == {"requests": 1, "input_tokens": 300, "output_tokens": 40}

@@ -9,7 +9,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 
-from aether_context.adk.request.reader import Reader, declared_tools, system_text
+from aether_context.adk.request.reader import Reader
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
 
@@ -34,8 +34,8 @@ class Witness(BasePlugin):
 
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
         counter = self._counter
-        system, _ = system_text(llm_request.config)
-        tools, _ = self._reader.tools(declared_tools(llm_request), frozenset())
+        head = self._reader.head(llm_request)
+        system, tools = head.system, head.tools
         contents = [self._reader.content(content, self._model) for content in llm_request.contents]
         pieces = [
             (system, counter.system(system, declares=bool(tools))),

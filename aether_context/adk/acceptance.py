@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_response import LlmResponse
@@ -47,12 +46,26 @@ class Review:
     """A verdict with what went wrong on the way to it, and what the Critic cost."""
 
     verdict: Verdict
-    problems: list[str] = field(default_factory=list)
+    problems: Sequence[str] = ()
     cost: Cost = field(default_factory=Cost)
 
     def to_json(self) -> dict[str, JSON]:
         more: dict[str, JSON] = {"problems": [*self.problems], "critic": {**self.cost.to_json()}}
         return {**self.verdict.to_json(), **{name: value for name, value in more.items() if value}}
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What checks and Critic have said by now: opinions by item, what failed, and what it cost."""
+
+    opinions: dict[str, list[Judgement]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    cost: Cost = field(default_factory=Cost)
+
+    def add(self, item: str, by: Literal["check", "critic"], passed: bool, reason: str) -> None:
+        from aether_context.state.acceptance import Judgement
+
+        self.opinions.setdefault(item, []).append(Judgement(passed=passed, by=by, reason=reason[:_MOST_REASON]))
 
 
 class Reviewer:
@@ -92,36 +105,24 @@ class Reviewer:
             return None
         from aether_context.state.acceptance import examine
 
-        problems: list[str] = []
-        cost = Cost()
-        judged: defaultdict[str, list[Judgement]] = defaultdict(list)
+        heard = _Heard()
         try:
-            await within(self.seconds, self._judge(step, answer, settings.critic, judged, problems, cost))
+            await within(self.seconds, self._judge(step, answer, settings.critic, heard))
         except TimeoutError:
-            problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
+            heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
-        problems, judgements = list(problems), {item: tuple(opinions) for item, opinions in judged.items()}
+        problems, judged = tuple(heard.problems), {item: tuple(said) for item, said in heard.opinions.items()}
         covers = {
             candidate.uri: candidate.covers for candidate in (*pack.source.candidates, *evidence) if candidate.uri
         }
         # What a model has only said itself proves nothing.
         contents = (item.content for item in pack.contents if item.content.role != "model")
         shown = [pack.source.request.system, *(part.text for content in contents for part in content.parts), *covers]
-        verdict = examine(answer, step.acceptance, shown=shown, covers=covers, judged=judgements)
-        return Review(verdict=verdict, problems=problems, cost=cost)
+        verdict = examine(answer, step.acceptance, shown=shown, covers=covers, judged=judged)
+        return Review(verdict, problems, heard.cost)
 
-    async def _judge(
-        self,
-        step: Step,
-        answer: str,
-        critic: str,
-        judged: Mapping[str, list[Judgement]],
-        problems: list[str],
-        cost: Cost,
-    ) -> None:
+    async def _judge(self, step: Step, answer: str, critic: str, heard: _Heard) -> None:
         """Asks the checks, then the Critic."""
-        from aether_context.state.acceptance import Judgement
-
         for item in step.acceptance:
             for check in self._checks:
                 try:
@@ -133,32 +134,34 @@ class Reviewer:
                 except BaseException as raised:
                     error = failure(raised)
                     told = f"{type(error).__name__}: {error}"[:_MOST_REASON]
-                    problems.append(f"acceptance check for {item.id}: {told}")
+                    heard.problems.append(f"acceptance check for {item.id}: {told}")
                     continue
                 if opinion is not None:
-                    reason = opinion[:_MOST_REASON] if isinstance(opinion, str) else "" if opinion else "a check failed"
-                    judged[item.id].append(Judgement(passed=opinion is True, by="check", reason=reason))
+                    reason = opinion if isinstance(opinion, str) else "" if opinion else "a check failed"
+                    heard.add(item.id, "check", opinion is True, reason)
         if not critic or not step.acceptance:
             return
+        items = {item.id: item.text for item in step.acceptance}
         question: dict[str, JSON] = {
             "step": step.text,
-            "acceptance": [{"id": item.id, "text": item.text} for item in step.acceptance],
+            "acceptance": [{"id": name, "text": text} for name, text in items.items()],
             "answer": answer[:_MOST_ANSWER],
         }
         try:
-            entries = await self._critic.ask(critic, _INSTRUCTION, question, "items", cost)
+            entries = await self._critic.ask(critic, _INSTRUCTION, question, "items", heard.cost)
         except BaseException as error:
-            problems.append(f"critic: {type(failure(error)).__name__}")
+            heard.problems.append(f"critic: {type(failure(error)).__name__}")
             return
-        found: dict[str, Judgement] = {}
-        for entry in entries:
-            name, passed = entry.get("id"), entry.get("passed")
-            if isinstance(name, str) and name in {item.id for item in step.acceptance} and isinstance(passed, bool):
-                reason = str(entry.get("reason") or "").strip()[:_MOST_REASON] or (
-                    "" if passed else "the Critic found it not met"
-                )
-                found[name] = Judgement(passed=passed, by="critic", reason=reason)
-        if len(found) < len(step.acceptance):
-            problems.append(f"critic: {len(step.acceptance) - len(found)} of {len(step.acceptance)} items missing")
-        for name, judgement in found.items():
-            judged[name].append(judgement)
+        # Of several entries for one item the last one counts.
+        found = {
+            name: entry
+            for entry in entries
+            if isinstance(name := entry.get("id"), str) and name in items and isinstance(entry.get("passed"), bool)
+        }
+        if len(found) < len(items):
+            heard.problems.append(f"critic: {len(items) - len(found)} of {len(items)} items missing")
+        for name, entry in found.items():
+            reason = str(entry.get("reason") or "").strip()
+            heard.add(
+                name, "critic", entry["passed"], reason or ("" if entry["passed"] else "the Critic found it not met")
+            )

@@ -1,7 +1,7 @@
 """The tools with which a model reads what an address stands for: ``read_artifact`` and ``search_artifact``.
 
 They resolve addresses of their own session only: evidence by the session's state, the rest by ADK's own artifacts of
-the session. Whatever a model asks for, it gets an answer; what they answer is never offloaded.
+the session. What they answer is never offloaded.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
@@ -58,173 +56,43 @@ _FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
 _OURS = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
 
 
+_Answer: TypeAlias = Callable[[str, Mapping[str, Any], ToolContext], Coroutine[Any, Any, dict[str, Any]]]
+
+
 class Unreadable(AetherContextError):
     """An address leads to nothing that can be read; the message says why, for the model."""
 
 
-class Library:
-    """What sessions may read of a store; the evidence read last is kept, with its index.
+class Readers:
+    """What a model reads of a store's texts by address, and the tools for it. The evidence read last is kept, indexed.
 
     Args:
         records: what sessions know of their evidence.
+        room: gives the tokens that one answer may have now.
         redact: patterns of what is masked before texts are compared.
     """
 
-    def __init__(self, store: PackStore, records: SessionRecords, redact: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, store: PackStore, records: SessionRecords, room: Callable[[ToolContext], int], redact: tuple[str, ...]
+    ) -> None:
         self._store = store
-        self.records = records
-        self._mask = masker(redact) if redact else None
-        self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
-
-    async def open(self, uri: str, context: ToolContext) -> Searcher:
-        """The text of an address, in lines.
-
-        Raises:
-            Unreadable: the address is none of this session's, or nothing is there, or it is not text.
-        """
-        session = context.session
-        name = uri.removeprefix(SCHEME)
-        digits = evidence_key(uri)
-        key: tuple[str, str, str] | None = None
-        text: str | None
-        if digits is not None:
-            record = await self.record(digits, context)
-            if record is None:
-                raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
-            kind = record.media_type
-            if not is_text(kind):
-                raise Unreadable(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
-            key = (session.app_name, session.user_id, record.digest)
-            found = self._texts.get(key)
-            if found is not None:
-                return found
-            try:
-                text = (await self.data(record, context)).decode("utf-8", "surrogatepass")
-            except UnicodeDecodeError as error:
-                raise Unreadable(f"{uri} says that it is {kind}, and is not text in UTF-8") from error
-        elif uri.startswith(f"{SCHEME}messages/"):
-            data = await asyncio.to_thread(self._store.message, *session_key(context), name)
-            if data is None:
-                raise Unreadable(f"this session has no {uri[:200]}")
-            text = data.decode("utf-8", "surrogatepass")
-        else:
-            is_file = uri.startswith(SCHEME) and _FILE.fullmatch(name) and not name.startswith("apps/")
-            if not is_file or any(part.strip(". ") == "" for part in name.split("/")):
-                raise Unreadable(
-                    f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands"
-                )
-            if context.get_invocation_context().artifact_service is None:
-                raise Unreadable(f"this session has no {uri}")
-            part = await context.load_artifact(name)
-            if part is None:
-                raise Unreadable(f"{uri} is not there")
-            text = part.text
-            if text is None and part.inline_data is not None and part.inline_data.data is not None:
-                with suppress(UnicodeDecodeError):
-                    text = part.inline_data.data.decode()
-        if text is None:
-            raise Unreadable(f"{uri} is not text")
-        if len(text) > _MOST_CHARACTERS:
-            raise Unreadable("it is too large to be read here")
-        from aether_context.evidence.passages import Searcher
-
-        found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
-        if key is not None:
-            self._texts.put(key, found)
-        return found
-
-    async def record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
-        """What is known of a piece of the session's evidence; the store has it, too, where the host has loaded a part
-        of the events."""
-        found = self.records.of(context).of(digits)
-        if found is None and digits:
-            stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
-            found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
-        return found
-
-    async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
-        """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
-
-        Raises:
-            Unreadable: they are not kept any more, or the store is away.
-        """
-        session = context.session
-        try:
-            return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
-        except StoreError as error:
-            for event in reversed(session.events):
-                for answer in event.get_function_responses():
-                    content = as_json(answer.response or {}) if answer.name == record.source else None
-                    if content:
-                        data = data_of(content)
-                        if hash_bytes(data) == record.digest:
-                            return data
-            reason = "is not kept any more" if isinstance(error, BlobNotFound) else "cannot be read now"
-            raise Unreadable(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
-
-
-class _Reader(BaseTool):
-    """A tool over a session's stored texts; ``room`` gives the tokens that an answer may have now."""
-
-    declaration: types.FunctionDeclaration
-
-    def __init__(self, library: Library, room: Callable[[ToolContext], int]) -> None:
-        super().__init__(
-            name=self.declaration.name or "",
-            description=self.declaration.description or "",
-            custom_metadata={ESSENTIAL_MARK: True},
-        )
-        self._library = library
+        self._records = records
         self._room = room
+        self._mask = masker(redact) if redact else None
         self._counter = counter_for("")
+        self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
+        self.tools = (_Reader(_READ_DECLARATION, self, self._read), _Reader(_SEARCH_DECLARATION, self, self._search))
 
-    def _get_declaration(self) -> types.FunctionDeclaration:
-        return self.declaration
+    def later(self, uri: str, context: ToolContext) -> str:
+        """The address of a later reading that differs from that of an address; empty where there is none."""
+        return self._records.of(context).readings.get(uri, "")
 
-    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
-        uri = args.get("uri")
-        if not isinstance(uri, str) or not uri.strip():
-            return {"error": "give the address in uri, such as artifact://evidence/…"}
-        uri = uri.strip()
-        try:
-            answer = await within(_SECONDS, self._answer(uri, args, tool_context))
-            later = self._library.records.of(tool_context).readings().get(uri)
-            return {**answer, "superseded_by": later} if later else answer
-        except Unreadable as error:
-            return {"error": str(error)}
-        except Exception as error:
-            logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
-            return {"error": f"it could not be read now ({type(error).__name__}): try again later"}
-
-    @abstractmethod
-    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]: ...
-
-
-class ReadArtifact(_Reader):
-    """Reads lines by their numbers, and shows media."""
-
-    declaration = types.FunctionDeclaration(
-        name=READ,
-        description="Reads lines of a tool result or file that is shown only in part. Shows an image or document.",
-        parameters_json_schema={
-            "type": "object",
-            "properties": {
-                "uri": _URI,
-                "start_line": {"type": "integer", "description": "First line, from 1; -50 is the 50th from the end."},
-                "max_lines": {
-                    "type": "integer",
-                    "description": f"How many lines; {_USUAL_LINES} where it is left out.",
-                },
-            },
-            "required": ["uri"],
-        },
-    )
-
-    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+    async def _read(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        """Lines by their numbers, or a medium."""
         room = self._room(context)
-        record = await self._library.record(evidence_key(uri) or "", context)
+        record = await self._record(evidence_key(uri) or "", context)
         if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
-            medium = Medium(data=await self._library.data(record, context), media_type=record.media_type)
+            medium = Medium(data=await self._data(record, context), media_type=record.media_type)
             model = model_of(context)
             size = f"{medium.media_type}, {size_words(len(medium.data))}"
             if family_of(model) == _TEXT_ANSWERS:
@@ -233,7 +101,7 @@ class ReadArtifact(_Reader):
             if tokens > room:
                 return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {room}"}
             return {"shown": size, MEDIA_KEY: types.Part.from_bytes(data=medium.data, mime_type=medium.media_type)}
-        view = (await self._library.open(uri, context)).view
+        view = (await self._open(uri, context)).view
         total = len(view.lines)
         start = _number(args.get("start_line"), 1)
         count = max(1, min(_number(args.get("max_lines"), _USUAL_LINES), _MOST_LINES))
@@ -248,28 +116,9 @@ class ReadArtifact(_Reader):
             answer["note"] = f"there was no room for more: go on with start_line={found.stop + 1}"
         return answer
 
-
-class SearchArtifact(_Reader):
-    """Finds lines by words, or by what they are about."""
-
-    declaration = types.FunctionDeclaration(
-        name=SEARCH,
-        description="Finds lines in a tool result or file that is shown only in part, by exact words or by meaning.",
-        parameters_json_schema={
-            "type": "object",
-            "properties": {
-                "uri": _URI,
-                "query": {
-                    "type": "string",
-                    "description": "An identifier or words as they stand there, or a question.",
-                },
-            },
-            "required": ["uri", "query"],
-        },
-    )
-
-    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
-        searcher = await self._library.open(uri, context)
+    async def _search(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        """Lines by words, or by what they are about."""
+        searcher = await self._open(uri, context)
         query = args.get("query")
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
@@ -282,6 +131,144 @@ class SearchArtifact(_Reader):
             "found": [{"lines": _range(passage), "text": passage.text} for passage in found.passages],
             "note": _NOTES[found.how].format(matches=found.matches, total=total),
         }
+
+    async def _open(self, uri: str, context: ToolContext) -> Searcher:
+        """The text of an address, in lines.
+
+        Raises:
+            Unreadable: the address is none of this session's, or nothing is there, or it is not text.
+        """
+        key: tuple[str, str, str] | None = None
+        if (digits := evidence_key(uri)) is not None:
+            record = await self._record(digits, context)
+            if record is None:
+                raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
+            kind = record.media_type
+            if not is_text(kind):
+                raise Unreadable(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
+            key = (context.session.app_name, context.session.user_id, record.digest)
+            if (known := self._texts.get(key)) is not None:
+                return known
+            data: bytes | None = await self._data(record, context)
+        elif uri.startswith(f"{SCHEME}messages/"):
+            data = await asyncio.to_thread(self._store.message, *session_key(context), uri.removeprefix(SCHEME))
+        else:
+            data = await _artifact(uri, context)
+        if data is None:
+            raise Unreadable(f"this session has no {uri[:200]}")
+        try:
+            text = data.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise Unreadable(f"{uri[:200]} is not text in UTF-8") from error
+        if len(text) > _MOST_CHARACTERS:
+            raise Unreadable("it is too large to be read here")
+        from aether_context.evidence.passages import Searcher
+
+        found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
+        if key is not None:
+            self._texts.put(key, found)
+        return found
+
+    async def _record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
+        """What is known of a piece of the session's evidence; the store has it, too, where the host has loaded a part
+        of the events."""
+        found = self._records.of(context).by_digits.get(digits)
+        if found is None and digits:
+            stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
+            found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
+        return found
+
+    async def _data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
+        """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
+
+        Raises:
+            Unreadable: they are not kept any more, or the store is away.
+        """
+        session = context.session
+        try:
+            return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
+        except StoreError as error:
+            for event in reversed(session.events):
+                for answer in event.get_function_responses():
+                    content = as_json(answer.response or {}) if answer.name == record.source else None
+                    if content and hash_bytes(data := data_of(content)) == record.digest:
+                        return data
+            reason = "is not kept any more" if isinstance(error, BlobNotFound) else "cannot be read now"
+            raise Unreadable(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
+
+
+async def _artifact(uri: str, context: ToolContext) -> bytes | None:
+    """The bytes of one of ADK's own artifacts of the session; None where there is none of that name.
+
+    Raises:
+        Unreadable: the address is none of this session's.
+    """
+    name = uri.removeprefix(SCHEME)
+    is_file = uri.startswith(SCHEME) and _FILE.fullmatch(name) and not name.startswith("apps/")
+    if not is_file or any(part.strip(". ") == "" for part in name.split("/")):
+        raise Unreadable(f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands")
+    if context.get_invocation_context().artifact_service is None or (part := await context.load_artifact(name)) is None:
+        return None
+    if part.text is not None:
+        return part.text.encode("utf-8", "surrogatepass")
+    return part.inline_data.data if part.inline_data is not None else None
+
+
+_READ_DECLARATION = types.FunctionDeclaration(
+    name=READ,
+    description="Reads lines of a tool result or file that is shown only in part. Shows an image or document.",
+    parameters_json_schema={
+        "type": "object",
+        "properties": {
+            "uri": _URI,
+            "start_line": {"type": "integer", "description": "First line, from 1; -50 is the 50th from the end."},
+            "max_lines": {"type": "integer", "description": f"How many lines; {_USUAL_LINES} where it is left out."},
+        },
+        "required": ["uri"],
+    },
+)
+_SEARCH_DECLARATION = types.FunctionDeclaration(
+    name=SEARCH,
+    description="Finds lines in a tool result or file that is shown only in part, by exact words or by meaning.",
+    parameters_json_schema={
+        "type": "object",
+        "properties": {
+            "uri": _URI,
+            "query": {
+                "type": "string",
+                "description": "An identifier or words as they stand there, or a question.",
+            },
+        },
+        "required": ["uri", "query"],
+    },
+)
+
+
+class _Reader(BaseTool):
+    """One of the two tools. Whatever a model asks for, it gets an answer."""
+
+    def __init__(self, declaration: types.FunctionDeclaration, readers: Readers, answer: _Answer) -> None:
+        name, description = declaration.name or "", declaration.description or ""
+        super().__init__(name=name, description=description, custom_metadata={ESSENTIAL_MARK: True})
+        self._declaration, self._readers, self._answer = declaration, readers, answer
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return self._declaration
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
+        uri = args.get("uri")
+        if not isinstance(uri, str) or not uri.strip():
+            return {"error": "give the address in uri, such as artifact://evidence/…"}
+        uri = uri.strip()
+        try:
+            answer = await within(_SECONDS, self._answer(uri, args, tool_context))
+            later = self._readers.later(uri, tool_context)
+        except Unreadable as error:
+            return {"error": str(error)}
+        except Exception as error:
+            logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
+            return {"error": f"it could not be read now ({type(error).__name__}): try again later"}
+        return {**answer, "superseded_by": later} if later else answer
 
 
 def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:

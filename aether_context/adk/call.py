@@ -15,7 +15,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.tracing import PackSpan
-from aether_context.adk.windows import Window, Windows
+from aether_context.adk.windows import Window
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
@@ -124,27 +124,20 @@ class ModelCall(NamedTuple):
     state: Mapping[str, Any]
     is_live: bool
     passthrough_reason: str
-    windows: Windows
+    window: Window = Window(0)
     planned: Plan = Plan()
     last: PreviousCall | None = None
     offloaded_tokens: int = 0
     near_limit: bool = False
 
-    @property
-    def window(self) -> Window:
-        """The window: the policy's, else the model's own; less where the provider has refused as much."""
-        return self.windows.window(self.invocation.agent, self.model, self.policy, self.state)
 
-
-def call_of(
-    context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan, windows: Windows
-) -> ModelCall:
-    """A call as ADK hands it over, without plan and predecessor."""
+def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan) -> ModelCall:
+    """A call as ADK hands it over, without window, plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation = context.get_invocation_context()
-    is_live = invocation.live_request_queue is not None
-    reason = ""
+    is_live, reason = invocation.live_request_queue is not None, ""
     if is_live:
+        # ADK runs the callbacks on a copy of the contents, but on the connection's own configuration and tools.
         reason = "live mode: the request was left alone"
     elif request.previous_interaction_id:
         reason = "interactions API: only the current turn is sent, the request was left alone"
@@ -154,12 +147,11 @@ def call_of(
         span=span,
         invocation=invocation,
         policy=policy,
-        key=(*session_key(context), invocation.branch or "", context.agent_name),
+        key=agent_key_of(context),
         model=request.model or "",
         state=context.session.state,
         is_live=is_live,
         passthrough_reason=reason,
-        windows=windows,
     )
 
 

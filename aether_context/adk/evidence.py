@@ -8,13 +8,11 @@ the address of that. One whose whole could not be stored stays as it is: no addr
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
@@ -26,14 +24,13 @@ from aether_context.adk.bounds import failure
 from aether_context.adk.call import (
     ESSENTIAL,
     ESSENTIAL_MARK,
-    AgentKey,
     ModelCall,
     SessionKey,
     masked_aside,
     session_key,
     words_of,
 )
-from aether_context.adk.request.reader import essential_names, is_free, key_of, structure, system_text
+from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
     as_json,
@@ -46,7 +43,7 @@ from aether_context.adk.results import (
     with_parts,
 )
 from aether_context.adk.session import SessionRecords, has_cut, put_records
-from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
+from aether_context.canonical import Path, canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, check_rules, evidence_uri, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
@@ -104,11 +101,11 @@ class Offloader:
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
         self._always = frozenset(name for name, rule in policy.offload.tools.items() if rule == "always")
         self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
-        self._digests: SharedLRU[object, str] = SharedLRU(512)
+        self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
+        """Of results the hash of what the store keeps, and the size as JSON."""
+        self._media: SharedLRU[object, _Media] = SharedLRU(512)
         self._staying: SharedLRU[object, bool] = SharedLRU(512)
         """Agents' tools whose results stay; the agent that comes to a result does not always have the tool."""
-        self._histories: LRUCache[AgentKey, _History] = LRUCache(512)
-        self._lock = threading.Lock()
         self._problems: dict[SessionKey, list[str]] = {}
 
     def after_tool(self, tool: BaseTool, context: ToolContext) -> None:
@@ -130,19 +127,24 @@ class Offloader:
                 return False
             return not _uses_computer(tools.get(given.tool))
 
-        found: list[_Evidence] = []
+        results: list[_Evidence] = []
         for given in [*filter(is_wanted, unread(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                found.append(await self._describe(call.context, given, settings, window))
+                results.append(await self._describe(call.context, given, settings, window))
             except Exception as error:
                 self._caught(error, f"a result of {given.tool} was not offloaded: ")
-        await self._keep(call.context, found)
+        # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
+        written = await asyncio.gather(*(self._write(call.key[:3], evidence) for evidence in reversed(results)))
+        # A result of which a piece could not be stored has no records, and stays as it is.
+        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
+        records = [record for evidence in stored for record, _ in evidence]
+        put_records(call.context, records, self._records.of(call.context))
 
     async def _describe(
         self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int
     ) -> _Evidence:
-        """The evidence that a result is made of.
+        """The evidence that is to stand in the store for a result, or for parts of it; none where it stays as it is.
 
         Args:
             window: the window in tokens by which it is judged.
@@ -166,44 +168,42 @@ class Offloader:
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
                 record = self._record(medium, settings, context, {**origin, "piece": piece})
-                evidence.append((record, medium.data))
-                if record.form != "verbatim" and medium.path:
-                    response = replaced(response, medium.path, mark(record))
+                if record is not None:
+                    evidence.append((record, medium.data))
+                    response = replaced(response, medium.path, mark(record)) if medium.path else response
         content = as_json(response)
         if content is not None:
             found = await _off_the_loop(
                 content,
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
-            if self._mask:
-                self._digests.put(structure(content), found.digest)
-            is_whole = found.form == "verbatim"
-            record = EvidenceRecord(
-                **origin,
-                uri=found.uri,
-                digest=found.digest,
-                size_bytes=len(found.data),
-                lines=found.lines,
-                tokens=found.tokens,
-                media_type=found.media_type,
-                form=found.form,
-                query="" if is_whole else query,
-            )
-            evidence.append((record, found.data))
-            if not is_whole:
+            if found.form != "verbatim":
+                record = EvidenceRecord(
+                    **origin,
+                    uri=found.uri,
+                    digest=found.digest,
+                    size_bytes=len(found.data),
+                    lines=found.lines,
+                    tokens=found.tokens,
+                    media_type=found.media_type,
+                    form=found.form,
+                    query=query,
+                )
+                evidence.append((record, found.data))
                 self._shown.put((given.tool, structure(content), query, window), found)
         return evidence
 
     def _record(
         self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
-    ) -> EvidenceRecord:
-        """The record of a medium, which says whether it stays where it is."""
+    ) -> EvidenceRecord | None:
+        """The record of a medium; None where that stays where it is."""
         # What stands in JSON is sent as it is written there.
         is_written = bool(medium.path)
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
-        stays = rule == "never" or (rule != "always" and (not is_written or tokens <= settings.threshold_tokens))
+        if rule == "never" or (rule != "always" and (not is_written or tokens <= settings.threshold_tokens)):
+            return None
         digest = hash_bytes(medium.data)
         return EvidenceRecord(
             **origin,
@@ -212,30 +212,19 @@ class Offloader:
             size_bytes=len(medium.data),
             tokens=tokens,
             media_type=medium.media_type,
-            form="verbatim" if stays else "described",
+            form="described",
         )
-
-    async def _keep(self, context: CallbackContext, results: Sequence[_Evidence]) -> None:
-        """Puts the evidence of results into the store, all at once, and its records into the session's state. A result
-        of which a piece could not be stored has no records, and stays as it is."""
-        # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
-        latest = reversed(results)
-        written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in latest))
-        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
-        records = [record for evidence in stored for record, _ in evidence if record.form != "verbatim"]
-        put_records(context, records, self._records.of(context))
 
     async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
         """Writes what a result is made of; False where the store does not take it in time."""
-        shown = [(record, data) for record, data in evidence if record.form != "verbatim"]
-        writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in shown)
+        writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in evidence)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
         except BaseException as raised:  # one result that is not stored leaves the others, and the pack, as they are
-            error = failure(raised)
+            error, about = failure(raised), f"a result of {evidence[0][0].source} was not offloaded: "
             if not isinstance(error, (StoreError, TimeoutError)):
-                self._caught(error, f"a result of {shown[0][0].source} was not offloaded: ")
-            reason = f"a result of {shown[0][0].source} was not offloaded: {type(error).__name__}"
+                self._caught(error, about)
+            reason = f"{about}{type(error).__name__}"
             problems = self._problems.setdefault(scope, [])
             if reason not in problems and len(problems) < _MOST_PROBLEMS:
                 problems.append(reason)
@@ -254,7 +243,7 @@ class Offloader:
         context, request, window = call.context, call.request, call.window.tokens
         if self._is_on:
             await self._look(call)
-        records = self._records.of(context).by_digits().values()
+        records = self._records.of(context).by_digits.values()
         problems = tuple(self._problems.pop(call.key[:3], ()))
         if not self._is_on:
             if records:
@@ -267,67 +256,60 @@ class Offloader:
             for record in records
             if record.window and (record.tokens > threshold or record.source in self._always)
         ]
-        before, wants = request.contents, False
+        before, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
-            wants = await self._show_aside(call, long)
-            # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
-            wants = wants or (has_cut(context) and any(record.form in ("extract", "described") for record in records))
-            wants = wants or (bool(records) and any(map(names_evidence, request.contents)))
-            wants = wants or (self._can_come(request, window) and is_free(request.config))
+            if long:  # off the event loop where there are texts to mask
+                shown = await asyncio.to_thread(self._show, call, long) if self._mask else self._show(call, long)
+                wants, saved_tokens = shown
+            wants = (
+                wants
+                # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
+                or (
+                    has_cut(call.state, call.key) and any(record.form in ("extract", "described") for record in records)
+                )
+                or (bool(records) and any(map(names_evidence, request.contents)))
+                or (self._can_come(request, window) and is_free(request.config))
+            )
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
-        with self._lock:
-            history = self._histories.get(call.key) if request.contents is not before else None
-        return problems, history.saved_tokens if history is not None else 0
+        return problems, saved_tokens if request.contents is not before else 0
 
     def _can_come(self, request: LlmRequest, window: int) -> bool:
-        """Whether an agent has tools of its own whose results are likely to be long for what its head leaves."""
+        """Whether an agent has tools of its own whose results are likely to be long for what its head leaves: the
+        instruction and the first message."""
         names = request.tools_dict.keys()
-        has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
+        first = request.contents[0].parts or () if request.contents else ()
+        head = len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
+        has_long_head = head >= _HEAD_CHARACTERS * window
         return bool((has_long_head and names - essential_names(request)) or names & self._always)
 
-    async def _show_aside(self, call: ModelCall, records: Collection[EvidenceRecord]) -> bool:
-        """What `_show` does; off the event loop where it has texts to mask."""
-        return await asyncio.to_thread(self._show, call, records) if self._mask else self._show(call, records)
-
-    def _show(self, call: ModelCall, records: Collection[EvidenceRecord]) -> bool:
+    def _show(self, call: ModelCall, records: Collection[EvidenceRecord]) -> tuple[bool, int]:
         """Puts extracts into a request where the session's history holds the results themselves; whether one of them
-        names an address.
+        names an address, and the tokens that they leave out.
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
-        What was shown at the call before is looked up while the history goes on from there.
         """
-        if not records:
-            return False
-        request, contents = call.request, list(call.request.contents)
-        with self._lock:
-            history = self._histories.pop(call.key, None)  # no other call goes on with it meanwhile
-        if history is None or not history.goes_on(records, contents):
-            history = _History(records, self._mask)
+        known, has_quotes = _Known(records), False
 
         def shown(part: types.Part) -> types.Part:
-            answer = self._shown_of(part.function_response, history) if part.function_response is not None else None
+            nonlocal has_quotes
+            if part.function_response is None:
+                has_quotes = has_quotes or (part.text is not None and _QUOTED_RESULT in part.text)
+                return part
+            answer = self._shown_of(part.function_response, known)
             return part if answer is None else part.model_copy(update={"function_response": answer})
 
-        for at in range(history.end, len(contents)):
-            parts = contents[at].parts or ()
-            if any(part.function_response is not None for part in parts):
-                history.add(at, contents[at], with_parts(contents[at], shown))
-            elif not history.has_quotes:
-                history.has_quotes = any(part.text is not None and _QUOTED_RESULT in part.text for part in parts)
-        with self._lock:
-            self._histories[call.key] = history
-        for answer in history.answers:
-            if answer.shown is not None:
-                contents[answer.at] = answer.shown
-        request.contents = contents
-        if history.has_quotes:
-            self._requote(call.context, request, records)
-        return history.names_evidence
+        before = call.request.contents
+        call.request.contents = [with_parts(content, shown) for content in before]
+        changed = (new for new, old in zip(call.request.contents, before, strict=True) if new is not old)
+        names_address = any(map(names_evidence, changed))
+        if has_quotes:
+            self._requote(call.context, call.request, records)
+        return names_address, known.saved_tokens
 
     def _requote(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
         """Puts extracts into a request where it quotes what another agent's tools gave."""
-        known = _History(records, self._mask)
+        known = _Known(records)
         quotes: list[tuple[str, str]] = []
         for event in context.session.events:
             for response in event.get_function_responses():
@@ -345,44 +327,58 @@ class Offloader:
 
         request.contents = [with_parts(content, requoted) for content in request.contents]
 
-    def _shown_of(self, answer: types.FunctionResponse, known: _History) -> types.FunctionResponse | None:
+    def _shown_of(self, answer: types.FunctionResponse, known: _Known) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
         name = answer.name or ""
         if name in (READ, SEARCH):
             return None
         before: dict[str, Any] = answer.response or {}
-        response, marks = before, []
-        left = list(answer.parts or ())
+        response, marks, left = before, [], list(answer.parts or ())
         if known.has_media:
-            rest, parts = split(before)
-            marks = [known.mark_of(medium_of(part), supersedes=True) for part in parts]
-            if all(marks):
-                response = rest
-            else:
-                marks = []
-            for medium in list(media_in(response)):
-                text = known.mark_of(medium)
-                response = replaced(response, medium.path, text) if text else response
-            of_parts = [known.mark_of(medium_of(part), supersedes=True) for part in left]
-            marks += [text for text in of_parts if text]
+            parts, written = self._media_of(before)
+            for path, digest in written:
+                text = known.mark_of(digest)
+                response = replaced(response, path, text) if text else response
+            of_inside = [known.mark_of(digest, supersedes=True) for digest in parts]
+            if of_inside and all(of_inside):
+                response, marks = split(response)[0], of_inside
+            of_parts = [known.mark_of(self._digest_of(part), supersedes=True) for part in left]
+            marks = [*marks, *filter(None, of_parts)]
             left = [part for part, text in zip(left, of_parts, strict=True) if not text]
         extract = self._extract(name, response, known) if response and name in known.sources else None
         if extract is None and response is before and not marks:
             return None
         return answer.model_copy(update={"response": joined(extract or response, marks), "parts": left or None})
 
-    def _extract(self, tool: str, response: Mapping[str, Any], history: _History) -> Mapping[str, Any] | None:
+    def _media_of(self, response: Mapping[str, Any]) -> _Media:
+        """The media in a response; their bytes are decoded and hashed once."""
+        key = structure(response)
+        found = self._media.get(key)
+        if found is None:
+            written = [(medium.path, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(response)]
+            found = _Media([self._digest_of(part) for part in split(response)[1]], written)
+            self._media.put(key, found)
+        return found
+
+    def _digest_of(self, part: types.Part | types.FunctionResponsePart) -> str:
+        """The hash of a part's bytes as the store keeps them; empty where it has none."""
+        medium = medium_of(part)
+        return hash_bytes(_masked(medium, self._mask).data) if medium is not None else ""
+
+    def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""
         content = as_json(response)
         if content is None:
             return None
-        # Where a history is read anew, the texts of its results know their hash, and are not encoded again.
+        # The texts of a result know their hash, so that it is not encoded again at each call.
         same = structure(content)
-        digest = self._digests.get(same)
-        if digest is None:
-            digest = hash_bytes(data_of(self._mask.json(content)))
-            self._digests.put(same, digest)
-        record = history.record_of(digest)
+        told = self._told.get(same)
+        if told is None:
+            size = len(canonical_json(content).encode("utf-8", "surrogatepass"))
+            told = hash_bytes(data_of(self._mask.json(content))), size
+            self._told.put(same, told)
+        digest, size = told
+        record = known.by_digest.get(digest)
         if record is None:
             return None
         key = (tool, same, record.query, record.window)
@@ -394,79 +390,31 @@ class Offloader:
         if found.form == "verbatim":
             return None
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
-        size = len(canonical_json(content).encode("utf-8", "surrogatepass"))
-        history.saved_tokens += max(0, found.tokens * size // len(found.data) - found.shown_tokens)
-        return superseding(found.response, history.earlier(record))
+        known.saved_tokens += max(0, found.tokens * size // len(found.data) - found.shown_tokens)
+        return superseding(found.response, known.earlier(record))
 
 
-class _Answer(NamedTuple):
-    """A content with tool results: its place, what it is compared with, and what is shown instead, if anything, with
-    what that is compared with."""
+class _Media(NamedTuple):
+    """The media in a response, by the hashes of what the store keeps of them: those of its parts, and of what is
+    written in its JSON, with the path there."""
 
-    at: int
-    key: object
-    shown: types.Content | None
-    shown_key: object
+    parts: Sequence[str]
+    written: Sequence[tuple[Path, str]]
 
 
-class _History:
-    """What a session knows of its evidence, and what is shown for it, while its history is gone through from its
-    beginning.
+class _Known:
+    """What a session knows of its evidence while its history is gone through from the beginning.
 
     Which earlier answer a later one supersedes follows from their order there, so that it stays as it was when the
-    history grows. Results are compared, since a host can change them in place, and so is what is shown, since it is
-    handed out again.
+    history grows.
     """
 
-    def __init__(self, records: Collection[EvidenceRecord], mask: Masker) -> None:
-        self._mask = mask
+    def __init__(self, records: Collection[EvidenceRecord]) -> None:
         self.by_digest = {record.digest: record for record in records}
         self.sources = {record.source for record in records}
         self.has_media = any(record.piece for record in records)
-        self.answers: list[_Answer] = []
-        self.looked_up: set[str] = set()
-        self.has_quotes = False
-        self.names_evidence = False
         self.saved_tokens = 0
         self._last: dict[str, EvidenceRecord] = {}
-
-    @property
-    def end(self) -> int:
-        """Where the history goes on behind the last content with results."""
-        return self.answers[-1].at + 1 if self.answers else 0
-
-    def goes_on(self, records: Collection[EvidenceRecord], contents: Sequence[types.Content]) -> bool:
-        """Whether contents have its results where it has them, and the records say of these what they said.
-
-        It has the new records then."""
-        new = [record for record in records if self.by_digest.get(record.digest) is not record]
-        if (
-            len(records) - len(new) != len(self.by_digest)
-            or len(contents) < self.end
-            or not self.sources.issuperset(record.source for record in new)
-            or not self.looked_up.isdisjoint(record.digest for record in new)
-            or (not self.has_media and any(record.piece for record in new))
-        ):
-            return False
-        self.by_digest.update((record.digest, record) for record in new)
-        return all(
-            answer.key == key_of(contents[answer.at])
-            and (answer.shown is None or answer.shown_key == key_of(answer.shown))
-            for answer in self.answers
-        )
-
-    def add(self, at: int, content: types.Content, shown: types.Content) -> None:
-        """Adds a content with results, and what is shown in its place: itself, where nothing else is."""
-        is_changed = shown is not content
-        self.names_evidence |= is_changed and names_evidence(shown)
-        self.answers.append(
-            _Answer(at, key_of(content), shown if is_changed else None, key_of(shown) if is_changed else None)
-        )
-
-    def record_of(self, digest: str) -> EvidenceRecord | None:
-        """The record of a result or medium by its hash, if it has one."""
-        self.looked_up.add(digest)
-        return self.by_digest.get(digest)
 
     def earlier(self, record: EvidenceRecord) -> str:
         """The address of the last answer to the same call, where this one differs; empty where there is none."""
@@ -474,9 +422,9 @@ class _History:
         self._last[record.call] = record
         return last.uri if last is not None and last.digest != record.digest else ""
 
-    def mark_of(self, medium: Medium | None, *, supersedes: bool = False) -> str:
+    def mark_of(self, digest: str, *, supersedes: bool = False) -> str:
         """What stands in the place of a medium, empty where it stays; with the address that it supersedes."""
-        record = self.record_of(hash_bytes(_masked(medium, self._mask).data)) if medium is not None else None
+        record = self.by_digest.get(digest)
         if record is None or record.form != "described":
             return ""
         self.saved_tokens += record.tokens
@@ -514,9 +462,3 @@ def _characters(value: object, depth: int = 0) -> int:
         return len(repr(value))
     items = value.values() if isinstance(value, dict) else value
     return 8 + sum(_characters(item, depth + 1) for item in items)
-
-
-def _head_characters(request: LlmRequest) -> int:
-    """The length of what stands at the head of a request: the instruction and the first message."""
-    first = request.contents[0].parts or () if request.contents else ()
-    return len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)

@@ -12,7 +12,7 @@ from google.genai import types
 from pydantic import Field
 
 from aether_context.adk.acceptance import ACCEPTANCE
-from aether_context.pack import METADATA
+from aether_context.pack import noted
 
 
 class AcceptanceGate(BaseAgent):
@@ -32,8 +32,7 @@ class AcceptanceGate(BaseAgent):
         repairs = sum(event.author == self.name and event.content is not None for event in here)
         missing: Sequence[object] = ()
         for event in here:
-            metadata = (event.custom_metadata or {}).get(METADATA)
-            verdict = metadata.get(ACCEPTANCE) if isinstance(metadata, Mapping) else None
+            verdict = noted(event).get(ACCEPTANCE)
             if isinstance(verdict, Mapping):
                 missing = verdict.get("missing") or ()
         answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)

@@ -112,11 +112,11 @@ def overflow_of(error: BaseException | str) -> Overflow | None:
     for _ in range(_MOST_CAUSES):
         if cause is None:
             break
-        if _status_of(cause) == 429:
+        holders = (cause, getattr(cause, "response", None))
+        named = [getattr(holder, name, None) for holder in holders for name in ("status_code", "code")]
+        if next((status for status in named if type(status) is int), None) == 429:
             return None
-        texts.append(str(cause)[:_MOST_CHARACTERS])
-        if isinstance(code := getattr(cause, "code", None), str):
-            texts.append(code[:100])
+        texts += [str(cause)[:_MOST_CHARACTERS], *(code[:100] for code in named[1:2] if isinstance(code, str))]
         is_overflow |= any(kind.__name__ == _OVERFLOW for kind in type(cause).__mro__)
         cause = cause.__cause__
     text = " ".join(" ".join(texts).lower()[:_MOST_CHARACTERS].split())
@@ -130,21 +130,8 @@ def overflow_of(error: BaseException | str) -> Overflow | None:
     return Overflow(limit - answer, _first(_SENT, text), answer)
 
 
-def _status_of(error: BaseException) -> int | None:
-    """The HTTP status of an error; None where it has none."""
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "code"):
-            status = getattr(holder, name, None)
-            if type(status) is int:
-                return status
-    return None
-
-
 def _first(patterns: tuple[str, ...], text: str) -> int | None:
     """The number of the first pattern that is found."""
-    for pattern in patterns:
-        found = re.search(pattern.replace("NUMBER", _NUMBER), text)
-        if found is not None:
-            digits = re.sub(r"\D", "", found[1])
-            return int(digits) if 0 < len(digits) < 12 else None
-    return None
+    found = (re.search(pattern.replace("NUMBER", _NUMBER), text) for pattern in patterns)
+    digits = next((re.sub(r"\D", "", match[1]) for match in found if match is not None), "")
+    return int(digits) if 0 < len(digits) < 12 else None

@@ -14,7 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -27,28 +26,27 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
-from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
+from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
 from aether_context.adk.call import AgentKey, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
-from aether_context.adk.models.prompt_cache import mark_prefix
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall
-from aether_context.adk.request.writer import rewritten, write
+from aether_context.adk.request.writer import mark_prefix, rewritten, write
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Calibrations, Ledgers, note, reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
-from aether_context.adk.windows import Windows
+from aether_context.adk.windows import Windows, served_models
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import METADATA, Pack, PackInput
-from aether_context.packing import build_pack
+from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.state import Plan
@@ -57,6 +55,7 @@ from aether_context.store.masking import MaskedContents, masked_input
 from aether_context.store.packs import DEFAULT_STORE
 from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.tokens.cache import TokenCache
+from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import model_window
 
 logger = logging.getLogger("aether_context")
@@ -144,13 +143,13 @@ class RequestPacker:
     ) -> None:
         self._failures = Failures(on_error)
         self.policy = policy = _own_policy(policy, summarizer, critic)
-        self._policies: dict[tuple[str, int], PackPolicy] = {}
+        self._policy_of = cache(lambda profile, level: policy.for_profile(profile).economical(level))
         if not isinstance(store, PackStore):
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
         self.store = store
         strategies_of(policy.conversation)
-        self._mirror = Mirror(self._failures.warn_once) if mirror_artifacts else None
-        self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
+        self._mirror = Mirror(self._failures.warn_once)
+        self._recorder = recorder or Recorder(store, self._mirror.put if mirror_artifacts else None)
         self._calibrations = Calibrations(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
         self._sent_contents = MaskedContents(thoughts=False)
@@ -164,20 +163,18 @@ class RequestPacker:
         self._records = SessionRecords()
         self._waits = waits = Waits()
         self._gatherer = Gatherer(self._records, waits)
-        self._recall = Recall(waits)
+        self._recall = Recall(waits, self._gatherer.reader)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
         )
-        library = Library(self._recorder.store, self._records, policy.redact)
-        self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
+        self._readers = Readers(self._recorder.store, self._records, self._room, policy.redact).tools
         tokenizers = {"gemini-local": local_tokenizer}
         self._counters = Counters(policy.tokens, clock=time.monotonic, tokenizers=tokenizers)
         self._cache = TokenCache()
         self._windows = Windows()
-        self._last: LRUCache[AgentKey, PreviousCall] = LRUCache(_MOST_CALLS)
-        self._refused: LRUCache[str, object] = LRUCache(_MOST_CALLS)
-        self._lock = threading.Lock()
+        self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
+        self._refused: SharedLRU[str, object] = SharedLRU(_MOST_CALLS)
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
     def __deepcopy__(self, memo: object) -> RequestPacker:
@@ -186,14 +183,13 @@ class RequestPacker:
 
     def last(self, context: CallbackContext) -> PreviousCall | None:
         """The latest pack of an agent in its session, by the contexts of ADK's callbacks."""
-        with self._lock:
-            return self._last.get(agent_key_of(context))
+        return self._last.get(agent_key_of(context))
 
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
         """Waits until every pack so far is in the store, and those of an invocation mirrored."""
         if not await self._recorder.flush(timeout_seconds):
             self._failures.warn_once(f"packs are still waiting for {self.store.url}")
-        if self._mirror is not None and invocation is not None:
+        if invocation is not None:
             await self._mirror.finish(invocation)
 
     def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
@@ -218,8 +214,7 @@ class RequestPacker:
         the policy gives one in the model's place."""
         if self._stands_back(callback_context, llm_request):
             return None
-        if self._mirror is not None:
-            self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
+        self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
                 answer = await self._pack(callback_context, llm_request, span)
@@ -241,8 +236,7 @@ class RequestPacker:
         """Records what became of the call, and names the pack in the event's metadata."""
         if self._stands_back(callback_context):
             return
-        if self._mirror is not None:
-            self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
+        self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
                 code, said = llm_response.error_code, llm_response.error_message
@@ -267,8 +261,7 @@ class RequestPacker:
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
-        with self._lock:
-            learned = self._refused.pop(invocation.invocation_id, None)
+        learned = self._refused.pop(invocation.invocation_id)
         try:
             if learned is not None:
                 actions = EventActions(state_delta={WINDOWS: learned})
@@ -316,7 +309,7 @@ class RequestPacker:
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
         economical one, with a note, where a limit is near.
         """
-        call = call_of(context, request, self.policy, span, self._windows)
+        call = call_of(context, request, self.policy, span)
         memories = call.invocation.memory_service
         if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
             memories.memories.mask = self.policy.mask
@@ -326,20 +319,24 @@ class RequestPacker:
                 self._failures.warn_once(problem)
         if planned.invalid_reason:
             self._failures.warn_once(f"the plan is invalid: {planned.invalid_reason}")
-        pressure = self._failures.guarded(lambda: self.ledgers.enter(call), None)
+        near_limit = self._failures.guarded(partial(self.ledgers.enter, call), None)
         profile = planned.profile or self.policy.agents.get(context.agent_name) or self.policy.profile
-        key = (profile, pressure.level if pressure is not None else 0)
-        policy = self._policies.get(key)
-        if policy is None:
-            policy = self._policies[key] = self.policy.for_profile(profile).economical(key[1])
-        call = call._replace(policy=policy, planned=planned, last=self.last(context), near_limit=key[1] > 0)
-        problems: tuple[str, ...] = ()
+        level = near_limit.level if near_limit is not None else 0
+        call = self._under(call, self._policy_of(profile, level))
+        call = call._replace(planned=planned, last=self.last(context), near_limit=level > 0)
+        problems, offloaded_tokens = planned.problems, 0
         if not call.passthrough_reason:
-            problems, offloaded_tokens = await self._offloader.enter(call, self._readers)
-            call = call._replace(offloaded_tokens=offloaded_tokens)
-        if pressure is not None:
-            problems = (*problems, note(pressure))
-        return call._replace(planned=planned._replace(problems=planned.problems + problems)) if problems else call
+            new, offloaded_tokens = await self._offloader.enter(call, self._readers)
+            problems += new
+        if near_limit is not None:
+            problems += (note(near_limit),)
+        return call._replace(planned=planned._replace(problems=problems), offloaded_tokens=offloaded_tokens)
+
+    def _under(self, call: ModelCall, policy: PackPolicy) -> ModelCall:
+        """The call under a policy, with the window: the policy's, else the model's own; less where the provider has
+        refused as much."""
+        window = self._windows.window(call.invocation.agent, call.model, policy, call.state)
+        return call._replace(policy=policy, window=window)
 
     async def _enrich(self, call: ModelCall) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
@@ -347,7 +344,7 @@ class RequestPacker:
         read = await self._recall.rank(read)
         if not read.source.request.first_call or not read.source.epoch.cut_count:
             return read
-        return await self._recall.turns(read, frozenset(read.source.request.positions), self._gatherer.reader.content)
+        return await self._recall.turns(read, read.source.request.positions)
 
     async def _build(self, read: PreparedCall, pick: Pick) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
@@ -376,13 +373,8 @@ class RequestPacker:
             return made() if is_instant else await asyncio.to_thread(made)
 
         pack = await build(read.source)
-        cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.request.first_call else 0)
-        if pack.chose and (cut or pack.stands_in) and read.source.search.turns is None:
-            whole = {read.source.request.positions[at] for at in pack.whole}
-            # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
-            budget = pack.allocation.budget
-            free = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
-            read = await self._recall.turns(read, whole, self._gatherer.reader.content, most=free)
+        if (wanted := turns_to_find(pack)) is not None:
+            read = await self._recall.turns(read, *wanted)
             if read.source.search.turns is not None:
                 pack = await build(read.source)
         if self._asks_models and pack.summary_requests:
@@ -403,7 +395,10 @@ class RequestPacker:
         if before is not None and not source.request.first_call and before.pack.epoch == pack.epoch:
             cutoff = before.cutoff  # nothing came or went where the model begins to read
         else:
-            cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
+            reader = self._gatherer.reader
+            content_of = partial(reader.content, model=call.model)
+            unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
+            cutoff = unread.id if unread is not None else ""
         if not source.host.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             if call.policy.redact_prompt:
@@ -412,13 +407,14 @@ class RequestPacker:
             write(pack, call.request, contents, call.policy.redact)
             original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
             save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
-            mark_prefix(call)
-            self._windows.keep(call.invocation.agent, call.model, call.context.state)
+            models = served_models(call.invocation.agent, call.model)
+            mark_prefix(call, models)
+            self._windows.keep(models, call.context.state)
             if source.request.first_call:
                 self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
         records = call.policy.record != "off"
-        number = self._recorder.number(call.key[:3], call.context.session.events) if records else 0
+        number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
         last = PreviousCall(
             name=name,
             pack=pack,
@@ -429,22 +425,13 @@ class RequestPacker:
             cutoff=cutoff,
             summarizer=read.summary_cost,
         )
-        with self._lock:
-            self._last[call.key] = last
-        if records:
-            self._recorder.pack(pack, call.policy, read.counter, number)
+        self._last.put(call.key, last)
         self._failures.guarded(partial(self._report, pack, name, call.span), None)
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
         """What a pack is built from: masked where the policy masks what the model is sent."""
         return masked_input(source, policy.mask, self._sent_contents) if policy.redact_prompt else source
-
-    def _cutoff(self, call: ModelCall, pack: Pack) -> str:
-        """The id of the last event that the model does not read."""
-        reader, model = self._gatherer.reader, pack.source.request.model
-        unread = last_unread(pack, call.context.session.events, lambda content: reader.content(content, model))
-        return unread.id if unread is not None else ""
 
     def _report(self, pack: Pack, name: str, span: PackSpan) -> None:
         """Tells the log and the trace what a pack came to."""
@@ -469,14 +456,13 @@ class RequestPacker:
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
-        with self._lock:
-            self._last.pop(agent_key_of(context), None)
+        self._last.pop(agent_key_of(context))
         try:
             policy = self.policy.changed(
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
             planned = Plan(problems=(f"packed plainly after {span.error}",))
-            call = call_of(context, request, policy, span, self._windows)._replace(planned=planned)
+            call = self._under(call_of(context, request, policy, span), policy)._replace(planned=planned)
             read = await Gatherer(SessionRecords(), self._waits).gather(call)
             counter = counter_for("")
             pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
@@ -555,8 +541,7 @@ class RequestPacker:
         """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
         agent = context.get_invocation_context().agent
         if self._windows.learn(agent, last.pack, refused, model, last.policy, context.state):
-            with self._lock:
-                self._refused[context.invocation_id] = context.state.get(WINDOWS)
+            self._refused.put(context.invocation_id, context.state.get(WINDOWS))
         if refused.sent is not None:
             self._calibrations.reported(last.pack, last.counter, refused.sent)
 

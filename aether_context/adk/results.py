@@ -14,7 +14,7 @@ from aether_context.adk.call import ModelCall
 from aether_context.adk.request.reader import stored
 from aether_context.evidence.media import Medium, typed
 from aether_context.evidence.offload import free_key
-from aether_context.pack import METADATA
+from aether_context.pack import noted
 from aether_context.tokens import family_of, media_tokens
 
 MEDIA_KEY = "media"
@@ -60,8 +60,7 @@ def unread(call: ModelCall) -> list[ToolResult]:
         if has_spoken and event.id == known:  # other callbacks can keep an answer from naming its pack
             break
         by = (event.author, event.branch or "")
-        noted = event.custom_metadata.get(METADATA) if event.custom_metadata else None
-        if isinstance(noted, Mapping) and "pack_id" in noted:
+        if "pack_id" in noted(event):
             answered.setdefault(by, at)
         elif event.content is not None and event.content.role == "model":
             # What a callback says in the agent's place, in a later run, answers nothing that a failed call looked at.

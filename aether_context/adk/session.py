@@ -22,8 +22,8 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -31,7 +31,7 @@ from google.adk.events.event import Event
 from google.adk.sessions.state import State
 from pydantic import BaseModel, TypeAdapter
 
-from aether_context.adk.call import SessionKey, caller_of, session_key
+from aether_context.adk.call import AgentKey, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
@@ -55,21 +55,21 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
 
     A packed message whose own message the host does not show now is left out: there is nothing that it could stand for.
     """
-    keys = _keys_of(identity)
-    fields = _fields(state, keys.epoch, identity)
+    key = partial(_key, agent_key(identity))
+    fields = _fields(state, key("epoch"), identity)
     count = fields.pop("payloads", 0)
     if not fields or type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
         return Epoch(number=0)
     parts, digest = fields.pop("summary_parts", None), fields.pop("summary_digest", None)
-    summary = _summary(state, keys.summary, parts, digest) if fields.get("cut_count") else ""
+    summary = _summary(state, key("summary"), parts, digest) if fields.get("cut_count") else ""
     if summary is None:  # nothing would tell of what was cut: all of it is sent again instead
         return Epoch(number=0)
     fields["summary"] = summary
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
-    slots = (_fields(state, f"{keys.payload}:{slot}", identity) for slot in range(count))
+    slots = (_fields(state, f"{key('payload')}:{slot}", identity) for slot in range(count))
     fields["payloads"] = tuple(message for slot in slots if (message := _message(slot, original_of)) is not None)
-    fields["tools"] = valid(_TOOLS, _fields(state, keys.tools, identity).get("kept")) or {}
+    fields["tools"] = valid(_TOOLS, _fields(state, key("tools"), identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
     if epoch is None:
         return Epoch(number=0)
@@ -107,22 +107,19 @@ def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage |
     return replace(message, text=_plain(text) + original, covers=tuple(map(_plain, message.covers)))
 
 
-def has_cut(context: CallbackContext) -> bool:
-    """Whether a session's state holds a cut of the agent's conversation."""
-    keys = _keys(session_key(context), context.branch or "", context.agent_name)
-    value = context.session.state.get(keys.epoch)
-    return isinstance(value, Mapping) and value.get("session") == context.session.id and bool(value.get("cut_count"))
+def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
+    """Whether a session's state holds a cut of an agent's conversation."""
+    value = state.get(_key(agent, "epoch"))
+    return isinstance(value, Mapping) and value.get("session") == agent[2] and bool(value.get("cut_count"))
 
 
-def save_epoch(
-    state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf
-) -> Mapping[str, Any] | None:
-    """Writes what changed from one epoch to the next; returns what the state now holds under the epoch's key."""
-    keys = _keys_of(identity)
-    stored: object = state.get(keys.epoch)
-    held: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
+def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf) -> None:
+    """Writes what changed from one epoch to the next."""
     if before == after:
-        return held or None
+        return
+    key = partial(_key, agent_key(identity))
+    stored: object = state.get(key("epoch"))
+    held: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
     payloads = after.payloads[-_MOST_PAYLOADS:]
     # Where one could not be read, the others stand in slots other than theirs.
     known = before.payloads if held.get("payloads") == len(before.payloads) else ()
@@ -136,21 +133,19 @@ def save_epoch(
                 written |= {"goes_on": True}
             if message.covers:
                 written |= {"covers": [*map(_escaped, message.covers)]}
-            state[f"{keys.payload}:{slot}"] = {"session": identity.session, **written}
+            state[f"{key('payload')}:{slot}"] = {"session": identity.session, **written}
     slots = held.get("payloads")
     for slot in range(len(payloads), min(slots, _MOST_PAYLOADS) if type(slots) is int else 0):
-        state[f"{keys.payload}:{slot}"] = None
+        state[f"{key('payload')}:{slot}"] = None
     if after.tools != before.tools:
-        state[keys.tools] = {"session": identity.session, "kept": dict(after.tools)}
-    value = {
+        state[key("tools")] = {"session": identity.session, "kept": dict(after.tools)}
+    state[key("epoch")] = {
         "session": identity.session,
         **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
-        "summary_parts": _save_summary(state, keys.summary, held, before.summary, after.summary),
+        "summary_parts": _save_summary(state, key("summary"), held, before.summary, after.summary),
         "summary_digest": short(hash_text(after.summary)),
         "payloads": len(payloads),
     }
-    state[keys.epoch] = value
-    return value
 
 
 def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, after: str) -> int:
@@ -171,22 +166,11 @@ def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, 
     return 1
 
 
-class _Keys(NamedTuple):
-    epoch: str
-    summary: str
-    payload: str
-    tools: str
-
-
-def _keys_of(identity: Identity) -> _Keys:
-    return _keys((identity.app, identity.user, identity.session), identity.branch, identity.agent)
-
-
-def _keys(session: SessionKey, branch: str, agent: str) -> _Keys:
-    """The keys of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
-    caller, scope = caller_of(session), _scope(branch, agent)
+def _key(agent: AgentKey, kind: str) -> str:
+    """A key of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
+    caller = caller_of(agent[:3])
     before = "temp:" if caller is not None and caller.is_agent else ""
-    return _Keys(*(f"{before}aether:{kind}:{scope}" for kind in _Keys._fields))
+    return f"{before}aether:{kind}:{_scope(*agent[3:])}"
 
 
 @lru_cache(maxsize=1_000)
@@ -231,40 +215,37 @@ _MOST_SESSIONS = 512
 class Records:
     """The records of one session, and which of them a later reading supersedes.
 
-    `read` works only where something changed since it was called last. What is edited in place is not noticed: ADK
-    keeps what is put into a state.
+    `read` works only where something changed since it was called last, and puts new mappings in the place of the old
+    ones. What is edited in place is not noticed: ADK keeps what is put into a state.
     """
 
     def __init__(self) -> None:
-        self._read = 0
-        self._last_event = ""
+        self.by_digits: Mapping[str, EvidenceRecord] = {}
+        """The records by the digits of their addresses."""
+        self.readings: Mapping[str, str] = {}
+        """The addresses, each with that of a later reading that differs, empty where there is none."""
         self.marked: set[str] = set()
         """Ids of the events that are marked to be kept longer than others."""
         self.told: dict[str, object] = {}
         """What the session's events hold, by digits."""
         self._held: object = None
-        self._values: dict[str, object] = {}
-        self._records: dict[str, EvidenceRecord] = {}
-        self._in_order: list[EvidenceRecord] = []
-        self._later: dict[str, str] = {}
+        self._values: Mapping[str, object] = {}
+        self._read, self._last_event = 0, ""
 
     def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Takes over what a session's state and its events say now."""
         held = state.get(_STATE)
         if not self._read_events(events) and held == self._held:
             return
-        before, self._held = self._values, held
-        self._values = {**self.told, **(held if isinstance(held, Mapping) else {})}
-        records: dict[str, EvidenceRecord] = {}
-        for key, value in self._values.items():
-            is_known = key in self._records and before[key] == value
-            record = self._records[key] if is_known else valid(_RECORD, value)
-            if record is not None:
-                records[key] = record
-        in_order = sorted(records.values(), key=_moment)
-        later = superseded(in_order)
-        self._records, self._in_order = records, in_order
-        self._later = {record.uri: later.get(record.uri, "") for record in in_order}
+        before, known = self._values, self.by_digits
+        self._held, self._values = held, {**self.told, **(held if isinstance(held, Mapping) else {})}
+        records = {
+            key: known[key] if key in known and before[key] == value else valid(_RECORD, value)
+            for key, value in self._values.items()
+        }
+        self.by_digits = {key: record for key, record in records.items() if record is not None}
+        in_order = sorted(self.by_digits.values(), key=_moment)
+        self.readings = dict.fromkeys((record.uri for record in in_order), "") | superseded(in_order)
 
     def _read_events(self, events: Sequence[Event]) -> bool:
         """Reads on in a session's events, or all of them anew but for those that a rewind took back; whether there
@@ -287,25 +268,13 @@ class Records:
                 self.marked.add(event.id)
         return True
 
-    def of(self, digits: str) -> EvidenceRecord | None:
-        """The record of an address by its digits; None where the session has none."""
-        return self._records.get(digits)
-
-    def by_digits(self) -> dict[str, EvidenceRecord]:
-        """The records by the digits of their addresses."""
-        return dict(self._records)
-
-    def readings(self) -> dict[str, str]:
-        """The addresses, each with that of a later reading that differs, empty where there is none."""
-        return dict(self._later)
-
     def earlier(self, uri: str) -> str:
         """The address of the last reading before that of an address, which differs; empty where there is none."""
-        record = self._records.get(evidence_key(uri) or "")
+        record = self.by_digits.get(evidence_key(uri) or "")
         if record is None or not record.source:
             return ""
-        answers = [answer.uri for answer in self._in_order if answer.call == record.call]
-        return answers[at - 1] if (at := answers.index(record.uri)) else ""
+        equal = sorted((other for other in self.by_digits.values() if other.call == record.call), key=_moment)
+        return equal[at - 1].uri if (at := equal.index(record)) else ""
 
 
 class SessionRecords:
@@ -338,7 +307,7 @@ def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], kno
     caller, staying = caller_of(session_key(context)), set[str]()
     for record in records:
         digits = evidence_key(record.uri) or ""
-        earlier = valid(_RECORD, kept.get(digits)) or known.of(digits)
+        earlier = valid(_RECORD, kept.get(digits)) or known.by_digits.get(digits)
         if earlier is not None and (earlier.arguments or not record.arguments):
             record = earlier.model_copy(update={"time": record.time}) if earlier.call == record.call else earlier
         if record != earlier:

@@ -169,7 +169,22 @@ def evidence_tools(store: PackStore | None = None) -> list[FunctionTool]:
     Args:
         store: where ``keep_evidence`` puts texts; None takes the store of the app's `ContextPackPlugin`.
     """
-    return [_Tool(add_note), _Tool(record_evidence), _Tool(_Keeper(store).keep_evidence)]
+
+    async def keep(text: str, source: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+        """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
+
+        Args:
+            text: The text as it stands in its source.
+            source: Where it is from: a URL, a file's name, or whose words they are.
+            covers: Ids of the acceptance items that it proves; empty where it proves none.
+        """
+        content, found_in = "" if text is None else str(text), _text(source)
+        record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=store)
+        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+        return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
+
+    keep.__name__ = "keep_evidence"  # what models call it; the function of that name here is the app's
+    return [_Tool(add_note), _Tool(record_evidence), _Tool(keep)]
 
 
 def memory_tools() -> list[FunctionTool]:
@@ -321,28 +336,6 @@ def record_evidence(uri: str, summary: str, covers: list[str], tool_context: Too
         time=time_of(tool_context),
     )
     return {"recorded": record.id, "covers": list(record.covers)}
-
-
-class _Keeper:
-    """The tool that keeps texts in a store as evidence."""
-
-    def __init__(self, store: PackStore | None) -> None:
-        self._store = store
-
-    async def keep_evidence(
-        self, text: str, source: str, covers: list[str], tool_context: ToolContext
-    ) -> dict[str, Any]:
-        """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
-
-        Args:
-            text: The text as it stands in its source.
-            source: Where it is from: a URL, a file's name, or whose words they are.
-            covers: Ids of the acceptance items that it proves; empty where it proves none.
-        """
-        content, found_in = "" if text is None else str(text), _text(source)
-        record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=self._store)
-        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-        return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aether_context")
 
-_P = ParamSpec("_P")
-Attributes: TypeAlias = Mapping[str, str | int | bool]
-
 # `gen_ai.request.model` and `gen_ai.usage.*` belong to the model's own call: backends take whatever span has them for
 # one, and would show each call twice.
 _MODEL = "aether_context.model"
 _AGENT = "gen_ai.agent.name"
 _PACK = "aether_context.pack.id"
 _REASON = "aether_context.epoch.reason"
-_LAYERS = tuple((layer, f"aether_context.tokens.{layer}") for layer in LAYERS if layer != "slack")
 
 _tracer = trace.get_tracer("aether_context", __version__)
 _meter = metrics.get_meter("aether_context", __version__)
@@ -58,17 +54,13 @@ _cache = _meter.create_counter(
 )
 
 
-def _harmless(act: Callable[_P, None]) -> Callable[_P, None]:
+@contextmanager
+def _harmless() -> Iterator[None]:
     """What an app puts into OpenTelemetry may fail: then a span or a figure is lost, and nothing else."""
-
-    @wraps(act)
-    def guarded(*args: _P.args, **named: _P.kwargs) -> None:
-        try:
-            act(*args, **named)
-        except Exception:
-            logger.warning("OpenTelemetry failed: a span or a figure is lost", exc_info=True)
-
-    return guarded
+    try:
+        yield
+    except Exception:
+        logger.warning("OpenTelemetry failed: a span or a figure is lost", exc_info=True)
 
 
 class PackSpan:
@@ -82,34 +74,29 @@ class PackSpan:
         model: the name of the model that the pack is for.
     """
 
-    __slots__ = ("_attributes", "_began", "_labels", "_span", "_token", "error", "recording")
-
     def __init__(self, agent: str, model: str) -> None:
         self.error, self.recording = "", False
         self._began = time.perf_counter()
         self._labels = {_AGENT: agent, _MODEL: model}
-        self._attributes: Attributes = self._labels
+        self._attributes: dict[str, str | int | bool] = {}
 
     def __enter__(self) -> PackSpan:
-        self._start()
+        with _harmless():
+            self._span = _tracer.start_span(f"pack_context {self._labels[_AGENT]}")
+            if self._span.is_recording():
+                self._token = otel_context.attach(trace.set_span_in_context(self._span))
+                self.recording = True
         return self
 
-    @_harmless
-    def _start(self) -> None:
-        self._span = _tracer.start_span(f"pack_context {self._labels[_AGENT]}")
-        if self._span.is_recording():
-            self._token = otel_context.attach(trace.set_span_in_context(self._span))
-            self.recording = True
-
-    @_harmless
+    @_harmless()
     def packed(self, pack: Pack, name: str, uri: str) -> None:
         """Takes in what the pack came to, with its id and where its manifest is, empty where it is not recorded."""
-        labels, cut = self._labels, any(event.stage == "cut" for event in pack.events)
-        _tokens.record(pack.request_tokens, labels)
+        cut = any(event.stage == "cut" for event in pack.events)
+        _tokens.record(pack.request_tokens, self._labels)
         if pack.prefix.shared_tokens:
-            _prefix.add(pack.prefix.shared_tokens, labels)
+            _prefix.add(pack.prefix.shared_tokens, self._labels)
         if cut:
-            _cuts.add(1, labels | {_REASON: pack.epoch_reason or ""})
+            _cuts.add(1, self._labels | {_REASON: pack.epoch_reason or ""})
         if not self.recording:
             return
         attributes = {
@@ -120,34 +107,35 @@ class PackSpan:
             "aether_context.window": pack.source.window,
             "aether_context.tokens.request": pack.request_tokens,
             "aether_context.tokens.over_window": pack.over_window,
-            **{key: pack.allocation.layers[layer].used for layer, key in _LAYERS},
+            **{
+                f"aether_context.tokens.{layer}": pack.allocation.layers[layer].used
+                for layer in LAYERS
+                if layer != "slack"
+            },
             "aether_context.cut": cut,
             _REASON: pack.epoch_reason,
             "aether_context.prefix.tokens": pack.prefix.shared_tokens,
             "aether_context.prefix.broken_by": pack.prefix.broken_by,
             "aether_context.degradations": len(pack.degradations),
         }
-        self._attributes = labels | {key: value for key, value in attributes.items() if value}
+        self._attributes = {key: value for key, value in attributes.items() if value}
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """The request leaves, or does not."""
-        if kind is not None:
-            self.error = kind.__name__
+        self.error = self.error if kind is None else kind.__name__
+        failed = {"error.type": self.error} if self.error else {}
         if self.recording:
             otel_context.detach(self._token)
-        self._end({"error.type": self.error} if self.error else {})
-
-    @_harmless
-    def _end(self, failed: Attributes) -> None:
-        _duration.record(time.perf_counter() - self._began, {**self._labels, **failed})
-        if self.recording:
-            self._span.set_attributes({**self._attributes, **failed})
-            if failed:
-                self._span.set_status(trace.StatusCode.ERROR)
-            self._span.end()
+        with _harmless():
+            _duration.record(time.perf_counter() - self._began, self._labels | failed)
+            if self.recording:
+                self._span.set_attributes({**self._labels, **self._attributes, **failed})
+                if failed:
+                    self._span.set_status(trace.StatusCode.ERROR)
+                self._span.end()
 
 
-@_harmless
+@_harmless()
 def count_cached(pack: Pack, cached_tokens: int | None) -> None:
     """Counts what a provider reported for a pack."""
     if cached_tokens:

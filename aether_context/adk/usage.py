@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from aether_context.adk.bounds import in_thread, within
 from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
-from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, valid
+from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, noted, valid
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -32,7 +32,7 @@ from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
-from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageAnchor, calibration, report
+from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, report
 from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
@@ -77,6 +77,7 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
         return Reported()
     prompt, used = usage.prompt_token_count, max(0, usage.tool_use_prompt_token_count or 0)
     answer, thoughts = usage.candidates_token_count, usage.thoughts_token_count
+    cached, written = usage.cached_content_token_count, getattr(usage, "cache_creation_input_tokens", None)
     known = answer is not None or thoughts is not None
     output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
@@ -84,32 +85,23 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     return Reported(
         input_tokens=prompt,
         tool_use_tokens=used,
-        cached_tokens=_not_negative(usage.cached_content_token_count),
-        cache_write_tokens=_not_negative(getattr(usage, "cache_creation_input_tokens", None)),
+        cached_tokens=None if cached is None else max(0, cached),
+        cache_write_tokens=None if written is None else max(0, written),
         output_tokens=output,
     )
 
 
-def _not_negative(tokens: int | None) -> int | None:
-    return None if tokens is None else max(0, tokens)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Going:
+class _Call(NamedTuple):
     """The latest call of one agent and branch, from its request to its answer.
 
-    ``is_whole`` says that the estimate is of all that the model reads, not of the current turn only. ``contents`` are
-    the number of its contents and the last of them, ``passed`` a limit that it passes all the same.
+    ``expected`` is its usage as far as it is estimated before it. ``contents`` are the number of its contents and the
+    last of them, ``passed`` a limit that it passes all the same.
     """
 
     invocation: str
     model: str
     time: float
-    estimate: int = 0
-    is_whole: bool = False
-    system: int = 0
-    tools: int = 0
-    formatting: int = 0
+    expected: CallUsage
     contents: tuple[int, Content | None] = (0, None)
     passed: BudgetExceededError | None = None
 
@@ -121,7 +113,7 @@ class _Session:
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: Caller | None = None
     last_event: str = ""
-    going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(256))
+    calls: LRUCache[tuple[str, str], _Call] = field(default_factory=lambda: LRUCache(256))
 
 
 class _Account(NamedTuple):
@@ -179,32 +171,14 @@ class Ledgers:
         if call.is_live:
             return None
         key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
-        slot = (call.invocation.branch or "", agent)
+        branch, time = call.invocation.branch or "", pack.identity.last_event_time
         with self._lock:
             session = self._session(key)
-            sent, before = pack.contents, session.going.get(slot)
-            # Where the contents go on from those of the call before, only the framing of new ones is counted.
-            formatting, new = 0, sent
-            known, last = before.contents if before is not None else (0, None)
-            if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
-                formatting, new = before.formatting, sent[known:]
-            framing = framing_of(model)
-            going = _Going(
-                invocation=call.invocation.invocation_id,
-                model=model,
-                time=pack.identity.last_event_time,
-                estimate=pack.request_tokens,
-                is_whole=not pack.source.host.passthrough_reason,
-                system=pack.allocation.layers["system"].used,
-                tools=pack.allocation.layers["tools"].used,
-                formatting=formatting + sum(frame_of(item.content, framing) for item in new),
-                contents=(len(sent), sent[-1].content if sent else None),
-            )
-            accounts = list(self._accounts(key, call.invocation.invocation_id, call.invocation.branch or "", agent))
-            limited = [account for account in accounts if account.limits.measures]
+            begun = _begun(call, pack, session.calls.get((branch, agent)))
+            accounts = list(self._accounts(key, begun.invocation, branch, agent))
             planned = None
-            if limited:
-                config, prices = call.request.config, prices_of(model, going.time)
+            if limited := [account for account in accounts if account.limits.measures]:
+                config, prices = call.request.config, prices_of(model, time)
                 if prices is None and any("cost" in account.limits.measures for account in limited):
                     self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
                 output_limit = (config.max_output_tokens or None) if config is not None else None
@@ -217,10 +191,10 @@ class Ledgers:
                         raise error
                     if account.limits.on_budget == "stop":
                         return _stopped(call, error)
-                    going.passed = going.passed or error
+                    begun = begun._replace(passed=begun.passed or error)
                     limit = (account.key, error.scope, error.name, error.measure, error.limit)
                     self._log_once(limit, f"session {account.key[2]!r}: {error}")
-            session.going[slot] = going
+            session.calls[branch, agent] = begun
             for account in accounts:
                 account.ledger.begin(planned, **account.where)
         return None
@@ -237,17 +211,16 @@ class Ledgers:
         branch, invocation = context.branch or "", context.invocation_id
         with self._lock:
             session = self._session(key)
-            going = session.going.get((branch, agent))
-            if going is None or going.invocation != invocation:
+            begun = session.calls.get((branch, agent))
+            if begun is None or begun.invocation != invocation:
                 if context.get_invocation_context().live_request_queue is not None:
                     return {}
                 events = context.session.events
-                time = events[-1].timestamp if events else 0.0
-                going = _Going(invocation=invocation, model=response.model_version or "", time=time)
+                time, nothing = events[-1].timestamp if events else 0.0, CallUsage(input_tokens=0, output_tokens=0)
+                begun = _Call(invocation, response.model_version or "", time, nothing)
             accounts = list(self._accounts(key, invocation, branch, agent))
-            own = accounts[0].where
-            before = session.ledger.counted(**own)
-            call = _call_usage(response, usage, going, before)
+            before = session.ledger.counted(**accounts[0].where)
+            call = _call_usage(response, usage, begun, before)
             for account in accounts:
                 if call is None:
                     account.ledger.fail(**account.where)
@@ -255,8 +228,8 @@ class Ledgers:
                     account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            noted: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
-        return noted if going.passed is None else noted | {"budget": _recorded(going.passed)}
+            told: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
+        return told if begun.passed is None else told | {"budget": _recorded(begun.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
         """All accounts of a session, None where no call of it was seen."""
@@ -295,7 +268,30 @@ def note(near: NearLimit) -> str:
     return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
 
 
-def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: CallUsage | None) -> CallUsage | None:
+def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
+    """A call as it is about to be made."""
+    model, sent, layers = call.request.model or "", pack.contents, pack.allocation.layers
+    # Where the contents go on from those of the call before, only the framing of new ones is counted.
+    formatting, (known, last) = 0, before.contents if before is not None else (0, None)
+    if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
+        formatting = before.expected.formatting_tokens
+    else:
+        known = 0
+    framing = framing_of(model)
+    expected = CallUsage(
+        input_tokens=pack.request_tokens,
+        output_tokens=0,
+        # Where the request is left alone, the estimate can be of the current turn only.
+        estimate=pack.request_tokens if not pack.source.host.passthrough_reason else None,
+        system_tokens=layers["system"].used,
+        tool_tokens=layers["tools"].used,
+        formatting_tokens=formatting + sum(frame_of(item.content, framing) for item in sent[known:]),
+    )
+    contents = (len(sent), sent[-1].content if sent else None)
+    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected, contents)
+
+
+def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: CallUsage | None) -> CallUsage | None:
     """What an answer used; what the provider did not report is estimated. None where the call failed.
 
     Args:
@@ -314,26 +310,18 @@ def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: C
         texts = [part.text for part in parts if part.text]
         calls = [part.function_call for part in parts if part.function_call is not None]
         texts += [f"{called.name} {canonical_json(plain(called.args))}" for called in calls]
-        output_tokens = counter_for(going.model).count("\n".join(texts))
+        output_tokens = counter_for(begun.model).count("\n".join(texts))
         output_tokens += before.output_tokens if before is not None and before.output_estimated else 0
-    return CallUsage(
-        input_tokens=going.estimate if silent else usage.billed_input,
+    return replace(
+        begun.expected,
+        input_tokens=begun.expected.input_tokens if silent else usage.billed_input,
         output_tokens=output_tokens,
         cached_tokens=usage.cached_tokens,
         cache_write_tokens=usage.cache_write_tokens or 0,
-        estimate=going.estimate if going.is_whole and not usage.tool_use_tokens else None,
+        estimate=begun.expected.estimate if not usage.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
-        system_tokens=going.system,
-        tool_tokens=going.tools,
-        formatting_tokens=going.formatting,
-    ).priced(going.model, going.time)
-
-
-def _noted(event: Event) -> Mapping[str, JSON]:
-    """What this package wrote into an event's metadata."""
-    noted = (event.custom_metadata or {}).get(METADATA)
-    return noted if isinstance(noted, Mapping) else {}
+    ).priced(begun.model, begun.time)
 
 
 def _resume(session: _Session, events: Sequence[Event]) -> None:
@@ -345,7 +333,7 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
     for event in reversed(events):
         if event.id == session.last_event:
             break
-        standing = _noted(event).get("usage")
+        standing = noted(event).get("usage")
         if not isinstance(standing, list):
             untold += [] if agents or event.partial else [event]
         elif event.author not in agents:
@@ -390,25 +378,25 @@ def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
     )
 
 
-# What providers report, kept for the next estimate: an anchor for each conversation, a ratio for each user and model.
+# What providers report, kept for the next estimate: a baseline for each conversation, a ratio for each user and model.
 #
-# A ratio stands in the session's state and, across sessions, in the store. The anchor stands in the metadata of each
+# A ratio stands in the session's state and, across sessions, in the store. The baseline stands in the metadata of each
 # answer, so that it costs no state, and every process goes on from it alike. Between a request and its answer it is
 # kept here.
 
 _STATE_KEY = "aether:calibration"
 
 
-class _Meter(NamedTuple):
-    """What the estimates of one conversation go on from in an invocation: the last anchor, whether usage was reported
+class _Reports(NamedTuple):
+    """What the estimates of one conversation go on from in an invocation: the last baseline, whether usage was reported
     in this invocation, and the uncounted tokens of `Calibration`."""
 
-    anchor: UsageAnchor | None = None
+    baseline: UsageBaseline | None = None
     here: bool = False
     uncounted_tokens: Count = 0
 
 
-_METER = TypeAdapter(_Meter, config=ConfigDict(defer_build=True))
+_REPORTS = TypeAdapter(_Reports, config=ConfigDict(defer_build=True))
 
 
 class _Owner(NamedTuple):
@@ -429,7 +417,7 @@ class Calibrations:
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
-        self._meters: SharedLRU[AgentKey, _Meter] = SharedLRU(2_048)
+        self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
     async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
@@ -447,41 +435,43 @@ class Calibrations:
     def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
         """What a request is estimated by, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
-        meter, invocation = _last_meter(events, identity)
+        reports, invocation = _last_reports(events, identity)
         if invocation != identity.invocation:
-            beyond = meter.anchor.report_minus_count if meter.anchor is not None else 0
-            meter = _Meter(meter.anchor, uncounted_tokens=max(0, min(beyond, source.window // 2)))
-        self._meters.put(agent_key(identity), meter)
+            beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
+            reports = _Reports(reports.baseline, uncounted_tokens=max(0, min(beyond, source.window // 2)))
+        self._reports.put(agent_key(identity), reports)
         return calibration(
-            meter.anchor,
+            reports.baseline,
             self._ratios.get(owner) or TokenRatio(),
             model=owner.by,
             epoch=source.epoch.number,
-            here=meter.here,
-            uncounted_tokens=meter.uncounted_tokens,
+            here=reports.here,
+            uncounted_tokens=reports.uncounted_tokens,
         )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
         key, owner = agent_key(pack.identity), _owner(pack.source, counter)
-        meter = self._meters.get(key)
-        if meter is None or tokens > 2 * pack.source.window:
+        reports = self._reports.get(key)
+        if reports is None or tokens > 2 * pack.source.window:
             return
         ratio = self._ratios.get(owner) or TokenRatio()
         counted, epoch = pack.counted_tokens, pack.epoch.number
-        anchor, learned = report(meter.anchor, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens)
-        self._meters.put(key, meter._replace(anchor=anchor, here=True))
+        baseline, learned = report(
+            reports.baseline, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens
+        )
+        self._reports.put(key, reports._replace(baseline=baseline, here=True))
         if learned is not ratio:
             self._ratios.put(owner, learned)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what the next one goes on from."""
-        noted: dict[str, JSON] = {}
+        told: dict[str, JSON] = {}
         if not pack.source.host.passthrough_reason:
-            noted["request_tokens"] = pack.request_tokens
-        if (meter := self._meters.get(agent_key(pack.identity))) is not None:
-            noted["meter"] = _METER.dump_python(meter, mode="json")
-        return noted
+            told["request_tokens"] = pack.request_tokens
+        if (reports := self._reports.get(agent_key(pack.identity))) is not None:
+            told["reports"] = _REPORTS.dump_python(reports, mode="json")
+        return told
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
         """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
@@ -509,11 +499,11 @@ def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     return ratios if isinstance(ratios, Mapping) else {}
 
 
-def _last_meter(events: Sequence[Event], identity: Identity) -> tuple[_Meter, str]:
+def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:
     """What the last answer of an agent noted, and its invocation; an empty one where none did."""
     for event in reversed(events):
         if event.author == identity.agent and (event.branch or "") == identity.branch:
-            meter = valid(_METER, _noted(event).get("meter"))
-            if meter is not None:
-                return meter, event.invocation_id
-    return _Meter(), ""
+            reports = valid(_REPORTS, noted(event).get("reports"))
+            if reports is not None:
+                return reports, event.invocation_id
+    return _Reports(), ""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from google.adk.models.registry import LLMRegistry
@@ -60,19 +59,11 @@ class Windows:
 
     def window(self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any]) -> Window:
         """The window of an agent's request: the smallest where several models may be asked."""
-        return min(
-            (self._window(served, policy, state) for served in served_models(agent, model)),
-            key=lambda window: window.tokens,
-        )
+        windows = [self._window(served, policy, state) for served in served_models(agent, model)]
+        return min(windows, key=lambda window: window.tokens)
 
     def learn(
-        self,
-        agent: object,
-        pack: Pack,
-        refused: Overflow,
-        model: str | None,
-        policy: PackPolicy,
-        state: State,
+        self, agent: object, pack: Pack, refused: Overflow, model: str | None, policy: PackPolicy, state: State
     ) -> bool:
         """Takes in the refusal of a pack, and says whether the window is another now.
 
@@ -94,7 +85,7 @@ class Windows:
             if tokens >= before:
                 return False
             self._learned.put(served.key, tokens)
-        self._keep(served.key, tokens, state)
+        self.keep([served], state)
         stated = policy.window_of(served.name)
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
         logger.warning(
@@ -106,25 +97,20 @@ class Windows:
         )
         return True
 
-    def keep(self, agent: object, model: str, state: State) -> None:
-        """Puts what this process has learned of an agent's models into a session's state, where it is not there."""
-        for served in served_models(agent, model):
-            learned = self._learned.get(served.key)
-            if learned is not None:
-                self._keep(served.key, learned, state)
-
-    def _keep(self, key: str, tokens: int, state: State) -> None:
-        kept = _kept(state)
-        if tokens < kept.get(key, tokens + 1):
-            others = [item for item in kept.items() if item[0] != key]
-            state[STATE_KEY] = {**dict(others[1 - _MOST_KEPT :]), key: tokens}
+    def keep(self, models: Sequence[ServedModel], state: State) -> None:
+        """Puts what this process has learned of models into a session's state, where it is not there."""
+        for served in models:
+            learned, kept = self._learned.get(served.key), _kept(state)
+            if learned is not None and learned < kept.get(served.key, learned + 1):
+                others = [item for item in kept.items() if item[0] != served.key]
+                state[STATE_KEY] = {**dict(others[1 - _MOST_KEPT :]), served.key: learned}
 
     def _window(self, served: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State) -> Window:
         stated = policy.window_of(served.name) or served.context_tokens
         tokens = stated or model_window(served.name)
-        known = [found for found in (self._learned.get(served.key), _kept(state).get(served.key)) if found is not None]
-        if known and min(known) < tokens:
-            return Window(min(known), "learned")
+        learned = [found for found in (self._learned.get(served.key), _kept(state).get(served.key)) if found]
+        if learned and min(learned) < tokens:
+            return Window(min(learned), "learned")
         return Window(tokens, "" if stated or known_window(served.name) is not None else "assumed")
 
 
@@ -145,39 +131,22 @@ def served_models(agent: object, model: str) -> list[ServedModel]:
 
 
 def _served(llm: object, name: str) -> ServedModel:
-    given = {**_settings(llm, "client_kwargs"), **_settings(llm, "_additional_args")}
+    # What model objects pass on to their clients, LiteLlm's in ``_additional_args``.
+    passed_on = (getattr(llm, attribute, None) for attribute in ("client_kwargs", "_additional_args"))
+    given = {key: value for settings in passed_on if isinstance(settings, Mapping) for key, value in settings.items()}
     places = [given.get(setting) for setting in _ENDPOINT]
     places += [getattr(holder, "base_url", None) for holder in (llm, getattr(llm, "client", None))]
     places.append(getattr(llm, "_proxy_url", None))
-    endpoint = tuple(str(place).rstrip("/") for place in places if place)
-    kinds, context_tokens = _kinds(llm), given.get("num_ctx")
-    return ServedModel(
-        name,
-        _key(name, kinds[0], endpoint),
-        kinds,
-        context_tokens if type(context_tokens) is int and context_tokens > 0 else None,
-    )
-
-
-def _settings(llm: object, attribute: str) -> Mapping[str, Any]:
-    """Settings that a model object passes on to its client."""
-    settings = getattr(llm, attribute, None)
-    return settings if isinstance(settings, Mapping) else {}
-
-
-def _kinds(llm: object) -> tuple[str, ...]:
-    """The names of a model's class, or of the class that ADK has for a name, and of those that it extends."""
     try:
         kind = LLMRegistry.resolve(llm) if isinstance(llm, str) else type(llm)
+        kinds = tuple(base.__name__ for base in kind.__mro__)
     except (ValueError, ImportError):
-        return ("",)
-    return tuple(base.__name__ for base in kind.__mro__)
-
-
-@lru_cache(maxsize=1_000)
-def _key(name: str, kind: str, endpoint: tuple[str, ...]) -> str:
-    """What stands for a model at an endpoint. Addresses may hold secrets, so there is only a hash of them."""
-    return f"{name[:200]}@{short(hash_json([name, kind, *endpoint]), 8)}"
+        kinds = ("",)
+    # Addresses may hold secrets, so the key has only a hash of them.
+    digits = short(hash_json([name, kinds[0], *(str(place).rstrip("/") for place in places if place)]), 8)
+    own = given.get("num_ctx")
+    context_tokens = own if type(own) is int and own > 0 else None
+    return ServedModel(name, f"{name[:200]}@{digits}", kinds, context_tokens)
 
 
 def _kept(state: Mapping[str, Any] | State) -> dict[str, int]:

@@ -133,7 +133,7 @@ def _show_left_out(manifests: Sequence[Manifest]) -> None:
             acts.append(f"call {number}: {what}, {tokens}: {WHY[event.reason]}")
     # The latest row of each memory and piece of evidence that no pack held.
     rows = [row for manifest in manifests for row in manifest.rows if row.layer in ("memory", "evidence")]
-    sent = {row.id for row in rows if row.state not in ("dropped", "already_sent")}
+    sent = {row.id for row in rows if row.form != "left_out"}
     unsent = []
     for row in {row.id: row for row in rows if row.id not in sent}.values():
         similarity = f" (similarity {row.scores['similarity']:.3f})" if "similarity" in row.scores else ""

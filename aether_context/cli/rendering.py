@@ -147,12 +147,12 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
 
     In a layer with many candidates, those that were kept whole are summed up in one line.
     """
-    states = Counter(row.state for row in view.rows.values())
-    yield f"{len(view.rows):,} in all: " + ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    forms = Counter(row.form for row in view.rows.values())
+    yield f"{len(view.rows):,} in all: " + ", ".join(f"{count} {form}" for form, count in sorted(forms.items()))
     shown, notes = list[CandidateOutcome](), dict[int, str]()
     for layer in LAYERS:
         members = [row for row in view.rows.values() if row.layer == layer]
-        kept = [row for row in members if row.state == "kept" and row.sent_tokens is None]
+        kept = [row for row in members if row.form == "whole" and row.sent_tokens is None]
         if len(members) > _FEW and len(kept) > 1 and not everything:
             members = [row for row in members if row not in kept]
             tokens = f"{sum(row.tokens for row in kept):,}"
@@ -160,7 +160,7 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
                 f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
             )
         shown += members
-    lines = aligned(("layer", "id", "source", ">tokens", "state", "reason", "more"), map(_candidate, shown))
+    lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), map(_candidate, shown))
     yield from lines[:1] if shown else ()
     for number, row in enumerate(shown):
         if note := notes.pop(number, ""):
@@ -176,7 +176,7 @@ def _candidate(row: CandidateOutcome) -> tuple[str, ...]:
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""
     details = " · ".join(filter(None, (scores, moment(row.time), row.uri, covers)))
     tokens = f"{row.tokens:,}" if row.sent_tokens is None else f"{row.tokens:,} → {row.sent_tokens:,}"
-    return row.layer, row.id, row.source, tokens, row.state, row.reason or "", details
+    return row.layer, row.id, row.source, tokens, row.form, row.reason or "", details
 
 
 def _events(manifest: Manifest, everything: bool) -> Lines:
@@ -234,7 +234,7 @@ def print_request(view: PackView, *, everything: bool) -> None:
 
 def _title(piece: Piece) -> str:
     label = {"system": "system", "tool": f"tool {piece.name}", "content": f"[{piece.at}] {piece.name}"}[piece.part]
-    return f"{label} · {piece.tokens:,} tokens" + (f" · {piece.outcome}" if piece.outcome else "")
+    return f"{label} · {piece.tokens:,} tokens" + (f" · {piece.form}" if piece.form else "")
 
 
 def _print_text(text: str, everything: bool) -> bool:
@@ -350,7 +350,7 @@ def _candidate_changes(difference: Difference, everything: bool) -> Lines:
 
 def _fate(fate: Fate) -> str:
     scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(fate.scores.items()))
-    return ", ".join(filter(None, (fate.state, fate.reason, scores)))
+    return ", ".join(filter(None, (fate.form, fate.reason, scores)))
 
 
 def _print_change(text: TextChange, everything: bool) -> bool:

@@ -63,20 +63,16 @@ def standing_anchors(
     contents: Sequence[Content], positions: Sequence[int], settings: ConversationSettings
 ) -> list[Anchor]:
     """The anchors that follow from the contents alone: messages of the role ``system``, and the latest tool result."""
-    system = AnchorDefinition(
-        kind="system_message",
-        priority=settings.anchor_priority("system_message"),
-        selector=lambda content, at, contents: content.role == "system",
-        description="system message",
-    )
-    last = max((at for at, content in enumerate(contents) if content.responses), default=-1)
-    latest = AnchorDefinition(
-        kind="latest_tool_result",
-        priority=settings.anchor_priority("latest_tool_result"),
-        selector=lambda content, at, contents: at == last,
-        description="latest tool result",
-    )
-    return [*selected(system, contents, positions), *selected(latest, contents, positions)]
+    kinds: list[tuple[int, AnchorKind]] = [
+        (at, "system_message") for at, content in enumerate(contents) if content.role == "system"
+    ]
+    results = [at for at, content in enumerate(contents) if content.responses]
+    kinds += [(at, "latest_tool_result") for at in results[-1:]]
+    return [
+        Anchor(place=positions[at], kind=kind, priority=priority, description=kind.replace("_", " "))
+        for at, kind in kinds
+        if (priority := settings.anchor_priority(kind))
+    ]
 
 
 def identify(

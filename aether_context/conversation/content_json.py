@@ -23,6 +23,10 @@ def content_from_wire(wire: str) -> Content:
     return _content(value.get("role") or "", parts, wire)
 
 
+def text_part(text: str) -> Part:
+    return part_of({"text": text})
+
+
 def part_of(value: Mapping[str, Any], *, size_bytes: int = 0, media_tokens: int = 0) -> Part:
     """A part from its JSON.
 

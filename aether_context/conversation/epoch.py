@@ -70,6 +70,11 @@ def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:
     return (*kept_positions, *range(min(epoch.cut_count, total), total))
 
 
+def is_live(epoch: Epoch, place: int) -> bool:
+    """Whether the content at a place of the host's list is still sent."""
+    return place >= epoch.cut_count or any(start <= place < stop for start, stop in epoch.kept)
+
+
 def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Sorted indices as half-open ranges."""
     ranges: list[tuple[int, int]] = []

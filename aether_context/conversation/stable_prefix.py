@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.strategy import Conversation, Decision, Replaced, decided
-from aether_context.conversation.turns import units
+from aether_context.conversation.turns import Unit, cut, units
 from aether_context.pack import Content, Part, Reason, Tool
-from aether_context.policy import ConversationSettings
+from aether_context.policy import StablePrefixSettings
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
@@ -45,51 +45,51 @@ _CALL_BYTES = 30
 class StablePrefix:
     """The strategy ``stable_prefix``."""
 
-    settings: ConversationSettings
+    settings: StablePrefixSettings
     name: ClassVar[str] = "stable_prefix"
     early: ClassVar[bool] = True
 
     def trim(self, conversation: Conversation) -> Decision:
-        settings, budget, contents = self.settings.stable_prefix, conversation.budget, conversation.contents
-        counter, anchored = conversation.counter, conversation.anchored
+        settings, budget, contents = self.settings, conversation.budget, conversation.contents
+        counter, tokens, anchored = conversation.counter, conversation.tokens, conversation.anchored
         begin, note = _boundary(conversation)
-        estimated, counted = sum(map(estimate, contents)), sum(conversation.tokens)
-        replaced: list[Replaced] = []
-
-        def blank(at: int, reason: Reason, *, new: bool) -> None:
-            nonlocal estimated, counted
-            content = contents[at]
-            if at in anchored or not (content.responses or content.role == "model"):
-                return
-            blanked = placeholder(content)
-            if blanked.digest != content.digest:
-                estimated += estimate(blanked) - estimate(content)
-                counted += counter.content(blanked) - conversation.tokens[at]
-                replaced.append(Replaced(index=at, content=blanked, reason=reason, new=new))
-
+        placeholders = [
+            placeholder(content) if at not in anchored and (content.responses or content.role == "model") else content
+            for at, content in enumerate(contents)
+        ]
+        changed = [at for at, content in enumerate(contents) if placeholders[at].digest != content.digest]
         # Tokens of the messages above which more is replaced, in this strategy's own estimate.
         reserve = min(_OUTPUT_RESERVE, budget.slack)
         window = budget.window - bytes_to_tokens(len(conversation.system.encode())) - reserve
         room = int(settings.threshold * window) - estimate_tool_overhead(conversation.tools)
-
-        def over() -> bool:
-            # The estimate takes numbers and ids for fewer tokens than they are; a cut would then take users' messages.
-            return math.ceil(estimated * _SAFETY) > room or counted > budget.most
-
-        for at in range(begin):
-            blank(at, "threshold", new=False)
+        # The estimate takes numbers and ids for fewer tokens than they are; without the count beside it a cut would
+        # then take users' messages.
+        estimated = {at: estimate(contents[at]) - estimate(placeholders[at]) for at in changed}
+        counted = {at: tokens[at] - counter.content(placeholders[at]) for at in changed}
+        goals = (
+            (estimated, sum(map(estimate, contents)) - int(room / _SAFETY)),
+            (counted, sum(tokens) - budget.most),
+        )
+        over = any(excess > sum(freed[at] for at in changed if at < begin) for freed, excess in goals)
         end = begin
-        if conversation.forced or (over() and not conversation.gated):
-            parts = units(contents)
-            final = max(parts, key=lambda unit: unit.indices[-1], default=None)
+        if conversation.forced or (over and not conversation.gated):
+            final = max(units(contents), key=lambda unit: unit.indices[-1], default=None)
             # What the model has yet to read is never replaced.
             unread = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
             replies = [at for at, content in enumerate(contents) if content.role == "model"]
             older = len(replies) - settings.keep_last_messages
-            first_kept = 0 if older <= 0 else (*replies, len(contents))[older]
-            while end < unread and (end < first_kept or over()):
-                blank(end, "by_hand" if conversation.forced else "threshold", new=True)
-                end += 1
+            end = max(begin, min(unread, 0 if older <= 0 else (*replies, len(contents))[older]))
+            singles = [Unit(kind="message", indices=(at,), turn=at) for at in range(unread)]
+            for freed, excess in goals:
+                sizes = [freed.get(at, 0) for at in range(unread)]
+                gone = cut(singles, sizes, target=sum(sizes) - excess).gone
+                end = max(end, len(gone))
+        reason: Reason = "by_hand" if conversation.forced else "threshold"
+        replaced = [
+            Replaced(index=at, content=placeholders[at], reason=reason if at >= begin else "threshold", new=at >= begin)
+            for at in changed
+            if at < end
+        ]
         state: Mapping[str, JSON] | None = None
         if end != begin or note:
             state = (

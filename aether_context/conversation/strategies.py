@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.rewrites import LEAST_EXTRACT, query_of, response_tokens, shorten_content
+from aether_context.conversation.extracts import LEAST_EXTRACT, query_of, response_tokens, shorten_content
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategy import (
     Budget,
@@ -241,7 +241,7 @@ Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 _STRATEGIES: dict[str, Factory] = {
     # Units go from the oldest, from the high-water mark down to the low-water mark.
     "epochs": lambda settings: Cutting(name="epochs", summary_share=settings.summary_share, by_age=True),
-    "stable_prefix": lambda settings: StablePrefix(settings=settings),
+    "stable_prefix": lambda settings: StablePrefix(settings=settings.stable_prefix),
     "sliding_turns": lambda settings: SlidingTurns(tokens=settings.sliding_turns.tokens),
     # The beginning and the end are frozen, the middle goes.
     "heads_tails": lambda settings: Cutting(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.rewrites import packed_message, query_of, shorten_content, told, words_before
+from aether_context.conversation.content_json import content_of_parts, text_part
+from aether_context.conversation.extracts import query_of, quoted_alone, shorten_content, words_before
 from aether_context.conversation.strategy import gain
-from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, EpochReason, Outcome, Outgoing, PackedMessage, PackInput
+from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, occurrence_keys
+from aether_context.text.json_lines import PIECE, pieces
+from aether_context.text.shorten import shorten, view_of
+from aether_context.tokens.cache import PackCounter
 
 _REASONS: Mapping[str, EpochReason] = {
     "step": "step_changed",
@@ -57,13 +62,13 @@ def restore_forms(draft: Draft) -> None:
     draft.incoming = draft.items = _items(draft, packed_by_index)
     draft.states = epoch.strategies
     draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
-    draft.extracts, draft.told = epoch.extracts, epoch.told
     draft.largest = draft.packed.largest if draft.packed is not None else None
     draft.step = source.step
-    for unit in units(request.contents) if epoch.told else ():
+    telling = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
+    for unit in units(request.contents) if telling else ():
         origins = [at for at in unit.indices if at != draft.human and at not in packed_by_index]
-        if origins and draft.keys[origins[-1]] in epoch.told:
-            tell(draft, origins, epoch.told[draft.keys[origins[-1]]])
+        if origins and draft.keys[origins[-1]] in telling:
+            tell(draft, origins, telling[draft.keys[origins[-1]]])
 
 
 def _system(text: str, contract: bool) -> str:
@@ -92,20 +97,21 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 
 def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    forms: list[tuple[Content, Outcome, tuple[tuple[int, int], ...]]] = []
+    forms: list[tuple[Content, SentForm, tuple[tuple[int, int], ...]]] = []
     for index, raw in enumerate(request.contents):
         if (packed := packed_by_index.get(index)) is not None:
             content, members = packed_message(raw, index, packed, counter)
             forms.append((content, "payload", members))
-        elif (ceiling := epoch.extracts.get(draft.keys[index])) is not None:
-            content = shorten_content(raw, ceiling, counter=counter, query=query_of(request.contents, index))
+        elif (short_form := epoch.forms.get(draft.keys[index])) is not None and short_form[0] == "extract":
+            content = shorten_content(raw, short_form[1], counter=counter, query=query_of(request.contents, index))
+            draft.change("extract", "window", [index], short_form[1])
             forms.append((content, "extract", ()))
         else:
-            forms.append((raw, "verbatim", ()))
+            forms.append((raw, "whole", ()))
     counts = counter.contents([content for content, _, _ in forms])
     return tuple(
-        Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tokens, members=members)
-        for index, (raw, (content, outcome, members), tokens) in enumerate(
+        Outgoing(content=content, raw=raw, origin=index, form=form, tokens=tokens, members=members)
+        for index, (raw, (content, form, members), tokens) in enumerate(
             zip(request.contents, forms, counts, strict=True)
         )
     )
@@ -123,14 +129,45 @@ def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
         content=text,
         raw=contents[last],
         origin=last,
-        outcome="told",
+        form="told",
         tokens=draft.counter.content(text),
         members=tuple((last, -1) for _ in text.parts),
     )
     gone = frozenset(origins[:-1])
     draft.items = tuple(made if item.origin == last else item for item in draft.items if item.origin not in gone)
-    draft.hidden, draft.reasons = draft.hidden | gone, {**draft.reasons, **dict.fromkeys(gone, "window")}
-    draft.told = {**draft.told, draft.keys[last]: max_tokens}
+    draft.change("told", "window", origins, max_tokens)
+
+
+_TOLD = "[Calls and what they returned, in one text, since they find no room one by one]"
+
+
+def told(contents: Sequence[Content], max_tokens: int, query: str, counter: PackCounter) -> Content:
+    """What contents say, call and give as one text of about ``max_tokens`` tokens, in a message of the user.
+
+    Of other agents' turns it is the last quote alone. Each call stands with what it returned. Lines are indented, so
+    that none of them can stand for a header.
+    """
+    quoting = next((content for content in reversed(contents) if content.quotes), None)
+    if quoting is not None:
+        return quoted_alone(quoting, max_tokens, query, counter)
+    returned: dict[str, deque[str]] = defaultdict(deque)
+    for part in (part for content in contents for part in content.responses):
+        returned[part.call_id or part.name].append("\n".join(view_of(part.text).lines))
+    texts_told: list[str] = []
+    for part in (part for content in contents for part in content.parts if part.kind != "response"):
+        texts = returned.get(part.call_id or part.name) if part.kind == "call" else None
+        call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
+        texts_told.append(f"{call}: {texts.popleft()}" if texts else call)
+    texts_told += [text for texts in returned.values() for text in texts]
+    text = "\n".join("- " + indented(told_text) for told_text in texts_told)
+    chosen = shorten(text, max_tokens - counter.count(_TOLD), counter=counter, query=query).text
+    return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])
+
+
+def indented(text: str) -> str:
+    """A text whose lines behind the first are indented, and so short that `shorten` cuts none of them in two: none of
+    what it leaves can stand for a header."""
+    return "\n  ".join(piece for line in text.split("\n") for piece in pieces(line, PIECE))
 
 
 def _packed_messages(draft: Draft) -> dict[int, PackedMessage]:
@@ -138,21 +175,21 @@ def _packed_messages(draft: Draft) -> dict[int, PackedMessage]:
 
     Which earlier messages return to their own words is decided once an invocation, and where the prefix ends.
     """
-    source, human = draft.input, draft.human
-    packed_by_index = _matched(source)
-    past = {index: packed for index, packed in packed_by_index.items() if index != human}
-    if draft.begins:
-        past = {}
-    elif not draft.keeps:
-        sent = {
-            index: packed_message(source.request.contents[index], index, packed, draft.counter)[0]
-            for index, packed in past.items()
-        }
-        past = {index: past[index] for index in _still_packed(draft, past, sent)}
-    draft.past = tuple(past[index] for index in sorted(past))
-    return {
-        index: packed for index, packed in packed_by_index.items() if index in past or (draft.keeps and index == human)
-    }
+    source, past = draft.input, dict[int, PackedMessage]()
+    request, invocation = source.request, source.identity.invocation
+    if not draft.begins:
+        # By its place, too: of equal messages each has a form of its own.
+        by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}
+        for index, raw in enumerate(request.contents):
+            packed = by_place.get((request.positions[index], raw.digest))
+            if packed is not None and index != draft.human and packed.invocation != invocation:
+                past[index] = packed
+        if not draft.keeps:
+            past = {index: past[index] for index in _still_packed(draft, past)}
+    draft.past = tuple(past.values())
+    if draft.human is not None and draft.packed is not None and draft.written:
+        return {**past, draft.human: draft.packed}
+    return past
 
 
 def plan_digest(source: PackInput) -> str:
@@ -160,84 +197,49 @@ def plan_digest(source: PackInput) -> str:
     return short(hash_text(payload.step_text(source.step)))
 
 
-# Which messages of earlier invocations go on in their packed text, and which return to the user's own words.
-#
-# A request needs one pack, the current one. An earlier message that returns to its own words is shorter in every
-# request from then on, but the provider has to read all that comes after it once more. Where the prefix ends
-# anyway, or the pack speaks of another plan, there is nothing to weigh.
-
-_LEAST_CALLS = 20
-"""Model calls that a conversation is expected to go on for; one that had more is expected to have as many again."""
+_CALLS = 20
+"""Model calls that a shorter prefix is expected to serve. From 5 to 80 the cost of recorded runs changes by .001."""
 
 
-def _matched(source: PackInput) -> dict[int, PackedMessage]:
-    """The packed form of each human message that has one, by index.
-
-    A message that others equal takes the one that was made at its own place; where history moved since, the latest take
-    theirs first.
-    """
-    request, invocation = source.request, source.identity.invocation
-    unmatched = [packed for packed in source.epoch.payloads if packed.before]
-    packed_by_index: dict[int, PackedMessage] = {}
-    for in_place in (True, False):
-        for index in range(len(request.contents) - 1, -1, -1):
-            raw = request.contents[index]
-            current = index == request.human
-            if not unmatched or index in packed_by_index or not (current or is_human(raw)):
-                continue
-            match = next(
-                (
-                    packed
-                    for packed in reversed(unmatched)
-                    if packed.of == raw.digest
-                    and (packed.invocation == invocation) == current
-                    and (not in_place or packed.place == request.positions[index])
-                ),
-                None,
-            )
-            if match is not None:
-                unmatched.remove(match)
-                packed_by_index[index] = match
-    return packed_by_index
-
-
-def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping[int, Content]) -> Sequence[int]:
+def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[int]:
     """The indices in ``past`` of earlier messages that keep their packed text, where the prefix goes on.
 
-    A break costs nothing before its place, so the messages that keep their packed text are the earliest ones. It is
-    made where it gains most, for as many calls as the conversation is expected to have before it is cut.
-
-    Args:
-        past: earlier messages that were sent packed last.
-        sent: those messages in their packed form.
+    A request needs one pack, the current one. An earlier message that returns to its own words is shorter in every
+    request from then on, but the provider has to read all that comes after it once more. So the latest one is weighed;
+    those before it were in their turn. A message whose pack speaks of another plan returns, with all after it.
     """
-    counter, plan = draft.counter, plan_digest(draft.input)
-    places = sorted(past)
-    if not places:
-        return ()
-    first_of_other_plan = next((at for at, index in enumerate(places) if past[index].plan != plan), len(places))
-    candidates = places[:first_of_other_plan]
-    if not candidates:
-        return candidates
-    contents, human = draft.input.request.contents, draft.human
-    raw = counter.contents(contents)
-    payload_tokens = {index: counter.content(sent[index]) - raw[index] for index in places}
+    counter, contents, plan = draft.counter, draft.input.request.contents, plan_digest(draft.input)
+    staying = list(takewhile(lambda index: past[index].plan == plan, past))
+    if not staying or len(staying) < len(past):
+        return staying
+    latest, human = staying[-1], len(contents) if draft.human is None else draft.human
+    tokens = counter.contents(contents)
+    packed = packed_message(contents[latest], latest, past[latest], counter)[0]
     # No earlier request held what comes after the model's last answer.
-    last = len(contents) if human is None else human
-    unsent = next((at for at in range(last - 1, -1, -1) if contents[at].role == "model"), last)
-    end = places[first_of_other_plan] if first_of_other_plan < len(places) else unsent
-    spoken = sum(raw) + sum(payload_tokens.values())
-    replies = max(1, sum(content.role == "model" for content in contents))
-    room = max(0, draft.input_budget - spoken)
-    calls = min(max(_LEAST_CALLS, replies), room * replies / max(1, spoken))
+    unsent = next((at for at in range(human - 1, -1, -1) if contents[at].role == "model"), human)
+    gained = gain(
+        saved=counter.content(packed) - tokens[latest],
+        calls=_CALLS,
+        resent=sum(tokens[latest:unsent]),
+        cached_price=draft.input.host.cached_price,
+    )
+    return staying[:-1] if gained > 0 else staying
 
-    def gained(start: int) -> float:
-        return gain(
-            saved=sum(payload_tokens[index] for index in candidates[start:]),
-            calls=calls,
-            resent=sum(raw[candidates[start] : end]),
-            cached_price=draft.input.host.cached_price,
-        )
 
-    best = max(range(len(candidates)), key=gained)
-    return candidates[:best] if gained(best) > 0 else candidates
+def packed_message(
+    raw: Content, origin: int, packed: PackedMessage, counter: PackCounter
+) -> tuple[Content, tuple[tuple[int, int], ...]]:
+    """A message in its packed form: whatever is not text stays behind the new text, as far as ``largest`` lets it.
+
+    With the members of `Outgoing`.
+    """
+    sizes = sizes_beside_text(raw, counter)
+    places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
+    content = content_of_parts(raw.role, [text_part(packed.text), *(raw.parts[at] for at in places)])
+    return content, () if len(places) == len(sizes) else ((origin, -1), *((origin, at) for at in places))
+
+
+def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:
+    """Tokens of each part of a message that is not text, such as media and code, by index."""
+    others = ((at, part) for at, part in enumerate(raw.parts) if part.kind != "text")
+    return {at: max(counter.media(part), counter.count(part.text)) for at, part in others}

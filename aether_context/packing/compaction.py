@@ -7,8 +7,9 @@ the default strategy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from aether_context.canonical import short
 from aether_context.conversation import (
@@ -22,20 +23,19 @@ from aether_context.conversation import (
     strategies_of,
     units,
 )
-from aether_context.conversation.rewrites import (
+from aether_context.conversation.extracts import (
     LEAST_EXTRACT,
     part_tokens,
     query_of,
     quoted_alone,
     response_tokens,
     shorten_content,
-    sizes_beside_text,
 )
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
-from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.carryover import tell
+from aether_context.packing.carryover import sizes_beside_text, tell
 from aether_context.packing.draft import Draft
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
@@ -95,21 +95,18 @@ def _apply(draft: Draft, result: Decision) -> None:
         draft.degradations = (*draft.degradations, result.note)
     if not result.changes:
         return
-    gone = {items[removed.index].origin: removed.reason for removed in result.removed}
-    replaced_by_origin = {items[replaced.index].origin: replaced for replaced in result.replaced}
-    reasons = {origin: replaced.reason for origin, replaced in replaced_by_origin.items() if replaced.ceiling is None}
-    draft.reasons = {**draft.reasons, **gone, **reasons}
-    changed: list[Outgoing] = []
-    extracts = dict(draft.extracts)
-    for item in items:
-        if (replaced := replaced_by_origin.get(item.origin)) is not None:
-            outcome: Outcome = "placeholder" if replaced.ceiling is None else "extract"
-            tokens = draft.counter.content(replaced.content)
-            item = item._replace(content=replaced.content, outcome=outcome, tokens=tokens)
-            if replaced.ceiling is not None:
-                extracts[draft.key(item)] = replaced.ceiling
-        changed.append(item)
-    draft.items, draft.extracts = tuple(changed), extracts
+    gone = {items[removed.index].origin for removed in result.removed}
+    for removed in result.removed:
+        draft.change("left_out", removed.reason, [items[removed.index].origin])
+    changed = list(items)
+    for replaced in result.replaced:
+        form: Literal["placeholder", "extract"] = "placeholder" if replaced.ceiling is None else "extract"
+        item = items[replaced.index]
+        draft.change(form, replaced.reason, [item.origin], replaced.ceiling)
+        changed[replaced.index] = item._replace(
+            content=replaced.content, form=form, tokens=draft.counter.content(replaced.content)
+        )
+    draft.items = tuple(changed)
     if result.act is not None:
         draft.acts = (*draft.acts, result.act)
         placeholders = [change for change in result.replaced if change.new and change.ceiling is None]
@@ -133,7 +130,6 @@ def _apply(draft: Draft, result: Decision) -> None:
                 draft.events = (*draft.events, event)
     if not result.cuts:
         draft.items = tuple(item for item in draft.items if item.origin not in gone)
-        draft.hidden = draft.hidden.union(gone)
         return
     if result.summary_at is not None:
         place = draft.input.request.positions[items[result.summary_at].origin]
@@ -167,7 +163,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
-    items = [item._replace(content=item.raw) if item.outcome == "payload" else item for item in draft.items]
+    items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.items]
     tokens = [item.tokens for item in items]
     declares = bool(request.tools or request.other_tools)
     fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.uncounted_tokens
@@ -251,18 +247,17 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | Non
     return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=budget.mark(settings.compact_to))
 
 
-def _take_out(draft: Draft, gone: Mapping[int, Reason]) -> None:
+def _take_out(draft: Draft, gone: Collection[int]) -> None:
     """Cuts contents for good, by origin; earlier messages return to their own text with it."""
-    draft.cut += tuple(item for item in draft.items if item.origin in gone)
+    draft.cut = draft.cut.union(gone)
     draft.items = tuple(_unpacked(draft, item) for item in draft.items if item.origin not in gone)
-    draft.reasons = {**draft.reasons, **gone}
 
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
-    if item.outcome != "payload" or item.origin == draft.human:
+    if item.form != "payload" or item.origin == draft.human:
         return item
-    return item._replace(content=item.raw, outcome="verbatim", tokens=draft.counter.content(item.raw), members=())
+    return item._replace(content=item.raw, form="whole", tokens=draft.counter.content(item.raw), members=())
 
 
 # The last resort: whatever is left of a conversation goes out within the input budget.
@@ -351,7 +346,7 @@ def _shorten_parts(draft: Draft) -> None:
     """
     items = draft.items
     targets = [
-        at for at, item in enumerate(items) if item.origin != draft.human and item.outcome not in ("payload", "told")
+        at for at, item in enumerate(items) if item.origin != draft.human and item.form not in ("payload", "told")
     ]
     sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
     request = _request_tokens(draft)
@@ -375,15 +370,21 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     items = list(draft.items)
     for at in targets:
         item = items[at]
-        most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
-        stands_in = item.outcome == "placeholder"
+        most = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        stands_in = item.form == "placeholder"
         content = shorten_content(
             item.content if stands_in else item.raw, most, counter=draft.counter, query=query_of(raws, at)
         )
         if content.digest != item.content.digest:
-            outcome: Outcome = "placeholder" if stands_in else "extract"
-            items[at] = item._replace(content=content, outcome=outcome, tokens=draft.counter.content(content))
+            form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
+            items[at] = item._replace(content=content, form=form, tokens=draft.counter.content(content))
     return tuple(items)
+
+
+def _extract_tokens(draft: Draft, origin: int) -> int | None:
+    """Tokens that the parts of a content were cut down to so far; None where they were not."""
+    change = draft.forms.get(origin)
+    return change.tokens if change is not None else None
 
 
 def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> None:
@@ -393,8 +394,13 @@ def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> No
     if not touched:
         return
     before = draft.spoken(draft.items, draft.summary)
-    extracts = {key: min(ceiling, draft.extracts.get(key, ceiling)) for key in map(draft.key, touched)}
-    draft.items, draft.extracts = changed, {**draft.extracts, **extracts}
+    for item in touched:
+        least = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        if item.form == "placeholder":
+            draft.change("placeholder", draft.forms[item.origin].reason, [item.origin], least)
+        else:
+            draft.change("extract", "window", [item.origin], least)
+    draft.items = changed
     _note(draft, before, [item.origin for item in touched])
 
 
@@ -427,7 +433,8 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
         return
     before = draft.spoken(draft.items, draft.summary)
     origins = [item.origin for at, item in enumerate(draft.items) if at in gone]
-    _take_out(draft, dict.fromkeys(origins, "window"))
+    draft.change("left_out", "window", origins)
+    _take_out(draft, origins)
     _note(draft, before, origins, cut=True)
 
 

@@ -213,7 +213,7 @@ def allocation_of(
 def _texts(draft: Draft) -> dict[str, int]:
     """What the given layers consist of, by a name that says no word of it, in tokens."""
     step, counter, source = draft.step, draft.counter, draft.input
-    request_name = "what was handed over" if source.request.handed else "the user's request"
+    request_name = "what was handed over" if source.request.from_agent else "the user's request"
     texts = {
         "the system instruction": source.request.system,
         request_name: draft.raw_human.text if draft.raw_human is not None else "",
@@ -309,7 +309,7 @@ def least_tokens(draft: Draft, candidate: Candidate) -> int:
 
     What was said in the conversation, and a wish that holds always, is sent word for word or not at all.
     """
-    if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "standing":
+    if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "preference":
         return candidate.tokens
     return min(candidate.tokens, _overhead(candidate, draft.counter) + LEAST_TOKENS)
 

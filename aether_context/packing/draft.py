@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aether_context.canonical import JSON
 from aether_context.conversation import Budget
@@ -17,6 +18,7 @@ from aether_context.pack import (
     Candidate,
     Content,
     EpochReason,
+    Form,
     Keep,
     Layer,
     Outgoing,
@@ -71,6 +73,15 @@ class ToolSelection:
         return self.mode == "relevant" and not self.scores
 
 
+class Changed(NamedTuple):
+    """In which form a content is sent that is not sent whole, and why. ``tokens`` are those that an extract's parts, or
+    the text that tells of an exchange, were cut down to."""
+
+    form: Form
+    reason: Reason
+    tokens: int | None = None
+
+
 _ALL_TOOLS, _NO_STEP, _UNKNOWN = ToolSelection(), Step(), Signals()
 _NO_BUDGET = Budget.of(0)
 
@@ -109,22 +120,18 @@ class Draft:
     measured: Mapping[Layer, int] = field(default_factory=dict)
 
     # The conversation. `incoming` are all contents that came in, in the form in which they would be sent; `items` are
-    # those that are sent. `hidden` are the origins of what strategies leave out this time, `cut` are the contents that
-    # are left out for good, and `reasons` say why, for both and for what is replaced. `states` is what strategies keep
-    # from call to call. `extracts`, `told`, and `summary_place` are those of `Epoch`; `keys` are what `extracts`
-    # knows the contents by that came in.
+    # those that are sent. `forms` says what became of a content, by origin, where it is not sent whole; `cut` are the
+    # origins of those that are left out for good. `states` is what strategies keep from call to call. `summary_place`
+    # is that of `Epoch`, and `keys` are what its `forms` knows the contents by that came in.
     incoming: tuple[Outgoing, ...] = ()
     items: tuple[Outgoing, ...] = ()
-    hidden: frozenset[int] = frozenset()
-    cut: tuple[Outgoing, ...] = ()
-    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    forms: Mapping[int, Changed] = field(default_factory=dict)
+    cut: frozenset[int] = frozenset()
     states: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     normalize: bool = False
     summary: str = ""
     summary_place: int = 0
     keys: tuple[str, ...] = ()
-    extracts: Mapping[str, int] = field(default_factory=dict)
-    told: Mapping[str, int] = field(default_factory=dict)
     budget: Budget = _NO_BUDGET
 
     # Memory and evidence: what `query` found, then what is sent of it. `shortened` are ids.
@@ -176,6 +183,10 @@ class Draft:
     def made_cut(self) -> bool:
         """Whether the conversation was cut, be it that contents only became shorter."""
         return any(event.stage == "cut" for event in self.events)
+
+    def change(self, form: Form, reason: Reason, origins: Iterable[int], tokens: int | None = None) -> None:
+        """Notes in which form these contents are sent from now on."""
+        self.forms = {**self.forms, **dict.fromkeys(origins, Changed(form, reason, tokens))}
 
     @property
     def stands_alone(self) -> bool:
@@ -231,10 +242,6 @@ class Draft:
     def content_id(self, index: int) -> str:
         """The name of a content: its place in the host's list and the beginning of its hash."""
         return content_name(self.input.request.positions[index], self.input.request.contents[index].digest)
-
-    def key(self, item: Outgoing) -> str:
-        """What `extracts` knows a content by."""
-        return self.keys[item.origin] if item.origin >= 0 else item.raw.digest
 
     # What a summary costs, and how a payload is explained.
 

@@ -1,4 +1,4 @@
-"""The input of a model call from the host's whole history: what of it is still sent, after the cuts so far."""
+"""The input of a model call from the host's whole history: what of it is sent, and what of the rest is looked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aether_context.conversation.epoch import align, live_positions, reset
 from aether_context.conversation.turns import torn
-from aether_context.pack import Content, Epoch, Identity, PackInput
+from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
 
 
 def next_input(
@@ -57,6 +57,20 @@ def next_input(
     )
     problems = (*given.problems, aligned.note) if aligned.note else given.problems
     return given._replace(request=request, epoch=aligned.epoch, problems=problems)
+
+
+def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
+    """Where a pack leaves turns out that could answer the request: the positions that it sends whole, and the tokens
+    for the others, None for as many as there are; None where there is nothing to look for.
+
+    A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
+    """
+    source, budget = pack.source, pack.allocation.budget
+    cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
+    if source.search.turns is not None or not (pack.chose and (cut or pack.stands_in)):
+        return None
+    whole = frozenset(source.request.positions[at] for at in pack.whole)
+    return whole, None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
 
 
 def _opens(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:

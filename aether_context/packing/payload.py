@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from aether_context.evidence.offload import ARTIFACT_KEY
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     RECALLED,
     AcceptanceItem,
@@ -30,7 +32,7 @@ from aether_context.pack import (
     turn_place,
 )
 from aether_context.policy import PayloadSettings
-from aether_context.text.entities import artifact_uris
+from aether_context.text.entities import SCHEME, artifact_uris
 
 _TOP_EVIDENCE = 2
 """Pieces of evidence that stand near the end, after the acceptance list."""
@@ -202,7 +204,7 @@ def render(
         step=bool(step_text(step)),
         evidence=bool(evidence),
         memory=bool(memory),
-        standing=any(candidate.kind == "standing" for candidate in memory),
+        standing=any(candidate.kind == "preference" for candidate in memory),
         tools=bool(tools),
         handed=handed,
     )
@@ -264,7 +266,7 @@ def memory_line(candidate: Candidate) -> str:
     date = minute(candidate.time)[:10] if candidate.time is not None else ""
     if candidate.source == RECALLED and date:
         return bullet(_unmarked(f"{date} {candidate.speaker or 'somebody'} said: {candidate.text}"))
-    text = f"{STANDING} {candidate.text}" if candidate.kind == "standing" else _unmarked(candidate.said)
+    text = f"{STANDING} {candidate.text}" if candidate.kind == "preference" else _unmarked(candidate.said)
     return bullet(f"{text} ({date})" if date else text)
 
 
@@ -343,6 +345,7 @@ def _constraints(step: Step) -> list[str]:
 
 # What a request really holds of its step: the checklist, the evidence, and every address.
 
+_OFFLOADED = f'"{ARTIFACT_KEY}":"{SCHEME}evidence/'
 TOOL = "tool:"
 """What the name of a tool whose proof is missing begins with."""
 
@@ -357,6 +360,13 @@ def addresses_of(content: Content) -> frozenset[str]:
 def proofs_of(content: Content) -> frozenset[str]:
     """The addresses in calls and responses: what was only talked about proves nothing."""
     return frozenset(uri for part in (*content.calls, *content.responses) for uri in artifact_uris(part.text))
+
+
+@lru_cache(maxsize=8_192)
+def offloaded_to(content: Content) -> str:
+    """The address of all of a tool's result, where an extract came in its place; empty where none did."""
+    responses = (part.text for part in content.responses if part.name not in (READ, SEARCH))
+    return next((uri for text in responses if _OFFLOADED in text for uri in artifact_uris(text)), "")
 
 
 def addresses_in(
@@ -426,7 +436,7 @@ def missing_evidence(
     evidence = [entry for entry in source.candidates if entry.layer == "evidence"]
     addresses: set[str] = set()
     for entry in contents:
-        addresses |= addresses_of(entry.content) if entry.outcome == "payload" else proofs_of(entry.content)
+        addresses |= addresses_of(entry.content) if entry.form == "payload" else proofs_of(entry.content)
     proven = {*covers, *(item for entry in evidence if entry.uri in addresses for item in entry.covers)}
     items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in proven)
     if source.validity == "unplanned" or evidence:

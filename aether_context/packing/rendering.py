@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
 
 from aether_context.canonical import hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
-from aether_context.conversation.epoch import as_ranges, live_positions
-from aether_context.conversation.rewrites import indented, packed_message
+from aether_context.conversation.epoch import as_ranges, is_live
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
@@ -26,6 +24,7 @@ from aether_context.pack import (
     ContentHashes,
     Epoch,
     EpochReason,
+    Form,
     Layer,
     Outgoing,
     Pack,
@@ -35,19 +34,17 @@ from aether_context.pack import (
     PrefixBreak,
     Reason,
     Sent,
-    State,
+    ShortForm,
     content_name,
 )
 from aether_context.packing import payload
 from aether_context.packing.allocation import spend
-from aether_context.packing.carryover import plan_digest
+from aether_context.packing.carryover import indented, packed_message, plan_digest
 from aether_context.packing.draft import Draft, occurrence_keys
-from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
+from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, offloaded_to, validity_of
 from aether_context.text.shorten import shorten
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
-
-_T = TypeVar("_T")
 
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
@@ -69,7 +66,7 @@ def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: PackCounter
         content=normal.content,
         raw=first.raw,
         origin=first.origin,
-        outcome="merged",
+        form="merged",
         tokens=counter.content(normal.content),
         members=tuple(_member(contents[index], place) for index, place in normal.members),
     )
@@ -81,7 +78,7 @@ def _member(item: Outgoing, place: int) -> tuple[int, int]:
         return item.members[place]
     if item.origin < 0:
         return (-1, -1)
-    if item.outcome != "payload":
+    if item.form != "payload":
         return (item.origin, place)
     others = [at for at, part in enumerate(item.raw.parts) if part.kind != "text"]
     return (item.origin, others[place - 1] if place else -1)
@@ -122,7 +119,7 @@ def recount(pack: Pack, counter: PackCounter) -> dict[Layer, int]:
 
 def _inside(message: Outgoing, counter: PackCounter) -> dict[Layer, int]:
     """What a packed message holds of other layers."""
-    text_by_header = payload.sections(message.content.text) if message.outcome == "payload" else {}
+    text_by_header = payload.sections(message.content.text) if message.form == "payload" else {}
     layers = [(layer, "".join(text_by_header.get(name, "") for name in names)) for layer, names in _SECTIONS]
     counts = counter.count_all([text for _, text in layers])
     return {layer: tokens for (layer, _), tokens in zip(layers, counts, strict=True)}
@@ -155,9 +152,12 @@ def render(draft: Draft) -> Pack:
     epoch = _epoch(draft, packed, reason)
     # What is sent of each content that came in, before it was merged with its neighbours.
     present_origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
-    outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in present_origins}, epoch)
-    cut_tokens = sum(outcome.tokens for outcome in outcomes[: len(draft.incoming)] if outcome.state == "dropped")
-    epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + cut_tokens) if cut_tokens else epoch
+    outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in present_origins})
+    if draft.cut:
+        # What a strategy leaves out of this request alone does not come back either where a cut passed it.
+        positions = source.request.positions
+        gone = sum(outcomes[at].tokens for at, place in enumerate(positions) if not is_live(epoch, place))
+        epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + gone)
     content_hashes = ContentHashes(
         read=hash_text("\n".join([item.raw.digest for item in draft.incoming])),
         counts=hash_text("\n".join([str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]])),
@@ -166,7 +166,7 @@ def render(draft: Draft) -> Pack:
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
     # The acceptance items whose proof the sent payloads hold.
-    written = {item.raw.digest for item in plain if item.outcome == "payload"}
+    written = {item.raw.digest for item in plain if item.form == "payload"}
     covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
     excess_tokens = counted + draft.uncounted_tokens - draft.shares.budget
     excess = f"{excess_tokens} tokens over the input budget" if excess_tokens > 0 and not draft.degradations else ""
@@ -178,7 +178,7 @@ def render(draft: Draft) -> Pack:
         system=draft.system,
         tools=scope.tools,
         contents=contents,
-        made=tuple(at for at, item in enumerate(contents) if item.outcome != "verbatim"),
+        made=tuple(at for at, item in enumerate(contents) if item.form != "whole"),
         chose=not draft.keeps,
         allowed_tools=scope.allowed,
         tools_left_out=scope.left_out,
@@ -215,11 +215,11 @@ def render(draft: Draft) -> Pack:
                 [candidate.id for candidate in found.chosen] for found in (draft.found_memory, draft.found_evidence)
             ],
             "allocate": [layer.final for layer in draft.shares.layers.values()],
-            "trim": [as_ranges(sorted(draft.hidden)), draft.states],
+            "trim": [as_ranges(sorted(draft.forms.keys() - draft.cut - {item.origin for item in plain})), draft.states],
             "fit": [
                 draft.summary,
                 [candidate.id for candidate in draft.dropped],
-                [item.raw.digest for item in draft.cut],
+                [draft.incoming[at].raw.digest for at in sorted(draft.cut)],
             ],
             "render": [packed.before, packed.after] if packed is not None else None,
         },
@@ -304,11 +304,11 @@ def write_payload(draft: Draft) -> None:
     tokens = 0
     if human is not None:
         raw = source.request.contents[human]
-        written = Outgoing(content=raw, raw=raw, origin=human, outcome="verbatim", tokens=counter.content(raw))
+        written = Outgoing(content=raw, raw=raw, origin=human, form="whole", tokens=counter.content(raw))
         if message is not None and message.before:
             content, members = packed_message(raw, human, message, counter)
             written = written._replace(
-                content=content, outcome="payload", tokens=counter.content(content), members=members
+                content=content, form="payload", tokens=counter.content(content), members=members
             )
         draft.items = tuple(written if item.origin == human else item for item in draft.items)
         tokens = written.tokens
@@ -338,7 +338,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         memory=draft.memory,
         settings=policy.payload,
         explains=draft.explains_in_payload,
-        handed=source.request.handed,
+        handed=source.request.from_agent,
     )
     message = PackedMessage(
         of=raw.digest,
@@ -380,7 +380,7 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     if draft.summary and draft.policy.conversation.summary_share:
         content = summary_content(draft.summary)
         summary_message_out = Outgoing(
-            content=content, raw=content, origin=-1, outcome="summary", tokens=counter.content(content)
+            content=content, raw=content, origin=-1, form="summary", tokens=counter.content(content)
         )
         positions = draft.input.request.positions
         at = sum(positions[item.origin] < draft.summary_place for item in draft.items)
@@ -391,17 +391,10 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     return tuple(outgoing)
 
 
-def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple[CandidateOutcome, ...]:
+def _outcomes(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[CandidateOutcome, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
-    positions, counter = draft.input.request.positions, draft.counter
-    live: Collection[int] = range(len(positions))  # the origins of what a later call can still send
-    if draft.cut:
-        places = frozenset(live_positions(epoch, positions[-1] + 1))
-        live = frozenset(at for at, position in enumerate(positions) if position in places)
-    outcomes = [
-        _content_outcome(draft, before, sent.get(before.origin), before.origin in live) for before in draft.incoming
-    ]
-    dropped_ids = {candidate.id for candidate in draft.dropped}
+    outcomes = [_content_outcome(draft, before, sent.get(before.origin)) for before in draft.incoming]
+    counter, dropped_ids = draft.counter, {candidate.id for candidate in draft.dropped}
     shortened_tokens = {
         candidate.id: candidate.tokens
         for candidate in (*draft.memory, *draft.evidence)
@@ -409,32 +402,33 @@ def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple
     }
     for found in (draft.found_memory, draft.found_evidence):
         for candidate in found.chosen:
-            state: State = (
-                "dropped" if candidate.id in dropped_ids else "summary" if candidate.id in draft.shortened else "kept"
+            form: Form = (
+                "left_out" if candidate.id in dropped_ids else "extract" if candidate.id in draft.shortened else "whole"
             )
-            reason: Reason | None = "over_allocation" if state != "kept" else None
-            outcomes.append(_candidate_outcome(candidate, state, reason, counter, shortened_tokens.get(candidate.id)))
-        for left in found.left:
-            state = "already_sent" if left.reason == "already_in_conversation" else "dropped"
-            outcomes.append(_candidate_outcome(left.candidate, state, left.reason, counter))
+            reason: Reason | None = "over_allocation" if form != "whole" else None
+            outcomes.append(_candidate_outcome(candidate, form, reason, counter, shortened_tokens.get(candidate.id)))
+        outcomes += [_candidate_outcome(left.candidate, "left_out", left.reason, counter) for left in found.left]
     return tuple(outcomes)
 
 
-def _content_outcome(draft: Draft, incoming: Outgoing, sent: Outgoing | None, live: bool) -> CandidateOutcome:
-    raw, counter = incoming.raw, draft.counter
+def _content_outcome(draft: Draft, incoming: Outgoing, sent: Outgoing | None) -> CandidateOutcome:
+    raw, origin, counter = incoming.raw, incoming.origin, draft.counter
     tokens = incoming.tokens if incoming.content is raw else counter.content(raw)
-    state: State = "kept"
-    reason: Reason | None = draft.reasons.get(incoming.origin)
-    if sent is None:
-        state, reason = ("hidden", reason or "duplicate") if live else ("dropped", reason or "high_water")
-    elif reason is not None:
-        state = "placeholder"
-    elif sent.outcome in ("extract", "told"):
-        state, reason = "extract", "window"
-    layer: Layer = "task" if incoming.origin == draft.input.request.human else "conversation"
+    change = draft.forms.get(origin)
+    form: Form = "whole" if change is None else change.form
+    reason: Reason | None = None if change is None else change.reason
+    uri = ""
+    if origin in draft.cut and draft.summary:
+        form = "summarized"
+    elif sent is None and form != "told":
+        # What was not left out for another reason repeats an answer to the same call.
+        form, reason = "left_out", reason or "duplicate"
+    elif change is None and (uri := offloaded_to(raw)):
+        form = "offloaded"
+    layer: Layer = "task" if origin == draft.input.request.human else "conversation"
     sent_tokens = sent.tokens if sent is not None and sent.tokens != tokens else None
-    place = draft.input.request.positions[incoming.origin]
-    return _row(place, raw.digest, speaker(raw), tokens, counter.method, layer, state, reason, sent_tokens)
+    place = draft.input.request.positions[origin]
+    return _row(place, raw.digest, speaker(raw), tokens, counter.method, layer, form, reason, sent_tokens, uri)
 
 
 @lru_cache(maxsize=20_000)  # the rows of a session are made again at each of its calls
@@ -445,9 +439,10 @@ def _row(
     tokens: int,
     method: Accuracy,
     layer: Layer,
-    state: State,
+    form: Form,
     reason: Reason | None,
     sent_tokens: int | None,
+    uri: str,
 ) -> CandidateOutcome:
     return CandidateOutcome(
         id=content_name(place, digest),
@@ -456,9 +451,10 @@ def _row(
         tokens=tokens,
         method=method,
         hash=digest,
-        state=state,
+        form=form,
         reason=reason,
         sent_tokens=sent_tokens,
+        uri=uri,
     )
 
 
@@ -472,7 +468,7 @@ def speaker(content: Content) -> str:
 
 
 def _candidate_outcome(
-    candidate: Candidate, state: State, reason: Reason | None, counter: PackCounter, sent_tokens: int | None = None
+    candidate: Candidate, form: Form, reason: Reason | None, counter: PackCounter, sent_tokens: int | None = None
 ) -> CandidateOutcome:
     return CandidateOutcome(
         id=candidate.id,
@@ -481,7 +477,7 @@ def _candidate_outcome(
         tokens=candidate.tokens or counter.count(candidate.text),
         method=counter.method,
         hash=candidate.digest,
-        state=state,
+        form=form,
         reason=reason,
         sent_tokens=sent_tokens,
         scores=candidate.scores,
@@ -503,16 +499,20 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     return spend(draft.shares, {**draft.measured, **draft.payload_tokens, "conversation": spoken})
 
 
-def _still_sent(draft: Draft, by_key: Mapping[str, _T]) -> dict[str, _T]:
-    """What is kept of contents that are still sent; where contents are cut, those after them are counted anew."""
-    if not by_key:
-        return {}
-    gone = {item.origin for item in draft.cut}
-    live = [at for at in range(len(draft.keys)) if at not in gone]
-    later = occurrence_keys([draft.input.request.contents[at] for at in live])
-    keys = {draft.keys[at]: key for at, key in zip(live, later, strict=True)}
-    sent = {draft.key(item) for item in draft.items}
-    return {keys[key]: value for key, value in by_key.items() if key in sent and key in keys}
+def _forms(draft: Draft) -> dict[str, ShortForm]:
+    """What stands for contents that are still sent; where contents are cut, those after them are counted anew."""
+    forms = {item.origin: draft.forms.get(item.origin) for item in draft.items}
+    live = [at for at in range(len(draft.incoming)) if at not in draft.cut]
+    keys = (
+        dict(zip(live, occurrence_keys([draft.incoming[at].raw for at in live]), strict=True))
+        if any(forms.values())
+        else {}
+    )
+    return {
+        keys[origin]: ("told" if change.form == "told" else "extract", change.tokens)
+        for origin, change in forms.items()
+        if change is not None and change.tokens is not None
+    }
 
 
 def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | None) -> Epoch:
@@ -532,12 +532,11 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         strategies=draft.states,
         asked=draft.input.host.asked,
         tools=draft.scope.kept or before.tools,
-        extracts=_still_sent(draft, draft.extracts),
-        told=_still_sent(draft, draft.told),
+        forms=_forms(draft),
     )
     if not draft.cut:
         return changed
-    last = max(item.origin for item in draft.cut)
+    last = max(draft.cut)
     count = max(before.cut_count, request.positions[last] + 1)
     kept_positions = [request.positions[item.origin] for item in draft.items if request.positions[item.origin] < count]
     if request.positions[last] + 1 < count:
@@ -566,7 +565,7 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     shared = sum(block.tokens for block in after[:shared_blocks])
     summary, head = source.epoch.summary, len(after) - len(sent.contents)
     grown = bool(summary) and draft.summary.startswith(summary) and source.epoch.summary_place == draft.summary_place
-    if was_cut and grown and head <= shared_blocks < len(after) and contents[shared_blocks - head].outcome == "summary":
+    if was_cut and grown and head <= shared_blocks < len(after) and contents[shared_blocks - head].form == "summary":
         # What ends the common prefix is a summary that only grew.
         shared += draft.counter.count(summary_message(summary))
     broken_by: PrefixBreak | None = None

@@ -42,9 +42,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == draft.human else item.content for item in kept]
     tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
-    sent = {
-        recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
-    }
+    sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
     def found(layer: Layer, k: int, more: int = 0) -> Ranking:
         result = retrieval.retrieve(
@@ -67,7 +65,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
 def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
-    standing = [wish for wish in source.candidates if wish.kind == "standing" and not (wish.expires or now) < now]
+    standing = [wish for wish in source.candidates if wish.kind == "preference" and not (wish.expires or now) < now]
     standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
     tokens_left, placed = int(source.window * _STANDING_SHARE), set()
     for wish in _priced(standing[:_MOST_STANDING], counter):
@@ -75,7 +73,9 @@ def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
             tokens_left -= wish.tokens
             placed.add(wish.id)
     return [
-        replace(candidate, kind="own") if candidate.kind == "standing" and candidate.id not in placed else candidate
+        replace(candidate, kind="app_note")
+        if candidate.kind == "preference" and candidate.id not in placed
+        else candidate
         for candidate in source.candidates
     ]
 

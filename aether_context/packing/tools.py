@@ -66,13 +66,13 @@ def _relevant(draft: Draft) -> ToolSelection | None:
     standing = {name: why for name, why in earlier.items() if why == "used" or not is_renewed}
     keeps = _kept(tools, settings.always, standing, source.request.contents)
     scores: Mapping[str, float] = {}
-    encoder = ""
+    embedder = ""
     if is_renewed:
-        scores, encoder = source.search.tool_scores, source.search.tool_embedder
+        scores, embedder = source.search.tool_scores, source.search.tool_embedder
         if not scores:
             query = retrieval.query_for(source)
             scores = retrieval.tool_scores(tools, query, draft.policy.redact)
-            encoder = retrieval.tool_embedder()
+            embedder = retrieval.tool_embedder()
         room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in keeps)
         names = [tool.name for tool in tools if tool.name not in keeps]
         keeps |= dict.fromkeys(_best(names, scores, costs, room, _LEAST_TOOLS - len(keeps)), "relevant")
@@ -82,7 +82,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         left_out={tool.name: "over_allocation" for tool in tools if tool.name not in keeps},
         kept=keeps,
         scores=scores,
-        embedder=encoder,
+        embedder=embedder,
         key=key,
     )
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Literal, TypeAlias, get_args
 
-from aether_context.pack import LAYERS, CandidateOutcome, Layer, LayerTokens, PrefixBreak, State
+from aether_context.pack import LAYERS, CandidateOutcome, Form, Layer, LayerTokens, PrefixBreak
 from aether_context.reading.packs import PackView, Piece, PiecePart
 
 _AROUND = 40
 """Characters that are shown on either side of where two requests begin to differ."""
 
-UNSENT = ("hidden", "dropped", "already_sent")
+UNSENT = ("left_out", "summarized")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Fate:
     """What became of a candidate in one pack.
 
     Attributes:
-        state: ``absent`` where it was no candidate.
+        form: ``absent`` where it was no candidate.
         reason: why it was not sent whole, one of `Reason`; ``cut_earlier`` where it is absent since an earlier cut
             removed it; of a tool also why it was declared, one of `Keep`.
         tokens: tokens that were sent for it, 0 where none were; None where that is not recorded.
     """
 
-    state: State | Literal["absent"]
+    form: Form | Literal["absent"]
     reason: str | None = None
     tokens: int | None = 0
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Fate:
     @property
     def sent(self) -> bool:
         """Whether it is sent, whole or in part."""
-        return self.state != "absent" and self.state not in UNSENT
+        return self.form != "absent" and self.form not in UNSENT
 
 
 Change: TypeAlias = Literal["left", "entered", "resized", "fate"]
@@ -213,8 +213,8 @@ def _fate(row: CandidateOutcome | None) -> Fate | None:
     if row is None:
         return None
     tokens = row.tokens if row.sent_tokens is None else row.sent_tokens
-    tokens = 0 if row.state in UNSENT else tokens
-    return Fate(state=row.state, reason=row.reason, tokens=tokens, scores=row.scores)
+    tokens = 0 if row.form in UNSENT else tokens
+    return Fate(form=row.form, reason=row.reason, tokens=tokens, scores=row.scores)
 
 
 def _absence(view: PackView, other_view: PackView, row: CandidateOutcome) -> Fate:
@@ -225,7 +225,7 @@ def _absence(view: PackView, other_view: PackView, row: CandidateOutcome) -> Fat
         and 0 <= place < epoch.cut_count
         and not any(start <= place < stop for start, stop in epoch.kept)
     )
-    return Fate(state="absent", reason="cut_earlier" if is_cut else None)
+    return Fate(form="absent", reason="cut_earlier" if is_cut else None)
 
 
 def place_of(row: CandidateOutcome) -> int:
@@ -239,8 +239,8 @@ def _change(before: Fate, after: Fate) -> Change | None:
         return "entered" if after.sent else "left"
     if before.tokens != after.tokens:
         return "resized"
-    differs = (before.state, before.reason) != (after.state, after.reason)
-    return "fate" if differs and "absent" not in (before.state, after.state) else None
+    differs = (before.form, before.reason) != (after.form, after.reason)
+    return "fate" if differs and "absent" not in (before.form, after.form) else None
 
 
 def _tools(before: PackView, after: PackView) -> Iterator[CandidateChange]:
@@ -265,10 +265,10 @@ def _tool_fate(view: PackView, name: str, tokens: int | None) -> Fate:
     tools = view.manifest.tools
     scores = {"relevance": tools.scores[name]} if name in tools.scores else {}
     if name in tools.sent:
-        return Fate(state="kept", reason=tools.kept.get(name), tokens=tokens, scores=scores)
+        return Fate(form="whole", reason=tools.kept.get(name), tokens=tokens, scores=scores)
     if name in tools.left_out:
-        return Fate(state="dropped", reason=tools.left_out[name], scores=scores)
-    return Fate(state="absent")
+        return Fate(form="left_out", reason=tools.left_out[name], scores=scores)
+    return Fate(form="absent")
 
 
 # texts
@@ -296,7 +296,7 @@ def _key(piece: Piece) -> tuple[str, ...]:
     """The key by which pieces are aligned: the tool, or the host's contents, whatever is sent of them."""
     if piece.part == "tool":
         return (piece.part, piece.name or piece.digest)
-    return (piece.part, *(piece.sources or (piece.outcome or "",)))
+    return (piece.part, *(piece.sources or (piece.form or "",)))
 
 
 def _texts(before: Piece | None, after: Piece | None) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
-from aether_context.pack import CandidateOutcome, Content, Outcome, Pack, Part, content_name
+from aether_context.pack import CandidateOutcome, Content, Pack, Part, SentForm, content_name
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, record
 from aether_context.store.replay import Replayer, contents_of
@@ -50,7 +50,7 @@ class Piece:
         wire: its canonical JSON; of the system instruction its text.
         digest: the hash by which a request is compared with the one before it.
         tokens: counted tokens.
-        outcome: how a content is sent; None for the other parts.
+        form: as what a content is sent; None for the other parts.
         rows: ids of the rows of the host's contents that it is sent for; empty for a piece that packing made.
         sources: the hashes of these contents.
     """
@@ -62,7 +62,7 @@ class Piece:
     wire: str
     digest: str
     tokens: int
-    outcome: Outcome | None = None
+    form: SentForm | None = None
     rows: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
@@ -189,7 +189,7 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
             wire=item.content.wire,
             digest=item.content.digest,
             tokens=item.tokens,
-            outcome=item.outcome,
+            form=item.form,
             rows=tuple(
                 content_name(request.positions[index], content.digest)
                 for index, content in zip(origins, originals, strict=True)

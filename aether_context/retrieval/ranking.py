@@ -18,7 +18,7 @@ _LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
 MMR_LAMBDA = 0.7
 """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
-_RANKS: dict[CandidateKind, int] = {"standing": 0, "own": 1, "": 2}
+_RANKS: dict[CandidateKind, int] = {"preference": 0, "app_note": 1, "": 2}
 
 
 class Left(NamedTuple):
@@ -70,7 +70,7 @@ def retrieve(
             stays.setdefault(candidate.digest, candidate.id)
     for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id)):
         reason: Reason | None = None
-        standing = candidate.kind == "standing"
+        standing = candidate.kind == "preference"
         if candidate.id.partition("#")[0] in sent:
             reason = "already_in_conversation"
         elif candidate.id in expired:
@@ -83,14 +83,14 @@ def retrieve(
             fresh.append(candidate)
         else:
             left.append(Left(candidate=candidate, reason=reason))
-    own = [candidate for candidate in fresh if candidate.kind == "own"]
+    own = [candidate for candidate in fresh if candidate.kind == "app_note"]
     own_chosen = diversify(own, k=k)
     found = [candidate for candidate in fresh if not candidate.kind]
     weak = {candidate.id for candidate in found if candidate.layer == "memory" and not answers(candidate, settings)}
     placed = [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)]
     found_chosen = diversify(placed, k=k)
     strong = [candidate for candidate in found if candidate.id not in weak]
-    chosen = [candidate for candidate in fresh if candidate.kind == "standing"] if k else []
+    chosen = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
     chosen += own_chosen + found_chosen
     further = _rest(own, own_chosen) if k else []
     further += _rest(strong, found_chosen)[:more]

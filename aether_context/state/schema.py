@@ -865,7 +865,7 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozens
         digest=hash_text(note.text),
         time=note.time,
         expires=_LONG_AGO if note.step_id in done else expires,
-        kind="standing" if note.kind == "preference" else "own",
+        kind="preference" if note.kind == "preference" else "app_note",
     )
 
 

@@ -48,8 +48,8 @@ class MaskedPacks:
         last = self._last.pop(pack.source.previous.pack_id, None)
         form = self._form(pack, policy, last)
         if form is not pack:
-            states = [{outcome.id: outcome.state for outcome in one.outcomes} for one in (form, pack)]
-            told = form.degradations if states[0] == states[1] else (*form.degradations, OTHERWISE)
+            forms = [{row.id: row.form for row in one.outcomes} for one in (form, pack)]
+            told = form.degradations if forms[0] == forms[1] else (*form.degradations, OTHERWISE)
             form = form._replace(prefix=pack.prefix, method=pack.method, degradations=told)
         self._last[name] = pack, form
         return form

@@ -144,7 +144,7 @@ def record(
     extended = None if starts_chain else tip
 
     outcomes = pack.outcomes
-    keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
+    keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
     known_rows = extended.rows if extended is not None else frozenset()
     rows = tuple(
         outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known_rows or not is_content(outcome)

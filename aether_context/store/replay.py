@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
+from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
 from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
@@ -24,6 +25,7 @@ from aether_context.pack import (
     Request,
     Search,
     Usage,
+    content_place,
 )
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
@@ -243,7 +245,7 @@ def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolve
             if not is_content(row):
                 if not manifest.chose:
                     held[row.id] = row
-            elif row.state != "dropped" and row.id not in new_rows and unmatched[row.hash] > 0:
+            elif is_live(manifest.epoch, content_place(row.id)) and row.id not in new_rows and unmatched[row.hash] > 0:
                 unmatched[row.hash] -= 1
                 held[row.id] = row
         rows = held | new_rows

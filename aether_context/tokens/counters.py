@@ -65,6 +65,10 @@ class SharedLRU(Generic[_Key, _Value]):
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
+    def pop(self, key: _Key) -> _Value | None:
+        with self._lock:
+            return self._entries.pop(key, None)
+
 
 def _key(text: str) -> str | bytes:
     """The key of a text in a cache: of a long one a hash, so that memory stays bounded."""

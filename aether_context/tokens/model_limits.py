@@ -1,4 +1,4 @@
-"""The input windows of models: from small tables of our own, and from a public list."""
+"""The input windows of models: from a small table of our own, ``model_windows.toml``, and from a public list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import fnmatch
 import functools
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,76 +25,6 @@ the server or the request says otherwise."""
 
 SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})
 """LiteLLM providers whose window depends on how the server was started, not on the model."""
-
-INPUT_TOKENS = (
-    ("gemini*-tts*", 8_192),
-    ("gemini*-live*", 131_072),
-    ("gemini-2.*-image*", 32_768),
-    ("gemini*-image*", 65_536),
-    ("gemini-embedding*", 2_048),
-    ("gemini*-computer-use*", 128_000),
-    ("gemini-robotics-er-2*", 131_072),
-    ("gemini-*-latest", 1_048_576),
-    ("gpt-5*-chat*", 128_000),
-    ("gpt-5.4-mini*", 272_000),
-    ("gpt-5.4-nano*", 272_000),
-    ("gpt-5.6-cyber*", 272_000),
-    ("gpt-5.[4-9]*", 922_000),
-    ("gpt-5*", 272_000),
-    ("gpt-6*", 922_000),
-    ("chatgpt-4o*", 128_000),
-    ("deepseek-chat", 131_072),
-    ("deepseek-reasoner", 131_072),
-    ("llama-v3p1-405b-instruct-long", 4_096),
-    ("llama-v3p1-70b-instruct-1b", 4_096),
-)
-"""Input windows of models for which genai-prices 0.2.3 has another number, by name pattern; the first that matches.
-
-Most of these take less input than their context window holds, and the list has the latter. From the providers' model
-pages, checked against LiteLLM 1.109.1's list. Where several versions match a pattern, it has the smallest of their
-windows.
-"""
-
-FAMILY_INPUT_TOKENS = (
-    ("gemini-[2-9]*", 1_048_576),
-    ("gemma-3n*", 32_768),
-    ("gemma-3*", 131_072),
-    ("gemma-2*", 8_192),
-    ("claude-instant-v1*", 100_000),
-    ("claude-v1*", 100_000),
-    ("claude-*", 200_000),
-    ("gpt-4.5*", 128_000),
-    ("gpt-chat-latest", 128_000),
-    ("*llama-3[.-][123]*", 131_072),
-    ("llama-v3p[123]*", 131_072),
-    ("llama3.[123]*", 131_072),
-    ("*llama-4*", 131_072),
-    ("llama4*", 131_072),
-    ("*llama-3*", 8_192),
-    ("llama-v3-*", 8_192),
-    ("deepseek-v3*", 128_000),
-    ("glm-4.[67]*", 200_000),
-    ("grok-*", 131_072),
-    ("mistral-small-24b*", 32_768),
-    ("mistral-large*", 131_072),
-    ("mistral-medium*", 131_072),
-    ("mistral-small*", 131_072),
-    ("*mistral-nemo*", 131_072),
-    ("ministral*", 131_072),
-    ("pixtral*", 131_072),
-    ("devstral*", 131_072),
-    ("magistral*", 40_000),
-    ("*mixtral-8x22b*", 65_536),
-    ("command-a*", 256_000),
-    ("command-r*", 128_000),
-    ("qwen-plus*", 129_024),
-    ("qwen-max*", 30_720),
-    ("qwen3-max*", 258_048),
-    ("qwen3*", 40_960),
-    ("kimi-k2*", 131_072),
-    ("phi-4*", 16_384),
-)
-"""Input windows by family, for models that are neither above nor in the list; from the same sources."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -118,10 +49,10 @@ def known_window(model: str) -> int | None:
     if provider_of(model) in SERVED_LOCALLY:
         return None
     name = bare_model_name(model)
-    tokens = _matching(INPUT_TOKENS, name)
+    tokens = _matching("models", name)
     if tokens is None:
         tokens = next((info.context_window for info in listed_models(model) if info.context_window is not None), None)
-    return int(tokens) if tokens is not None else _matching(FAMILY_INPUT_TOKENS, name)
+    return int(tokens) if tokens is not None else _matching("families", name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -171,8 +102,15 @@ def listed_models(model: str, *, any_provider: bool = True) -> tuple[ModelInfo, 
     return tuple(found)
 
 
-def _matching(table: Iterable[tuple[str, int]], name: str) -> int | None:
-    return next((tokens for pattern, tokens in table if fnmatch.fnmatchcase(name, pattern)), None)
+def _matching(table: str, name: str) -> int | None:
+    return next((tokens for pattern, tokens in _tables()[table].items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+@functools.cache
+def _tables() -> Mapping[str, Mapping[str, int]]:
+    import tomllib
+
+    return tomllib.loads(resources.files(__package__).joinpath("model_windows.toml").read_text("utf-8"))
 
 
 def provider_of(model: str) -> str:

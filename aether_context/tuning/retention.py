@@ -47,9 +47,7 @@ class Used:
         uncertain = [text for text, places in self.places.items() if whole_places.isdisjoint(places)]
         if not uncertain:
             return len(self.places)
-        altered = "\n".join(
-            text for item in pack.contents if item.outcome != "verbatim" for text in texts(item.content)
-        )
+        altered = "\n".join(text for item in pack.contents if item.form != "whole" for text in texts(item.content))
         return len(self.places) - sum(text not in altered for text in uncertain)
 
 

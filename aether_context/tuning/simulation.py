@@ -12,7 +12,7 @@ from functools import partial
 
 from aether_context.errors import AetherContextError
 from aether_context.pack import Epoch, Pack, PackInput, Previous
-from aether_context.packing import build_pack, next_input
+from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import recalled, turn_entries
@@ -108,12 +108,8 @@ class _Session:
         if source.request.first_call and source.epoch.cut_count:
             source = self._recalling(call, source, policy, frozenset(source.request.positions))
         pack = build(source)
-        cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
-        if pack.chose and (cut or pack.stands_in) and source.search.turns is None:
-            budget = pack.allocation.budget
-            token_limit = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
-            whole = frozenset(source.request.positions[at] for at in pack.whole)
-            recalling = self._recalling(call, source, policy, whole, token_limit)
+        if (wanted := turns_to_find(pack)) is not None:
+            recalling = self._recalling(call, source, policy, *wanted)
             pack = build(recalling) if recalling.search.turns is not None else pack
         return pack
 

@@ -150,7 +150,12 @@ class Totals(NamedTuple):
     @property
     def amounts(self) -> dict[Measure, Amount]:
         """The used tokens and cost, by measure."""
-        return _amounts(self.input_tokens, self.output_tokens, self.cost_usd)
+        return {
+            "input": self.input_tokens,
+            "output": self.output_tokens,
+            "total": self.total_tokens,
+            "cost": self.cost_usd,
+        }
 
     def plus(self, other: Totals) -> Totals:
         return Totals._make(map(operator.add, self, other))
@@ -169,11 +174,6 @@ class Totals(NamedTuple):
 
 
 _TOTALS = TypeAdapter(Totals, config=ConfigDict(defer_build=True))
-
-
-def _amounts(input_tokens: int, output_tokens: int, cost_usd: Decimal) -> dict[Measure, Amount]:
-    total = input_tokens + output_tokens
-    return {"input": input_tokens, "output": output_tokens, "total": total, "cost": cost_usd}
 
 
 class Accuracy(NamedTuple):
@@ -202,19 +202,6 @@ def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
 
 def _percentile(ascending: Sequence[float], share: float) -> float:
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
-
-
-class Estimate(NamedTuple):
-    """What a call is expected to use; None is unknown."""
-
-    input_tokens: int
-    output_tokens: int | None = None
-    cost_usd: Decimal | None = None
-
-    @property
-    def amounts(self) -> dict[Measure, Amount]:
-        """The estimate by measure; unknown values are 0."""
-        return _amounts(self.input_tokens, self.output_tokens or 0, self.cost_usd or Decimal(0))
 
 
 class LimitUse(NamedTuple):
@@ -270,7 +257,7 @@ class _Open:
 
     invocation: str
     agent: str
-    planned: Estimate | None
+    planned: CallUsage | None
     counted: CallUsage | None = None
 
 
@@ -287,11 +274,20 @@ class TokenLedger:
         self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
         self._latest: deque[CallUsage] = deque(maxlen=256)
 
-    def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
-        """What a call is expected to use: without an ``output_limit`` the session's p90; all input is uncached."""
-        output = output_limit if output_limit is not None else self.output_p90
-        cost = prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None
-        return Estimate(input_tokens=input_tokens, output_tokens=output, cost_usd=cost)
+    def estimate(
+        self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None
+    ) -> CallUsage:
+        """What a call is expected to use: without an ``output_limit`` the session's p90 of output, 0 before the first
+        answer; all input is uncached."""
+        output = output_limit if output_limit is not None else self.output_p90 or 0
+        cost = prices.cost(input_tokens=input_tokens, output_tokens=output) if prices is not None else None
+        return CallUsage(
+            input_tokens=input_tokens,
+            output_tokens=output,
+            input_estimated=True,
+            output_estimated=True,
+            cost_usd=cost,
+        )
 
     @property
     def output_p90(self) -> int | None:
@@ -300,7 +296,7 @@ class TokenLedger:
         return int(_percentile(outputs, 0.9)) if outputs else None
 
     def check(
-        self, planned: Estimate, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
+        self, planned: CallUsage, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
     ) -> BudgetExceededError | None:
         """The error for the limit that a call would exceed by the largest share; None where it exceeds none.
 
@@ -308,11 +304,11 @@ class TokenLedger:
         count as used.
         """
         under_way = [
-            (call.agent, call.planned.amounts)
+            (call.agent, Totals.of(call.planned).amounts)
             for slot, call in self._open.items()
             if slot != (branch, agent) and call.planned is not None and call.invocation == invocation
         ]
-        amounts, worst_share, error = planned.amounts, 0.0, None
+        amounts, worst_share, error = Totals.of(planned).amounts, 0.0, None
         for scope, name, measure, limit, used in self._bounds(limits, invocation, agent):
             needed = amounts[measure]
             for caller, expected in under_way:
@@ -341,7 +337,7 @@ class TokenLedger:
         share, scope, measure, limit = near
         return NearLimit(level=2 if share >= 1 else 1, scope=scope, measure=measure, limit=limit)
 
-    def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
+    def begin(self, planned: CallUsage | None, *, invocation: str, agent: str, branch: str = "") -> None:
         """A call is made. Until it is tracked or fails, its estimate counts in the checks of other calls."""
         self._open.pop((branch, agent), None)  # moves it to the end: `check` touches all entries, in their order
         self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)

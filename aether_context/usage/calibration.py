@@ -1,7 +1,7 @@
 """Estimates the provider's tokens from counted ones, by an offset and a ratio learned from reported usage.
 
-The offset comes from the last report of a whole request, the *anchor*: it covers what is not counted here, such as the
-provider's framing. The ratio is learned from the growth between two requests, in which that is not.
+The offset comes from the last report of a whole request, the *baseline*: it covers what is not counted here, such as
+the provider's framing. The ratio is learned from the growth between two requests, in which that is not.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TokenRatio:
         return abs(self.value - (previous or TokenRatio()).value) > 0.01
 
 
-class UsageAnchor(NamedTuple):
+class UsageBaseline(NamedTuple):
     """The usage that a provider reported for a request, and the tokens that were counted of it.
 
     Growth is learned within one ``epoch`` only. ``doubted`` is a later report, with its count, so far off that it is
@@ -97,42 +97,42 @@ RATIO = TypeAdapter(TokenRatio)
 
 
 def report(
-    anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, counted: int, reported: int
-) -> tuple[UsageAnchor, TokenRatio]:
-    """The anchor and the ratio after a provider reported ``reported`` input tokens for a request of ``counted``."""
-    fresh = UsageAnchor(model=model, epoch=epoch, counted=counted, reported=reported, whole=True)
-    if anchor is None or anchor.model != model:
+    baseline: UsageBaseline | None, ratio: TokenRatio, *, model: str, epoch: int, counted: int, reported: int
+) -> tuple[UsageBaseline, TokenRatio]:
+    """The baseline and the ratio after a provider reported ``reported`` input tokens for a request of ``counted``."""
+    fresh = UsageBaseline(model=model, epoch=epoch, counted=counted, reported=reported, whole=True)
+    if baseline is None or baseline.model != model:
         return fresh, ratio
     # The request is larger and its report less than three quarters of the one before: only uncached tokens.
-    is_partial = counted >= anchor.counted and reported < 0.75 * anchor.reported
-    fresh = fresh._replace(whole=anchor.whole and not is_partial)
-    if not _follows(anchor.reported, anchor.counted, counted, reported):
-        confirmed = anchor.doubted is not None and _follows(*anchor.doubted, counted, reported, closeness=4)
-        return (fresh if confirmed else anchor._replace(doubted=(reported, counted))), ratio
-    if anchor.epoch == epoch:
-        ratio = ratio.learned(counted - anchor.counted, reported - anchor.reported)
+    is_partial = counted >= baseline.counted and reported < 0.75 * baseline.reported
+    fresh = fresh._replace(whole=baseline.whole and not is_partial)
+    if not _follows(baseline.reported, baseline.counted, counted, reported):
+        confirmed = baseline.doubted is not None and _follows(*baseline.doubted, counted, reported, closeness=4)
+        return (fresh if confirmed else baseline._replace(doubted=(reported, counted))), ratio
+    if baseline.epoch == epoch:
+        ratio = ratio.learned(counted - baseline.counted, reported - baseline.reported)
     return fresh, ratio
 
 
 def calibration(
-    anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, uncounted_tokens: int
+    baseline: UsageBaseline | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, uncounted_tokens: int
 ) -> Calibration | None:
     """The calibration that a pack of an epoch is estimated by; None where nothing is known.
 
-    ``here`` says that the anchor's usage was reported in the running invocation; ``uncounted_tokens`` are those of
+    ``here`` says that the baseline's usage was reported in the running invocation; ``uncounted_tokens`` are those of
     `Calibration`.
     """
-    if anchor is None and not ratio.samples:
+    if baseline is None and not ratio.samples:
         return None
-    anchored = anchor is not None and anchor.model == model
+    anchored = baseline is not None and baseline.model == model
     return Calibration(
         ratio=ratio.value,
-        offset=round(anchor.reported - ratio.value * anchor.counted, 2) if anchor is not None else 0.0,
+        offset=round(baseline.reported - ratio.value * baseline.counted, 2) if baseline is not None else 0.0,
         samples=ratio.samples,
         anchored=anchored,
-        report_minus_count=anchor.report_minus_count if anchor is not None and anchored and here else None,
+        report_minus_count=baseline.report_minus_count if baseline is not None and anchored and here else None,
         uncounted_tokens=uncounted_tokens,
-        spare_tokens=anchor.spare_tokens(epoch) if anchor is not None and anchored else 0,
+        spare_tokens=baseline.spare_tokens(epoch) if baseline is not None and anchored else 0,
     )
 
 

@@ -41,9 +41,10 @@ class Span(NamedTuple):
 def summary(view: PackView) -> str:
     """What was sent and what was not, in a sentence."""
     manifest, rows, tools = view.manifest, view.rows.values(), view.manifest.tools
-    sent = _listed(row for row in rows if row.state not in UNSENT)
+    sent = _listed(row for row in rows if row.form not in UNSENT)
     fates = {
-        "left out": _listed(row for row in rows if row.state in ("hidden", "dropped")),
+        "left out": _listed(row for row in rows if row.form == "left_out"),
+        "in the summary": _listed(row for row in rows if row.form == "summarized"),
         "shortened": _listed(filter(is_shortened, rows)),
         "not declared": f"{len(tools.left_out):,} tools" if tools.left_out else "",
     }
@@ -58,7 +59,7 @@ def summary(view: PackView) -> str:
 def is_shortened(row: CandidateOutcome) -> bool:
     """Whether less of a candidate is sent than there is of it."""
     is_less = row.sent_tokens is not None and row.sent_tokens < row.tokens
-    return row.state in ("extract", "summary", "placeholder") or (row.state == "kept" and is_less)
+    return row.form in ("extract", "told", "placeholder") or (row.form == "whole" and is_less)
 
 
 def _listed(rows: Iterable[CandidateOutcome]) -> str:
@@ -75,7 +76,7 @@ def spans(piece: Piece, view: PackView) -> Iterator[Span]:
     row = next((name for name in piece.rows if name in view.rows), "")
     layer: Layer = view.rows[row].layer if row else "conversation"
     before, packed, after = piece.text.partition(f"{payload.FIRST_LINE}\n")
-    if piece.outcome not in ("payload", "merged") or not packed:
+    if piece.form not in ("payload", "merged") or not packed:
         yield Span(layer, piece.text, row)
         return
     if before:
@@ -97,7 +98,7 @@ def _candidate_shown(bullet: str, layer: Layer, view: PackView) -> str:
     """The id of the candidate that a line of a payload shows; empty where none matches."""
     words = " ".join(bullet.split())
     for row in view.rows.values():
-        if row.layer == layer and row.state not in UNSENT:
+        if row.layer == layer and row.form not in UNSENT:
             text = " ".join(view.texts.get(row.id, "").split())[:80]
             if (row.uri and " ".join(row.uri.split()) in words) or (text and text in words):
                 return row.id

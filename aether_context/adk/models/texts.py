@@ -191,31 +191,30 @@ class ModelSummarizer:
         return pack, written.cost.to_json()
 
     async def _complete(self, pack: Pack, policy: PackPolicy, written: _Written) -> None:
-        """Takes what was written before, and asks for the rest all at once."""
-        unknown = await self._unknown(pack.summary_requests, pack.identity, policy, written)
-        async with asyncio.TaskGroup() as group:
-            for batch in _batches(unknown):
-                group.create_task(self._ask(batch, pack.identity, policy, written))
-
-    async def _unknown(
-        self, requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, written: _Written
-    ) -> list[SummaryRequest]:
-        """Takes the summaries that were written before; returns the requests for the others."""
-        unknown = []
-        for request in requests:
-            place = (identity.app, identity.user, request.key)
+        """Takes what was written before, and asks for the rest all at once, in batches of bounded length."""
+        batches: list[list[SummaryRequest]] = []
+        size = _BATCH_CHARACTERS
+        for request in pack.summary_requests:
+            place = (pack.identity.app, pack.identity.user, request.key)
             text = self._known.get(place)
             if text is None and policy.record == "full":
                 try:
                     text = await in_thread(partial(self._store.summary, *place))
                 except BaseException as error:
                     written.problems.append(f"summarizer: {type(failure(error)).__name__} in the store")
-            if not isinstance(text, str):
-                unknown.append(request)
-            else:
+            if isinstance(text, str):
                 self._known.put(place, text)
                 written.texts[request.key] = text
-        return unknown
+                continue
+            length = len(request.text) + len(request.earlier) + len(request.query)
+            if size + length > _BATCH_CHARACTERS:
+                batches.append([])
+                size = 0
+            batches[-1].append(request)
+            size += length
+        async with asyncio.TaskGroup() as group:
+            for batch in batches:
+                group.create_task(self._ask(batch, pack.identity, policy, written))
 
     async def _ask(
         self, batch: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, written: _Written
@@ -252,17 +251,3 @@ class ModelSummarizer:
             self._known.put((identity.app, identity.user, key), text)
             if policy.record == "full":
                 self._write(identity, key, policy.mask(text))
-
-
-def _batches(requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
-    """Summary requests in batches of bounded length."""
-    batches: list[list[SummaryRequest]] = []
-    size = _BATCH_CHARACTERS
-    for request in requests:
-        length = len(request.text) + len(request.earlier) + len(request.query)
-        if size + length > _BATCH_CHARACTERS:
-            batches.append([])
-            size = 0
-        batches[-1].append(request)
-        size += length
-    return batches

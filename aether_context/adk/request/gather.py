@@ -19,15 +19,12 @@ from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
     authors_of,
-    declared_tools,
-    essential_names,
     found_memories,
     human_index,
     is_free,
     memory_candidate,
     preloaded,
     structure,
-    system_text,
 )
 from aether_context.adk.request.recall import characters
 from aether_context.adk.services.memory import HybridMemoryService
@@ -47,7 +44,6 @@ from aether_context.pack import (
     PackedMessage,
     PackInput,
     Previous,
-    Request,
     Search,
     Usage,
     valid,
@@ -110,7 +106,7 @@ class Gatherer:
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
         identity = _identity(call)
-        config, essential = request.config, essential_names(request)
+        config, head = request.config, self.reader.head(request)
         block = preloaded(request.contents, asked)
         raw = list(request.contents)
         if block is not None:
@@ -122,8 +118,6 @@ class Gatherer:
             return authored(at, self.reader.content(raw[at], model))
 
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
-        system, is_text = system_text(request.config)
-        tools, other_tools = self.reader.tools(declared_tools(request), essential)
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -135,14 +129,7 @@ class Gatherer:
         source = next_input(
             PackInput(
                 identity=identity,
-                request=Request(
-                    model=model,
-                    system=system,
-                    system_is_text=is_text,
-                    tools=tools,
-                    other_tools=other_tools,
-                    rewritten=_rewrote(call, stored),
-                ),
+                request=head._replace(rewritten=_rewrote(call, stored)),
                 window=window.tokens,
                 output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
                 step=planned.step,
@@ -154,10 +141,10 @@ class Gatherer:
                     cached_price=cached,
                     can_mask="gemini" in model and (config is None or config.tool_config is None),
                     can_find=config is not None and is_free(config),
-                    can_read=not {READ, SEARCH}.isdisjoint(essential),
+                    can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
                     asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                     window_mark=window.mark,
-                    readings=records.readings(),
+                    readings=records.readings,
                 ),
                 usage=Usage(growth=_growth(events, identity.invocation), offloaded_tokens=call.offloaded_tokens),
                 problems=planned.problems,
@@ -181,7 +168,7 @@ class Gatherer:
         is_asked = identity.call == 1 or (source.request.first_call and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
             found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
-            candidates += found
+            candidates += tuple(found)
             embedder = found_by if block is None else embedder
         source = source._replace(
             candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
@@ -213,38 +200,32 @@ class Gatherer:
         is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
         among the problems.
         """
-        settings, latest_first = call.policy.conversation, range(len(contents) - 1, -1, -1)
-        places: list[tuple[_Mark, int | None]] = []
-        if priority := settings.anchor_priority("instruction_anchor"):
-            values = call.state.get(ANCHORS)
-            items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
-            read = (valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items)
-            marks = [mark for mark in read if mark is not None]
-            for mark in marks:
-                if mark.contains:
-                    places.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
-            by_event = {mark.event: mark for mark in marks if mark.event}
-            marked = by_event.keys() | self._records.of(call.context).marked
-            for event in call.context.session.events if marked else ():
-                if event.id not in marked:
-                    continue
-                value = (event.custom_metadata or {}).get(ANCHORS)
-                mark_of = by_event.get(event.id) or valid(_MARK, value) or _Mark()
-                if event.content is not None and event.content.parts:
-                    sent = self.reader.content(_without_client_ids(event.content), call.model)
-                    wires = {part.wire for part in sent.parts}
-                    holding = (at for at in latest_first if wires.issubset(part.wire for part in contents[at].parts))
-                    places.append((mark_of, next(holding, None)))
-        found = [
-            Anchor(
-                place=positions[at],
-                kind="instruction_anchor",
-                priority=priority if mark.priority is None else mark.priority,
-                description=mark.description or mark.contains[:80] or "marked message",
-            )
-            for mark, at in places
-            if at is not None
-        ]
+        settings, found = call.policy.conversation, list[Anchor]()
+        priority = settings.anchor_priority("instruction_anchor")
+
+        def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
+            at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
+            if at is not None:
+                own = priority if mark.priority is None else mark.priority
+                description = mark.description or mark.contains[:80] or "marked message"
+                found.append(
+                    Anchor(place=positions[at], kind="instruction_anchor", priority=own, description=description)
+                )
+
+        values = call.state.get(ANCHORS) if priority else None
+        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
+        read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
+        for mark in filter(None, read):
+            if text := mark.contains:
+                add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
+        by_event = {mark.event: mark for mark in filter(None, read) if mark.event}
+        marked = by_event.keys() | self._records.of(call.context).marked if priority else ()
+        for event in call.context.session.events if marked else ():
+            if event.id in marked and event.content is not None and event.content.parts:
+                mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
+                said = self.reader.content(_without_client_ids(event.content), call.model)
+                wires = {part.wire for part in said.parts}
+                add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
         for rule in registered_anchors(settings):
             try:
                 found += selected(rule, contents, positions)
@@ -266,16 +247,15 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += _is_answer(event, agent, branch)
-    latest = events[-1] if events else None
-    caller = caller_of((app, user, session))
+    latest, caller = events[-1] if events else None, caller_of((app, user, session))
     return Identity(
-        app=app,
-        user=user,
-        session=session,
-        invocation=invocation,
-        agent=agent,
-        branch=branch,
-        call=number,
+        app,
+        user,
+        session,
+        invocation,
+        agent,
+        branch,
+        number,
         last_event_id=latest.id if latest is not None else "",
         last_event_time=latest.timestamp if latest is not None else 0.0,
         caller=caller.session if caller is not None else None,
@@ -361,7 +341,7 @@ def _unloaded(call: ModelCall, contents: Sequence[types.Content]) -> tuple[int, 
 
 async def _memories(
     call: ModelCall, problems: list[str], waits: Waits, *, preloaded: bool
-) -> tuple[tuple[Candidate, ...], str]:
+) -> tuple[list[Candidate], str]:
     """The app's memories, under one deadline, and what compared their meanings where they have a score.
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
@@ -371,35 +351,33 @@ async def _memories(
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
     within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
-    candidates: list[Candidate] = []
+    found: list[Candidate] = []
     if settings.memory_k == 0:
-        return (), ""
+        return found, ""
     if isinstance(service, HybridMemoryService):
         try:
-            for memory in await within(service.preferences(session.app_name, session.user_id)):
-                candidates.append(
-                    memory_candidate(memory.text, timestamp=memory.timestamp, name=memory.name, standing=True)
-                )
+            for wish in await within(service.preferences(session.app_name, session.user_id)):
+                found.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
-        return tuple(candidates), ""
+        return found, ""
     query = await masked_aside(call.policy.mask, query)
     room = call.window.tokens * _TOKEN_CHARACTERS
-    found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):
             entries = (await within(call.context.search_memory(query))).memories
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
-            return (*candidates, *found_memories(entries, room, preferences=True)), ""
+            return [*found, *found_memories(entries, room, preferences=True)], ""
         most = settings.most_memories(call.window.tokens)
-        for remembered in await within(service.find(session.app_name, session.user_id, query, most)):
-            if room <= 0 and len(found) >= settings.memory_k:
+        hits = await within(service.find(session.app_name, session.user_id, query, most))
+        for number, hit in enumerate(hits):
+            memory = hit.memory
+            if room <= 0 and number >= settings.memory_k:
                 break
-            memory = remembered.memory
             room -= len(memory.text) + len(memory.author or "") + _LINE_CHARACTERS
             found.append(
                 memory_candidate(
@@ -407,29 +385,30 @@ async def _memories(
                     author=memory.author,
                     timestamp=memory.timestamp,
                     name=memory.name,
-                    similarity=similarity(remembered.score),
-                    standing=is_preference(memory.metadata),
+                    similarity=similarity(hit.score),
+                    preference=is_preference(memory.metadata),
                 )
             )
-        return (*candidates, *found), service.memories.embedder if found else ""
+        return found, service.memories.embedder if hits else ""
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
-        return tuple(candidates), ""
+        return found, ""
 
 
 def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
     """Candidates with what the session's records say of their addresses, and without addresses that only a reader
     resolves where the request declares none."""
-    readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
-
-    def of(candidate: Candidate) -> Candidate:
+    readings, hashes = records.readings, {record.uri: record.digest for record in records.by_digits.values()}
+    found: list[Candidate] = []
+    for candidate in candidates:
         uri = candidate.uri
         if uri and can_read:
             content_hash = candidate.content_hash or hashes.get(uri, "")
-            return replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
-        return replace(candidate, uri="") if uri and evidence_key(uri) is not None else candidate
-
-    return tuple(map(of, candidates))
+            candidate = replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
+        elif uri and evidence_key(uri) is not None:
+            candidate = replace(candidate, uri="")
+        found.append(candidate)
+    return tuple(found)
 
 
 # What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.

@@ -24,7 +24,7 @@ from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
-from aether_context.pack import Candidate, Content, Part, Tool
+from aether_context.pack import Candidate, Content, Part, Request, Tool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
@@ -57,29 +57,25 @@ class Reader:
             self._contents.put(key, found)
         return found
 
-    def tools(self, declared: Sequence[object], essential: frozenset[str]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-        """The function declarations of a request's tools, in order, and the wires of tools that are not functions."""
+    def head(self, request: LlmRequest) -> Request:
+        """What stands before the contents of a request: model, system instruction, and declarations in order."""
         functions: list[types.FunctionDeclaration] = []
         others: list[str] = []
-        for tool in declared:
+        for tool in (request.config.tools if request.config is not None else None) or ():
+            wire: JSON = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
             if isinstance(tool, types.Tool):
                 functions += tool.function_declarations or ()
-                wire = {name: _json(field) for name, field in _set_fields(tool) if name != "function_declarations"}
-            else:
-                wire = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
+                wire = _json(tool.model_copy(update={"function_declarations": None}))
             if wire:
                 others.append(canonical_json(wire))
+        essential = essential_names(request)
         key = (essential, tuple(map(structure, functions)))
-        found = self._tools.get(key)
-        if found is None:
-            found = tuple(_tool(declaration, essential) for declaration in functions)
-            self._tools.put(key, found)
-        return found, tuple(others)
-
-
-def declared_tools(request: LlmRequest) -> list[Any]:
-    """The tools that a request declares, ADK's own and functions."""
-    return (request.config.tools if request.config is not None else None) or []
+        tools = self._tools.get(key)
+        if tools is None:
+            tools = tuple(_tool(declaration, essential) for declaration in functions)
+            self._tools.put(key, tools)
+        system, is_text = system_text(request.config)
+        return Request(request.model or "", system, is_text, tools, tuple(others))
 
 
 def essential_names(request: LlmRequest) -> frozenset[str]:
@@ -233,9 +229,9 @@ def found_memories(
         text = " ".join(texts)
         if text:
             left -= len(text)
-            standing = preferences and is_preference(entry.custom_metadata)
+            preference = preferences and is_preference(entry.custom_metadata)
             yield memory_candidate(
-                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, standing=standing
+                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, preference=preference
             )
 
 
@@ -246,10 +242,10 @@ def memory_candidate(
     author: str | None = None,
     name: str | None = None,
     similarity: float | None = None,
-    standing: bool = False,
+    preference: bool = False,
 ) -> Candidate:
     """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
-    author = None if standing else author
+    author = None if preference else author
     digest = hash_text(f"{author}: {text}" if author else text)
     try:
         time = datetime.fromisoformat(timestamp).timestamp() if timestamp else None
@@ -264,7 +260,7 @@ def memory_candidate(
         digest=digest,
         time=time,
         scores={} if similarity is None else {"similarity": similarity},
-        kind="standing" if standing else "",
+        kind="preference" if preference else "",
     )
 
 
@@ -296,7 +292,7 @@ def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> 
 
 def _part(part: types.Part, model: str) -> Part:
     family = family_of(model)
-    value = {name: _json(field) for name, field in _set_fields(part)}
+    value = _json(part)
     size, tokens = 0, 0
     inside = (part.function_response.parts if part.function_response is not None else None) or ()
     for blob in (part.inline_data, *(piece.inline_data for piece in inside)):
@@ -308,12 +304,6 @@ def _part(part: types.Part, model: str) -> Part:
     if part.file_data is not None:
         tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
     return part_of(value, size_bytes=size, media_tokens=tokens)
-
-
-def _set_fields(model: BaseModel) -> list[tuple[str, object]]:
-    """The fields of a model that are set and not None."""
-    fields = model.__dict__
-    return [(name, fields[name]) for name in model.__pydantic_fields_set__ if fields.get(name) is not None]
 
 
 def _json(value: object, depth: int = 0) -> JSON:

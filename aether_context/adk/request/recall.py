@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
@@ -16,9 +15,9 @@ from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import PreparedCall
-from aether_context.adk.request.reader import found_memories
+from aether_context.adk.request.reader import Reader, found_memories, stored
 from aether_context.conversation.quotes import said
-from aether_context.pack import Candidate, Content
+from aether_context.pack import Candidate
 from aether_context.retrieval import query_for
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 from aether_context.state import unique
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from aether_context.retrieval import Entry
     from aether_context.retrieval.embedders import Embedder
 
-LOADER = "load_memory"
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
 
@@ -37,10 +35,12 @@ class Recall:
 
     Args:
         waits: what invocations have waited for.
+        reader: reads the contents of histories.
     """
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: Waits, reader: Reader) -> None:
         self._waits = waits
+        self._reader = reader
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
@@ -61,17 +61,9 @@ class Recall:
             asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
-        candidates, read = await self._compared(read, rank)
-        return read.with_source(candidates=candidates)
+        return await self._compared(read, rank)
 
-    async def turns(
-        self,
-        read: PreparedCall,
-        sent: Collection[int],
-        frozen: Callable[[types.Content, str], Content],
-        *,
-        most: int | None = None,
-    ) -> PreparedCall:
+    async def turns(self, read: PreparedCall, sent: Collection[int], most: int | None = None) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
         Their room is as the square of the share that turns have in the history: where most of it is calls and their
@@ -80,7 +72,6 @@ class Recall:
 
         Args:
             sent: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
-            frozen: the frozen form of a content, as it would be sent to a model.
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
         source, settings, model = read.source, read.call.policy.retrieval, read.call.model
@@ -89,13 +80,13 @@ class Recall:
             return read
         history, events, mask = read.history, tuple(read.call.context.session.events), read.call.policy.mask
         end, most_tokens = source.request.positions[human], source.window - source.growth_reserve
-        spoken = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
-        room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
-        is_whole = all(int(entry.id.partition("#")[0]) in sent for entry in spoken.turns)
-        entries = () if is_whole else spoken.turns
-        gone = [frozen(history[at], model) for at in spoken.loading if at not in sent]
+        room, entries = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
+        room = room if most is None else min(room, max(most, LEAST_TOKENS))
+        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
+            entries = []
+        gone = (content for at, content in enumerate(history[:end]) if at not in sent)
         known = {candidate.id for candidate in source.candidates}
-        memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
+        memories = [memory for memory in unique(found_memories(_loaded(gone))) if memory.id not in known]
         if not entries and not memories:
             return read
         asked, redact = source.identity.last_event_time, read.call.policy.redact
@@ -106,33 +97,31 @@ class Recall:
             turns = recalled(
                 entries,
                 query,
-                lambda place: frozen(history[place], model),
+                lambda place: self._reader.content(history[place], model),
                 most=settings.most_memories(source.window),
                 tokens=room,
                 asked=asked,
                 embedder=embedder,
                 redact=redact,
             )
-            return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
+            read_again = ranked(memories, query, asked=asked, embedder=embedder, redact=redact)
+            return (*source.candidates, *read_again, *turns)
 
-        candidates, read = await self._compared(read, found)
-        return read.with_source(
-            candidates=(*source.candidates, *candidates), search=read.source.search._replace(turns=len(entries))
-        )
+        search = source.search._replace(turns=len(entries))
+        return await self._compared(read.with_source(search=search), found)
 
     async def _compared(
         self, read: PreparedCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
-    ) -> tuple[tuple[Candidate, ...], PreparedCall]:
-        """What an act gives with the policy's embedder, or with the packaged one where that fails or takes too long.
+    ) -> PreparedCall:
+        """The input with the candidates that an act gives with the policy's embedder, or with the packaged one where
+        that fails or takes too long.
 
         What takes too long goes on behind the calls: a model is loaded and a history embedded for those to come, which
         do not ask again meanwhile.
-
-        Returns:
-            It, and the input with what compared the meanings and what failed.
         """
         name, invocation = read.call.policy.retrieval.embedder, read.call.invocation.invocation_id
         embedder = named = _embedder(name)
+        candidates: tuple[Candidate, ...] | None = None
 
         def act_in_time() -> tuple[Candidate, ...]:
             found = act(named)  # which the thread may come to when another one has taken its place here
@@ -142,21 +131,19 @@ class Recall:
         if embedder is not None and name not in _INSTANT:
             try:
                 candidates = await self._waits.within(name, invocation, in_thread(act_in_time), most_late=1)
-                return candidates, _embedded(read, embedder.name)
-            except LeftOut:
-                problem = "is left out for a while"
-            except TimeoutError:
-                problem = f"takes longer than {self._waits.seconds:g} s"
-            except BaseException as error:  # whatever an embedder raises
-                problem = f"failed ({type(failure(error)).__name__})"
-            note = f"the embedder {name} {problem}: ranked by the model in the package"
-            embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
-        candidates = await asyncio.to_thread(act, embedder)
-        return candidates, read if embedder is None else _embedded(read, embedder.name)
-
-
-def _embedded(read: PreparedCall, name: str) -> PreparedCall:
-    return read.with_source(search=read.source.search._replace(embedder=name))
+            except BaseException as raised:  # whatever an embedder raises
+                problem = f"failed ({type(failure(raised)).__name__})"
+                if isinstance(raised, TimeoutError):
+                    problem = f"takes longer than {self._waits.seconds:g} s"
+                if isinstance(raised, LeftOut):
+                    problem = "is left out for a while"
+                note = f"the embedder {name} {problem}: ranked by the model in the package"
+                embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
+        if candidates is None:
+            candidates = await asyncio.to_thread(act, embedder)
+        search = read.source.search
+        search = search._replace(embedder=embedder.name if embedder is not None else search.embedder)
+        return read.with_source(candidates=candidates, search=search)
 
 
 def _embedder(name: str) -> Embedder | None:
@@ -165,41 +152,28 @@ def _embedder(name: str) -> Embedder | None:
     return embedder_for(name)
 
 
-def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
+def _loaded(contents: Iterable[types.Content]) -> Iterator[MemoryEntry]:
     """The memories that ADK's ``load_memory`` brought into a conversation."""
-
-    def entries() -> Iterator[MemoryEntry]:
-        for content in contents:
-            for response in content.responses:
-                result = json.loads(response.text) if response.name == LOADER else None
-                result = result.get("result", result) if isinstance(result, dict) else None
-                memories = result.get("memories") if isinstance(result, dict) else None
-                for memory in memories if isinstance(memories, list) else ():
-                    with contextlib.suppress(ValidationError):
-                        yield MemoryEntry.model_validate(memory)
-
-    return found_memories(entries())  # which looks at the first ones alone
+    for content in contents:
+        for part in content.parts or ():
+            if part.function_response is None or part.function_response.name != "load_memory":
+                continue
+            result: Any = stored(part.function_response.response or {})
+            result = result.get("result", result)
+            memories = result.get("memories") if isinstance(result, dict) else None
+            for memory in memories if isinstance(memories, list) else ():
+                with contextlib.suppress(ValidationError):
+                    yield MemoryEntry.model_validate(memory)
 
 
 # What was said in a session, as an agent is shown it.
 
 
-class EarlierTurns(NamedTuple):
-    """What was said before the human message.
-
-    ``room`` are the most tokens for what is recalled of it, ``turns`` all that can be, none where there is no room.
-    ``loading`` are places in the history with what ``load_memory`` found.
-    """
-
-    room: int
-    turns: Sequence[Entry]
-    loading: Sequence[int]
-
-
 def read_spoken(
     history: Sequence[types.Content], events: Sequence[Event], end: int, *, most: float, mask: Callable[[str], str]
-) -> EarlierTurns:
-    """What was said before ``end``: the turns that are words alone, with time and author of their events.
+) -> tuple[int, list[Entry]]:
+    """What was said before ``end``: the turns that are words alone, with time and author of their events; and before
+    them the most tokens for those that are recalled, with no turns where there is no room.
 
     Their ids are places in the history; long turns come in passages, whose ids go on with a number. A content without
     an event, like an instruction or a summary of the host's, is no turn. Of events that say the same the latest belong
@@ -210,15 +184,14 @@ def read_spoken(
         most: tokens for recalled turns where nothing but turns was said.
         mask: what the words of turns are put through.
     """
-    texts = [_texts(content) for content in history]
+    texts = [*map(_texts, history)]
     words = [*map(_words, texts)]
-    loading = [place for place, content in enumerate(history[:end]) if _loads(content)]
     size = sum(map(len, words[:end]))
     # To write out calls and results takes long, and mostly their texts alone are so many that too little is left.
     room = room_for_turns(size, sum(map(characters, history[:end])), most)
     room = room and room_for_turns(size, sum(map(_written, history[:end])), most)
     if not room:
-        return EarlierTurns(0, (), loading)
+        return 0, []
     from aether_context.retrieval.call_indexes import turn_entries
 
     # Of each text the events that say it, by author: their numbers in the session, which tell the latest, and times.
@@ -242,7 +215,7 @@ def read_spoken(
         for place, (text, author, time) in sorted(turns.items())
         if place < end
     )
-    return EarlierTurns(room, [*chain.from_iterable(entries)], loading)
+    return room, [*chain.from_iterable(entries)]
 
 
 def _texts(content: types.Content) -> list[str]:
@@ -255,11 +228,6 @@ def _texts(content: types.Content) -> list[str]:
 
 def _words(texts: Sequence[str]) -> str:
     return "\n".join(texts).strip()
-
-
-def _loads(content: types.Content) -> bool:
-    responses = (part.function_response for part in content.parts or ())
-    return any(response is not None and response.name == LOADER for response in responses)
 
 
 def _written(content: types.Content) -> int:

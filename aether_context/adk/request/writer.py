@@ -7,15 +7,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.call import ESSENTIAL_MARK
+from aether_context.adk.call import ESSENTIAL_MARK, ModelCall
+from aether_context.adk.windows import ServedModel
 from aether_context.pack import Content, Outgoing, Pack, Part, Tool
 from aether_context.packing.tools import FIND_TOOLS
+from aether_context.tokens.model_limits import bare_model_name, provider_of
 
 
 def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact: tuple[str, ...] = ()) -> None:
@@ -28,24 +31,30 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     # Declared last, besides the host's own; tools that are left out then can still be called.
     declared = frozenset(tool.name for tool in pack.tools)
     finder = FindTools(pack.source.request.tools, declared, redact) if pack.scope_mode == "relevant" else None
-    # What is sent whole begins with the host's own list, in which little is made anew.
-    if len(pack.contents) == len(contents) and pack.contents[:1] and pack.contents[0].origin == 0:
-        made = list(contents)
-        for at in pack.made:
-            made[at] = _content(pack, pack.contents[at], contents)
-    else:
-        made = [
-            contents[sent.origin] if sent.content is sent.raw and sent.origin >= 0 else _content(pack, sent, contents)
-            for sent in pack.contents
-        ]
+    made = [
+        contents[sent.origin] if sent.form == "whole" and sent.origin >= 0 else _content(pack, sent, contents)
+        for sent in pack.contents
+    ]
     trimmed = {
         tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
         for tool in pack.tools
         if tool.name in pack.epoch.trimmed
     }
-    config, tools_dict, tools = request.config, request.tools_dict, None
+    config, tools_dict = request.config, request.tools_dict
+    tools: types.ToolListUnion | None = None
     if config is not None and (pack.tools_left_out or finder is not None or trimmed):
-        tools = _tools(pack, config.tools or [], trimmed)
+        tools = []
+        for tool in config.tools or []:
+            if isinstance(tool, types.Tool) and tool.function_declarations:
+                inside = [
+                    trimmed.get(declaration.name or "", declaration)
+                    for declaration in tool.function_declarations
+                    if declaration.name not in pack.tools_left_out
+                ]
+                tool = tool.model_copy(update={"function_declarations": inside or None})
+                if all(value is None for value in tool.__dict__.values()):
+                    continue
+            tools.append(tool)
         tools_dict = {name: tool for name, tool in tools_dict.items() if name not in pack.tools_left_out}
     if tools is not None and finder is not None:
         tools_dict = {**request.tools_dict, finder.name: finder}
@@ -74,39 +83,23 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
 
 
 def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types.Content:
-    if sent.members:
-        parts = [
-            _part(pack, contents, origin, at, wanted)
-            for (origin, at), wanted in zip(sent.members, sent.content.parts, strict=True)
-        ]
-        return types.Content(role=sent.content.role, parts=parts)
-    if sent.origin < 0:
-        return types.Content(role=sent.content.role, parts=[types.Part(text=part.text) for part in sent.content.parts])
-    raw = contents[sent.origin]
-    if sent.outcome == "verbatim":
-        return raw
-    if sent.outcome == "payload":
-        parts = [types.Part(text=sent.content.parts[0].text)]
-        for part in raw.parts or ():
-            # The payload holds what is nothing but text, as `conversation.content_json.part_of` reads it.
-            held = {name for name, value in part.__dict__.items() if value is not None}
-            if part.text is None or part.thought or not held <= {"text", "thought", "thought_signature"}:
-                parts.append(part)
-        return types.Content(role=raw.role, parts=parts)
-    parts = [_part(pack, contents, sent.origin, at, wanted) for at, wanted in enumerate(sent.content.parts)]
-    return types.Content(role=raw.role, parts=parts)
+    """A content as it is sent: parts of the host's own, with what their wire forms say otherwise, and new texts.
 
-
-def _part(pack: Pack, contents: list[types.Content], origin: int, at: int, wanted: Part) -> types.Part:
-    """A part as it is sent: the host's own where it is that, else a copy with what its wire form says otherwise.
-
-    Whatever else a part holds, signatures too, is carried. Where the wire form is of another kind, or lacks something
-    that the part holds, only its text is left.
+    Whatever else a part holds, signatures too, is carried.
     """
-    if origin < 0 or at < 0:
-        return types.Part(text=wanted.text)
-    part = (contents[origin].parts or [])[at]
-    return _changed(part, pack.source.request.contents[origin].parts[at], wanted)
+    known, origin, members = pack.source.request.contents, sent.origin, sent.members
+    if not members and sent.form == "payload":
+        others = (at for at, part in enumerate(known[origin].parts) if part.kind != "text")
+        members = ((origin, -1), *((origin, at) for at in others))
+    elif not members:
+        members = tuple((origin, at) for at in range(len(sent.content.parts)))
+    parts = [
+        types.Part(text=wanted.text)
+        if origin < 0 or at < 0
+        else _changed((contents[origin].parts or [])[at], known[origin].parts[at], wanted)
+        for (origin, at), wanted in zip(members, sent.content.parts, strict=True)
+    ]
+    return types.Content(role=sent.content.role or None, parts=parts)
 
 
 def rewritten(raw: types.Content, known: Content, wanted: Content) -> types.Content:
@@ -118,6 +111,8 @@ def rewritten(raw: types.Content, known: Content, wanted: Content) -> types.Cont
 
 
 def _changed(part: types.Part, known: Part, wanted: Part) -> types.Part:
+    """A copy of a part with what its wire form says otherwise; only its text where that is of another kind, or lacks
+    something that the part holds."""
     if known.wire == wanted.wire:
         return part
     wire, before = json.loads(wanted.wire), json.loads(known.wire)
@@ -135,23 +130,30 @@ def _changed(part: types.Part, known: Part, wanted: Part) -> types.Part:
     return part.model_copy(update=update)
 
 
-def _tools(
-    pack: Pack, declared: types.ToolListUnion, trimmed: dict[str, types.FunctionDeclaration]
-) -> types.ToolListUnion:
-    """What is declared; ``trimmed`` are the declarations that are sent in a shorter form."""
-    tools: types.ToolListUnion = []
-    for tool in declared:
-        if isinstance(tool, types.Tool) and tool.function_declarations:
-            inside = [
-                trimmed.get(declaration.name or "", declaration)
-                for declaration in tool.function_declarations
-                if declaration.name not in pack.tools_left_out
-            ]
-            tool = tool.model_copy(update={"function_declarations": inside or None})
-            if all(value is None for value in tool.__dict__.values()):
-                continue
-        tools.append(tool)
-    return tools
+# Claude's prompt cache, which holds nothing that a request does not mark. ADK marks the ends of declarations, system
+# instruction and conversation where a request has a cache configuration. For Gemini the same configuration makes an
+# explicit cache that is billed by the hour, so only requests that no other model can get have one.
+
+_MARKING = frozenset({"", "anthropic", "bedrock", "vertex_ai", "openrouter", "azure_ai", "databricks"})
+"""LiteLLM providers that pass the marks of a request on to Claude."""
+
+
+def mark_prefix(call: ModelCall, models: Sequence[ServedModel]) -> None:
+    """Lets ADK mark a request of Claude's, unless the app has a configuration of its own or the policy says no.
+
+    To write a cache costs a quarter of the input price, which one call alone never earns back: an agent without tools
+    marks nothing in a session that no agent has answered yet.
+    """
+    request, invocation = call.request, call.invocation
+    if call.policy.cache == "off" or request.cache_config is not None or invocation.context_cache_config is not None:
+        return
+    if not request.tools_dict and all(event.author == "user" for event in call.context.session.events):
+        return
+    for model in models:
+        is_claude = bare_model_name(model.name).startswith("claude") and provider_of(model.name) in _MARKING
+        if "AnthropicLlm" not in model.kinds and not ("LiteLlm" in model.kinds and is_claude):
+            return
+    request.cache_config = ContextCacheConfig()
 
 
 # The tool by which a model asks for tools that its request does not declare.

@@ -97,20 +97,16 @@ class Recorder:
         self._warn_at = 0.0
         self._interrupted = 0
 
-    def number(self, session: SessionKey, events: Sequence[Event]) -> int:
-        """The number of a session's next pack: one more than the last that this process or an event of it knows."""
-        with self._starting:
-            if session not in self._numbers:
-                self._numbers[session], last = max(map(pack_of_event, events), default=(0, ""))
-                self._earlier[session] = last
-            self._numbers[session] += 1
-            return self._numbers[session]
-
-    def pack(self, pack: Pack, policy: PackPolicy, counter: str, number: int) -> None:
-        """Queues a pack, which has a number in its session."""
+    def pack(self, pack: Pack, policy: PackPolicy, counter: str, events: Sequence[Event]) -> int:
+        """Queues a pack; gives its number in its session: one more than the last that this process or an event of the
+        session knows."""
         of_call, session = _call_key(pack.identity), (pack.identity.app, pack.identity.user, pack.identity.session)
         forms: list[Pack] = []
         """The masked form, made once, however often it is tried to write it."""
+        with self._starting:
+            if session not in self._numbers:
+                self._numbers[session], self._earlier[session] = max(map(pack_of_event, events), default=(0, ""))
+            number = self._numbers[session] = self._numbers[session] + 1
 
         def write() -> None:
             key = agent_key(pack.identity)
@@ -140,6 +136,7 @@ class Recorder:
                 self._recorded(manifest, recording)
 
         self.later(write, of_call)
+        return number
 
     def _digest_before(self, session: SessionKey, number: int) -> str:
         """The digest of the pack with the number before; empty where nobody can tell."""
@@ -330,6 +327,8 @@ class Mirror:
 
     def go_on(self, context: CallbackContext) -> None:
         """Begins to save what waits, and notes on the context's event what was saved since the last one."""
+        if context.invocation_id not in self._savings:  # ADK copies the invocation at each look
+            return
         saving = self._begun(context.get_invocation_context())
         if saving is not None:
             context.actions.artifact_delta.update(saving.saved)

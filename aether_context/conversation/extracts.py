@@ -1,22 +1,20 @@
-"""Contents made anew: a packed message, parts cut down to extracts, a summary; nothing is edited in place."""
+"""Contents whose long parts are extracts; nothing is edited in place."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
-from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.content_json import content_of_parts, part_of, text_part
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, PackedMessage, Part
+from aether_context.pack import Content, Part
 from aether_context.text.entities import SCHEME
-from aether_context.text.json_lines import PIECE, pieces
-from aether_context.text.shorten import level, shorten, view_of
+from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
 LEAST_EXTRACT = 48
@@ -24,10 +22,6 @@ LEAST_EXTRACT = 48
 _LEAST_TEXT = 8
 """Tokens under which a text inside arguments is not cut."""
 _LEAST_LEFT = 4
-
-
-def text_part(text: str) -> Part:
-    return part_of({"text": text})
 
 
 def query_of(contents: Sequence[Content], index: int) -> str:
@@ -47,57 +41,6 @@ def query_of(contents: Sequence[Content], index: int) -> str:
 def words_before(contents: Sequence[Content], index: int) -> str:
     """The user's last words before the content at ``index``; empty where there are none."""
     return next((contents[at].text for at in range(index - 1, -1, -1) if is_human(contents[at])), "")
-
-
-def packed_message(
-    raw: Content, origin: int, packed: PackedMessage, counter: PackCounter
-) -> tuple[Content, tuple[tuple[int, int], ...]]:
-    """A message in its packed form: whatever is not text stays behind the new text, as far as ``largest`` lets it.
-
-    With the members of `Outgoing`.
-    """
-    sizes = sizes_beside_text(raw, counter)
-    places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
-    content = content_of_parts(raw.role, [text_part(packed.text), *(raw.parts[at] for at in places)])
-    return content, () if len(places) == len(sizes) else ((origin, -1), *((origin, at) for at in places))
-
-
-def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:
-    """Tokens of each part of a message that is not text, such as media and code, by index."""
-    others = ((at, part) for at, part in enumerate(raw.parts) if part.kind != "text")
-    return {at: max(counter.media(part), counter.count(part.text)) for at, part in others}
-
-
-def told(contents: Sequence[Content], max_tokens: int, query: str, counter: PackCounter) -> Content:
-    """What contents say, call and give as one text of about ``max_tokens`` tokens, in a message of the user.
-
-    Of other agents' turns it is the last quote alone. Each call stands with what it returned. Lines are indented, so
-    that none of them can stand for a header.
-    """
-    quoting = next((content for content in reversed(contents) if content.quotes), None)
-    if quoting is not None:
-        return quoted_alone(quoting, max_tokens, query, counter)
-    returned: dict[str, deque[str]] = defaultdict(deque)
-    for part in (part for content in contents for part in content.responses):
-        returned[part.call_id or part.name].append("\n".join(view_of(part.text).lines))
-    texts_told: list[str] = []
-    for part in (part for content in contents for part in content.parts if part.kind != "response"):
-        texts = returned.get(part.call_id or part.name) if part.kind == "call" else None
-        call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
-        texts_told.append(f"{call}: {texts.popleft()}" if texts else call)
-    texts_told += [text for texts in returned.values() for text in texts]
-    text = "\n".join("- " + indented(told_text) for told_text in texts_told)
-    chosen = shorten(text, max_tokens - counter.count(_TOLD), counter=counter, query=query).text
-    return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])
-
-
-def indented(text: str) -> str:
-    """A text whose lines behind the first are indented, and so short that `shorten` cuts none of them in two: none of
-    what it leaves can stand for a header."""
-    return "\n  ".join(piece for line in text.split("\n") for piece in pieces(line, PIECE))
-
-
-_TOLD = "[Calls and what they returned, in one text, since they find no room one by one]"
 
 
 def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter) -> Content:
