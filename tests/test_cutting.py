@@ -17,11 +17,7 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 
 TALLY = PackCounter(counter_for("gemini-2.5-flash"))
-
-
 NONE = Summaries("", {})
-
-
 """No model writes summaries."""
 
 

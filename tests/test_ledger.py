@@ -17,11 +17,7 @@ from aether_context.usage import CallUsage, TokenLedger, Totals
 from aether_context.usage.prices import prices_of
 
 FLASH = prices_of("gemini-2.5-flash", 1_763_700_000.0)
-
-
 NO_LIMITS = PackPolicy().limits
-
-
 HERE: Any = {"invocation": "i1", "agent": "writer"}
 
 
@@ -149,11 +145,7 @@ def test_forged_totals_never_make_an_account_smaller(forged: Any) -> None:
 
 
 _AMOUNTS = st.integers(0, 10**6)
-
-
 _ANY = st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans())
-
-
 ACCOUNTS: Any = (("session", ""), ("invocation", HERE["invocation"]), ("agent", HERE["agent"]))
 
 

@@ -32,11 +32,7 @@ from google.genai import types
 from aether_context import Manifest, PackPolicy, PackStore, replay
 
 ROOT = Path(__file__).parents[1]
-
-
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 SAMPLE = ROOT / "artifacts" / "sample"
 
 
@@ -167,8 +163,6 @@ def test_it_is_at_most_150_lines() -> None:
 # the sample pack
 
 _LONG_AGO = 1_741_600_000.0
-
-
 _TALK = (
     ("user", "Read me the minutes of the kick-off."),
     ("model", "Minutes of the kick-off. " + "The team went through scope, budget and staffing, item by item. " * 24),
@@ -177,8 +171,6 @@ _TALK = (
     ("user", "Who takes part?"),
     ("model", "Six people: two from design, three from engineering, one from finance."),
 )
-
-
 _STATE = {
     "plan": {
         "task_id": "42",
