@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from aether_context.canonical import JSON, fold, short
+from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 
 
 def describe(schema: dict[str, JSON], kind: type) -> None:
@@ -351,8 +351,8 @@ def turn_place(candidate: Candidate) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateOutcome:
-    """What became of one candidate."""
+class Row:
+    """What became of one content or candidate."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
@@ -463,21 +463,6 @@ class LayerTokens:
     """Tokens that the layer used."""
 
 
-class Allocation(NamedTuple):
-    """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + spare_tokens``."""
-
-    window: int
-    slack: int
-    layers: Mapping[Layer, LayerTokens]
-    weights: Mapping[Layer, float]
-    spare_tokens: int = 0
-
-    @property
-    def budget(self) -> int:
-        """The input budget in counted tokens: the window without the slack, and what may be spare_tokens."""
-        return self.window - self.slack + self.spare_tokens
-
-
 class Signals(NamedTuple):
     """The allocator's eight signals. None is unknown, and counts as the neutral 0.5."""
 
@@ -489,6 +474,22 @@ class Signals(NamedTuple):
     freshness_days: float | None = None
     unresolved_questions: int | None = None
     dialogue_depth: int | None = None
+
+
+class Allocation(NamedTuple):
+    """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + spare_tokens``."""
+
+    window: int
+    slack: int
+    layers: Mapping[Layer, LayerTokens]
+    weights: Mapping[Layer, float]
+    signals: Signals
+    spare_tokens: int = 0
+
+    @property
+    def budget(self) -> int:
+        """The input budget in counted tokens: the window without the slack, and what may be spare_tokens."""
+        return self.window - self.slack + self.spare_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -611,6 +612,11 @@ class Sent(NamedTuple):
     @property
     def blocks(self) -> tuple[Block, ...]:
         return (self.system, *self.tools, *self.contents)
+
+    @property
+    def contents_hash(self) -> str:
+        """The hash over the contents."""
+        return hash_text("\n".join([block.digest for block in self.contents]))
 
 
 class SummaryRequest(NamedTuple):
@@ -792,70 +798,119 @@ class Prefix:
     """Why the common prefix ends before the end of that request; null where it does not."""
 
 
-class ContentHashes(NamedTuple):
-    """Hashes over the contents as they were read, over their counts, and over those that are sent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSelection:
+    """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
 
+    ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
+    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores`` holds every
+    tool's where the choice was made for this pack, and is empty where an earlier one stands; ``embedder`` names what
+    compared their meanings, and ``key`` stands for what the choice was made for.
+    """
+
+    sent: tuple[Tool, ...] = ()
+    mode: str = "off"
+    left_out: Mapping[str, Reason] = field(default_factory=dict)
+    allowed: tuple[str, ...] | None = None
+    trimmed: frozenset[str] = frozenset()
+    problem: str = ""
+    kept: Mapping[str, Keep] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+    embedder: str = ""
+    key: str = ""
+
+    @property
+    def listed(self) -> tuple[Tool, ...]:
+        """The tools that the payload lists: those of a step."""
+        return self.sent if self.mode in ("prune", "mask") else ()
+
+    @property
+    def stands(self) -> bool:
+        """Whether the relevant tools are those of an earlier choice."""
+        return self.mode == "relevant" and not self.scores
+
+
+class Verdict(NamedTuple):
+    """What a request is worth for its step.
+
+    ``evidence_needed`` are the acceptance items whose proof is not sent, and tools that were called without a record as
+    ``tool:NAME``. ``artifact_uris`` is every address in the request. ``problems`` say what was not done as asked.
+    """
+
+    validity: Validity
+    invalid_reason: str
+    evidence_needed: tuple[str, ...]
+    artifact_uris: frozenset[str]
+    problems: tuple[str, ...]
+
+
+class RequestTokens(NamedTuple):
+    """The size of a request in tokens, and how it was obtained.
+
+    ``counted`` is what was counted here, ``expected`` what the provider is expected to count, and ``whole_history`` the
+    count of what the host would have sent by itself. ``over_window`` are those by which the request exceeds the window,
+    where what is never cut does not fit.
+    """
+
+    counted: int
+    expected: int
+    whole_history: int
+    over_window: int
+    method: Accuracy
+
+
+class ToStore(NamedTuple):
+    """What is stored of a pack beside the request itself.
+
+    ``chose`` is set where candidates were ranked for this pack, not kept from an earlier call. ``saved`` are texts that
+    were taken out of the request, by the URI that it shows. ``summary_requests`` are summaries that a model could
+    improve on. ``counts`` are token counts by short digest. ``read`` and ``sizes`` are hashes over the contents as they
+    were read and over their counts, and ``stages`` the results of the stages, in their order, as JSON.
+    """
+
+    chose: bool
+    saved: Mapping[str, str]
+    summary_requests: tuple[SummaryRequest, ...]
+    counts: Mapping[str, int]
     read: str
-    counts: str
-    sent: str
+    sizes: str
+    stages: Mapping[str, JSON]
 
 
 class Pack(NamedTuple):
     """A whole outgoing request, and how it came about.
 
-    ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``chose`` is set where
-    candidates were ranked for this pack, not kept from an earlier call.
-
-    ``allowed_tools`` are the names that calls are restricted to, None where they are not. ``tools_kept`` says why a
-    declaration is sent, where not all are. ``tool_scores`` are the relevance scores by which they were chosen, where
-    that happened for this pack, and ``tool_embedder`` is the embedder that made them.
-
-    ``acts`` say what strategies did to this request. ``saved`` are texts that were taken out of the request and have to
-    be stored, by the URI that the request shows. ``summary_requests`` are summaries that a model could improve on.
-    ``request_tokens`` is what the provider is expected to count, ``counted_tokens`` what was counted here,
-    ``whole_history_tokens`` the count of what the host would have sent by itself,
-    ``over_window`` the tokens by which the request exceeds the window, where what is never cut does not fit.
-    ``counts`` are token counts by short digest. ``stages`` holds the results of the stages, in their order, as JSON.
+    ``sent`` is the request as blocks, for the comparison with the next one. ``rows`` say what became of each content
+    that came in, in order, then of each other candidate. ``events`` are the decisions to leave out or to shorten,
+    ``acts`` what strategies did. ``epoch_reason`` is why an epoch begins with this pack, None where none does.
     """
 
     source: PackInput
     system: str
-    tools: tuple[Tool, ...]
+    tools: ToolSelection
     contents: tuple[Outgoing, ...]
-    made: tuple[int, ...]
-    chose: bool
-    allowed_tools: tuple[str, ...] | None
-    tools_left_out: Mapping[str, Reason]
-    tools_kept: Mapping[str, Keep]
-    tool_scores: Mapping[str, float]
-    tool_embedder: str
-    scope_mode: str
-    scope_problem: str
-    signals: Signals
+    sent: Sent
     allocation: Allocation
-    outcomes: tuple[CandidateOutcome, ...]
+    rows: tuple[Row, ...]
     events: tuple[TruncationEvent, ...]
     acts: tuple[Act, ...]
     epoch: Epoch
     epoch_reason: EpochReason | None
     prefix: Prefix
-    validity: Validity
-    invalid_reason: str
-    artifact_uris: frozenset[str]
-    evidence_needed: tuple[str, ...]
-    degradations: tuple[str, ...]
-    request_tokens: int
-    counted_tokens: int
-    whole_history_tokens: int
-    method: Accuracy
-    saved: Mapping[str, str]
-    summary_requests: tuple[SummaryRequest, ...]
-    counts: Mapping[str, int]
-    content_hashes: ContentHashes
-    stages: Mapping[str, JSON]
-    checksum: str
-    sent: Sent
-    over_window: int = 0
+    verdict: Verdict
+    tokens: RequestTokens
+    to_store: ToStore
+
+    @property
+    def checksum(self) -> str:
+        """The hash over the request: system, declarations, contents, and the names that calls are restricted to."""
+        fixed = [self.sent.system.digest, *(block.digest for block in self.sent.tools)]
+        return hash_json({"allowed": self.tools.allowed, "contents": self.sent.contents_hash, "fixed": fixed})
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The indices in ``contents`` of those that are not the host's own, verbatim."""
+        return tuple(at for at, item in enumerate(self.contents) if item.form != "whole")
 
     @property
     def identity(self) -> Identity:
@@ -864,11 +919,11 @@ class Pack(NamedTuple):
     @property
     def whole(self) -> frozenset[int]:
         """The indices in the request of the contents that are sent unchanged."""
-        rows = self.outcomes[: len(self.source.request.contents)]
+        rows = self.rows[: len(self.source.request.contents)]
         return frozenset(index for index, row in enumerate(rows) if row.form in ("whole", "offloaded"))
 
     @property
     def stands_in(self) -> bool:
         """Whether a placeholder or an extract is sent in the place of any content."""
-        rows = self.outcomes[: len(self.source.request.contents)]
+        rows = self.rows[: len(self.source.request.contents)]
         return any(row.form in ("placeholder", "extract", "told") for row in rows)

@@ -17,14 +17,7 @@ from scripted import Chat, call, look_up, new_store
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.pack import valid
-from aether_context.usage.calibration import (
-    RATIO,
-    TokenRatio,
-    UsageBaseline,
-    calibration,
-    estimated,
-    report,
-)
+from aether_context.usage.calibration import RATIO, TokenRatio, UsageBaseline, calibration, estimated, report
 
 MODEL = "gemini-2.5-flash"
 

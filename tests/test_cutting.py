@@ -6,18 +6,24 @@ from dataclasses import replace
 
 import pytest
 from google.genai import types
-from packs import answered, called, lines, said
+from packs import answered, called, lines, said, trim
 from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, inside, look_up
 
-from aether_context.conversation import Conversation
+from aether_context import PackPolicy
+from aether_context.conversation import Budget, Conversation
 from aether_context.conversation.summary import Summaries, recap
 from aether_context.pack import Content
+from aether_context.policy import ConversationSettings
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 
 TALLY = PackCounter(counter_for("gemini-2.5-flash"))
+
+
 NONE = Summaries("", {})
+
+
 """No model writes summaries."""
 
 
@@ -55,6 +61,36 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
     assert not all(grown)
     assert "docs/reports/r49.md" in texts[-1]
     assert all(line.startswith(("- ", "  ")) for line in texts[-1].splitlines())
+
+
+def test_the_edge_of_a_cut_is_shortened_where_it_is_a_message():
+    contents = [said("Go on."), *(said(lines(f"a{at}", 30), "model") for at in range(6)), said("And which is late?")]
+    budget = Budget(window=10_000, slack=0, fixed=0, cut_above=900, cut_to=900, most=10_000)
+    conversation = replace(Conversation.of(contents, window=10_000, budget=budget), forced=True)
+    made = trim(conversation, ConversationSettings(summary_share=0))
+    (short,) = made.replaced
+    assert not contents[short.index].calls
+    assert 850 < conversation.after(made).used <= 900
+
+
+@pytest.mark.parametrize("recall", [True, False])
+@pytest.mark.parametrize("last_turns", [1, 3])
+def test_a_cut_keeps_the_models_last_answer_and_its_question(recall: bool, last_turns: int):
+    def text(who: str, at: int, size: int) -> str:
+        return f"{who} {at}: " + " ".join(f"{who[0]}{at}w{word}" for word in range(size))
+
+    policy = PackPolicy(max_input_tokens=4_000, retrieval={"recall": recall}, conversation={"last_turns": last_turns})
+    chat = Chat(script=[text("Answer", at, 140) for at in range(16)], policy=policy)
+    chat.say(*(text("Question", at, 50) for at in range(16)))
+    cuts = 0
+    for at, (sent, manifest) in enumerate(zip(chat.sent, chat.manifests(), strict=True)):
+        if any(event.stage == "cut" for event in manifest.truncation_events):
+            cuts += 1
+            texts = [part.text for content in sent.contents for part in content.parts]
+            assert text("Answer", at - 1, 140) in texts
+            assert text("Question", at - 1, 50) in texts
+    assert cuts > 1
+    chat.replays()
 
 
 def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:

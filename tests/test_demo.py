@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from aether_context import Manifest, PackStore
 from aether_context.cli import main
 from aether_context.demo import STEPS, Folder
-from aether_context.pack import CandidateOutcome
+from aether_context.pack import Row
 from aether_context.reading import WHY
 
 WINDOW = 16_000
@@ -39,7 +39,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return ran(tmp_path_factory.mktemp("demo"), WINDOW)
 
 
-def rows(manifests: typing.Iterable[Manifest]) -> Iterator[CandidateOutcome]:
+def rows(manifests: typing.Iterable[Manifest]) -> Iterator[Row]:
     for one in manifests:
         yield from one.rows
 

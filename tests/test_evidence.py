@@ -166,11 +166,11 @@ def offloaded(response, tool="t", **changes):
 
 def test_other_fields_of_a_result_stay_word_for_word():
     found = offloaded({"stdout": log(300), "exit_code": 3, "stderr": "warn"})
-    assert found.form == "extract"
+    assert found.record.form == "extract"
     assert found.response["exit_code"] == 3
     assert found.response["stderr"] == "warn"
     assert found.data.decode() == log(300)
-    assert found.response["artifact"].startswith(f"{found.uri} has all 300 lines")
+    assert found.response["artifact"].startswith(f"{found.record.uri} has all 300 lines")
 
 
 @pytest.mark.parametrize(
@@ -183,25 +183,25 @@ def test_other_fields_of_a_result_stay_word_for_word():
     ],
 )
 def test_errors_are_never_offloaded_away(error):
-    assert offloaded(error).form == "verbatim"
-    assert offloaded(error, tools={"t": "always"}).form == "verbatim"
+    assert offloaded(error).record.form == "verbatim"
+    assert offloaded(error, tools={"t": "always"}).record.form == "verbatim"
 
 
 def test_nothing_is_offloaded_that_would_not_be_cheaper():
     response = {"result": "\n".join(f"unique_{at}_{at * 7919}" for at in range(30))}
-    assert offloaded(response, tools={"t": "always"}, extract_tokens=4_000).form == "verbatim"
+    assert offloaded(response, tools={"t": "always"}, extract_tokens=4_000).record.form == "verbatim"
 
 
 def test_rules_of_single_tools():
     response = {"result": log(300)}
-    assert offloaded(response, tools={"t": "never"}).form == "verbatim"
+    assert offloaded(response, tools={"t": "never"}).record.form == "verbatim"
     short = {"result": "\n".join(f"step {at} of the build is done and nothing else is to be said" for at in range(20))}
-    assert offloaded(short, extract_tokens=400).form == "verbatim"
-    assert offloaded(short, tools={"t": "always"}, extract_tokens=40).form == "extract"
+    assert offloaded(short, extract_tokens=400).record.form == "verbatim"
+    assert offloaded(short, tools={"t": "always"}, extract_tokens=40).record.form == "extract"
     register_extractor("first_line", lambda text, *, max_tokens, counter, query: text.split("\n")[0])
     found = offloaded(response, tools={"t": "first_line"})
     assert found.response["result"] == log(1)
-    assert found.uri in found.response["artifact"]
+    assert found.record.uri in found.response["artifact"]
     with pytest.raises(PolicyError, match="did you mean 'first_line'"):
         offloaded(response, tools={"t": "frist_line"})
     with pytest.raises(PolicyError, match="is a rule"):
@@ -212,8 +212,8 @@ def test_rules_of_single_tools():
 def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
     found, again = offloaded(response, extract_tokens=40), offloaded(dict(response), extract_tokens=40)
     assert found == again
-    if found.form != "verbatim":
-        assert COUNTER.count(canonical_json(dict(found.response))) <= 0.76 * found.tokens + 1
+    if found.record.form != "verbatim":
+        assert COUNTER.count(canonical_json(dict(found.response))) <= 0.76 * found.record.tokens + 1
 
 
 # records

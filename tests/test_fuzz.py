@@ -338,7 +338,7 @@ class Run:
         assert left == [block.digest for block in pack.sent.contents]
         assert request.config.system_instruction == pack.system
         declared = [one.name for tool in request.config.tools or () for one in tool.function_declarations or ()]
-        assert declared == [tool.name for tool in pack.tools]
+        assert declared == [tool.name for tool in pack.tools.sent]
         assert list(request.tools_dict) == declared
         finals = sum(layer.final for layer in pack.allocation.layers.values())
         assert finals <= pack.source.window, account(pack)
@@ -346,7 +346,7 @@ class Run:
     def check_window(self, pack: Pack) -> None:
         room = pack.allocation.budget
         if self.least(pack) <= room:
-            assert pack.request_tokens <= pack.source.window, account(pack)
+            assert pack.tokens.expected <= pack.source.window, account(pack)
 
     def least(self, pack: Pack) -> int:
         """Tokens of what no rung may take: the fixed layers, and the contents that always stay, at their smallest."""
@@ -356,7 +356,7 @@ class Run:
         parts = units(contents)
         stay = {index for at in protected(parts, source.request.human) for index in parts[at].indices}
         fixed = pack.sent.system.tokens + sum(block.tokens for block in pack.sent.tools)
-        fixed += 2 * count(step_text(source.step)) + sum(count(tool.signature) + 2 for tool in pack.tools) + 80
+        fixed += 2 * count(step_text(source.step)) + sum(count(tool.signature) + 2 for tool in pack.tools.sent) + 80
         fixed += sum(pack.allocation.layers[layer].used for layer in ("evidence", "memory"))
         fixed += int(0.06 * pack.allocation.budget) + 30
         fixed += count(SYSTEM_CONTRACT) + 20 if self.policy.payload.contract == "payload" else 0
@@ -404,9 +404,9 @@ def account(pack: Pack) -> str:
     layers = {layer: (one.nominal, one.final, one.used) for layer, one in pack.allocation.layers.items()}
     events = [(event.stage, event.reason, event.tokens_before, event.tokens_after) for event in pack.events]
     return (
-        f"call {pack.identity.call}, {pack.request_tokens} tokens of {pack.source.window}\n"
+        f"call {pack.identity.call}, {pack.tokens.expected} tokens of {pack.source.window}\n"
         f"  contents {contents}, human {pack.source.request.human}\n  layers {layers}\n  events {events}\n"
-        f"  degradations {pack.degradations}"
+        f"  degradations {pack.verdict.problems}"
     )
 
 
@@ -510,4 +510,4 @@ def test_one_huge_response_of_any_shape_is_made_to_fit(response: dict[str, Any],
     ]
     run = Run(PackPolicy(max_input_tokens=window), {})
     grow(contents, run)
-    assert run.packs[-1].request_tokens <= window
+    assert run.packs[-1].tokens.expected <= window

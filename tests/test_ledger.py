@@ -17,7 +17,11 @@ from aether_context.usage import CallUsage, TokenLedger, Totals
 from aether_context.usage.prices import prices_of
 
 FLASH = prices_of("gemini-2.5-flash", 1_763_700_000.0)
+
+
 NO_LIMITS = PackPolicy().limits
+
+
 HERE: Any = {"invocation": "i1", "agent": "writer"}
 
 
@@ -27,9 +31,6 @@ def limits(**settings: Any) -> LimitSettings:
 
 def used(read: int, answered: int = 0, **more: Any) -> CallUsage:
     return CallUsage(input_tokens=read, output_tokens=answered, **more)
-
-
-# estimates
 
 
 # the check
@@ -145,7 +146,11 @@ def test_forged_totals_never_make_an_account_smaller(forged: Any) -> None:
 
 
 _AMOUNTS = st.integers(0, 10**6)
+
+
 _ANY = st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans())
+
+
 ACCOUNTS: Any = (("session", ""), ("invocation", HERE["invocation"]), ("agent", HERE["agent"]))
 
 

@@ -48,7 +48,7 @@ def test_what_ended_the_prefix_is_named(changes: dict[str, Any], reason: str) ->
     second = pack(contents, first, **{**given, **changes})
     assert second.prefix.broken_by == reason
     assert second.prefix.shared_tokens is not None
-    assert second.prefix.shared_tokens < first.request_tokens
+    assert second.prefix.shared_tokens < first.tokens.expected
 
 
 def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -> None:

@@ -17,7 +17,7 @@ from scenarios import NAMES, PRESETS, TURNS, WINDOWS
 from aether_context import build_pack
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
-from aether_context.pack import CandidateOutcome, Layer, Pack, TruncationEvent
+from aether_context.pack import Layer, Pack, Row, TruncationEvent
 from aether_context.tokens.cache import TokenCache
 
 ORDER = (
@@ -72,21 +72,21 @@ def act(pack: Pack, stage: str, layer: str) -> TruncationEvent | None:
     return next((one for one in pack.events if (one.stage, one.layer) == (stage, layer)), None)
 
 
-def rows(pack: Pack, layer: Layer, *states: str) -> list[CandidateOutcome]:
-    return [fate for fate in pack.outcomes if fate.layer == layer and fate.form in states]
+def rows(pack: Pack, layer: Layer, *states: str) -> list[Row]:
+    return [fate for fate in pack.rows if fate.layer == layer and fate.form in states]
 
 
-def chosen(pack: Pack, layer: Layer) -> list[CandidateOutcome]:
+def chosen(pack: Pack, layer: Layer) -> list[Row]:
     """What retrieval let in, whatever became of it for want of room."""
     return [one for one in rows(pack, layer, "whole", "extract", "left_out") if one.reason in (None, "over_allocation")]
 
 
-def cost(outcomes: Iterable[CandidateOutcome]) -> int:
+def cost(outcomes: Iterable[Row]) -> int:
     """Tokens of what is sent of candidates."""
     return sum(one.tokens if one.sent_tokens is None else one.sent_tokens for one in outcomes)
 
 
-def worth(pack: Pack, fate: CandidateOutcome) -> tuple[object, ...]:
+def worth(pack: Pack, fate: Row) -> tuple[object, ...]:
     """What sorts the candidates of a layer from the last to go to the first, by the tables."""
     if fate.layer == "memory":
         return (-fate.scores["similarity"], fate.id)
@@ -133,7 +133,7 @@ def test_the_conversation_goes_from_its_oldest_turn(name: str, preset: str) -> N
         pack = built(name, preset, window)
         turn = -1
         gone: dict[int, list[bool]] = {}
-        for content, fate in zip(pack.source.request.contents, pack.outcomes, strict=False):
+        for content, fate in zip(pack.source.request.contents, pack.rows, strict=False):
             turn += is_human(content)
             gone.setdefault(turn, []).append(fate.form in ("left_out", "summarized"))
         question = {at: states[0] for at, states in gone.items()}
@@ -189,7 +189,7 @@ def test_a_step_is_refused_exactly_where_it_cannot_fit(name: str, preset: str) -
     assert refusal(name, preset, smallest) is None
     assert refusal(name, preset, smallest - 1) is not None
     pack = built(name, preset, smallest)
-    assert pack.request_tokens <= budget(smallest)
+    assert pack.tokens.expected <= budget(smallest)
     assert all(item.text in sent_text(pack) for item in pack.source.step.acceptance)
 
 
@@ -204,7 +204,7 @@ def test_a_larger_window_never_loses_what_a_smaller_one_keeps(name: str, preset:
     for window in windows:
         now = {
             fate.id
-            for fate in built(name, preset, window).outcomes
+            for fate in built(name, preset, window).rows
             if fate.form in ("whole", "extract") or fate.reason == "already_in_conversation"
         }
         assert kept <= now, (window, kept - now)
@@ -220,15 +220,15 @@ def test_everything_is_accounted_for_and_nothing_is_overspent(name: str, preset:
         pack = built(name, preset, window)
         source, layers = pack.source, pack.allocation.layers
         assert sum(account.final for account in layers.values()) <= window
-        assert pack.request_tokens <= budget(window)
+        assert pack.tokens.expected <= budget(window)
         assert sum(account.used for account in layers.values()) <= budget(window)
         for layer in ("memory", "evidence"):
             assert layers[layer].used <= layers[layer].final
             assert layers[layer].used == cost(rows(pack, layer, "whole", "extract"))
-        names = [fate.id for fate in pack.outcomes]
+        names = [fate.id for fate in pack.rows]
         assert len(set(names)) == len(names) == len(source.request.contents) + len(source.candidates)
         assert {one.id for one in source.candidates} <= set(names)
-        assert all(fate.reason for fate in pack.outcomes if fate.form != "whole")
-        assert {fate.reason for fate in pack.outcomes} <= {
+        assert all(fate.reason for fate in pack.rows if fate.form != "whole")
+        assert {fate.reason for fate in pack.rows} <= {
             None, "over_allocation", "below_floor", "beyond_k", "duplicate", "expired", "high_water", "window"
         }  # fmt: skip

@@ -70,6 +70,23 @@ def test_the_latest_turn_stays_even_where_it_alone_is_above() -> None:
     assert result.kept == tuple(range(len(contents) - 3, len(contents)))
 
 
+def test_a_question_is_never_left_alone() -> None:
+    """What was last done stays beside it, even where that alone is above the ceiling, as far as the window takes it."""
+    contents = turns(4)
+    assert slid(contents, 50).kept == tuple(range(12, 17))
+    chat = Chat(
+        policy=PackPolicy(
+            max_input_tokens=20_000,
+            conversation={"strategy": "sliding_turns", "sliding_turns": {"tokens": 300}},
+        ),
+        tools=[look_up],
+        script=[*(f"answer {at} " * 200 for at in range(3)), call("look_up", key="k"), "done"],
+    )
+    chat.say("one", "two", "three", "four")
+    assert [len(one.contents) for one in chat.sent] == [1, 3, 3, 3, 5]
+    chat.replays()
+
+
 def test_zero_is_off() -> None:
     assert slid(turns(40), 0).removed == ()
 

@@ -75,7 +75,7 @@ def test_replay_needs_no_model_and_gives_the_same_bytes():
     replayed = Replayer(PackStore(store.url)).replay(manifest)
     assert replayed.matches
     assert "BRIEF" in replayed.request
-    assert replayed.pack.summary_requests == ()
+    assert replayed.pack.to_store.summary_requests == ()
 
 
 @pytest.mark.parametrize(

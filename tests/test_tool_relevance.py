@@ -134,22 +134,22 @@ def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
     policy = PackPolicy(max_input_tokens=window, on_invalid="warn")
     pack = build_pack(asked, policy)
     names = [one.name for one in tools]
-    sent = [one.name for one in pack.tools if one is not FIND_TOOLS]
-    assert sorted([*sent, *pack.tools_left_out]) == sorted(names)
+    sent = [one.name for one in pack.tools.sent if one is not FIND_TOOLS]
+    assert sorted([*sent, *pack.tools.left_out]) == sorted(names)
     assert sent == [name for name in names if name in sent]
-    if pack.scope_mode == "off":
+    if pack.tools.mode == "off":
         assert sent == names
         return
-    chosen = [name for name, why in pack.tools_kept.items() if why == "relevant"]
+    chosen = [name for name, why in pack.tools.kept.items() if why == "relevant"]
     assert {f"tool_{at}" for at in steering} <= set(sent)
     fewest = max(0, 10 - len(steering))
     used = sum(block.tokens for block in pack.sent.tools)
     assert used <= window * policy.budget.floors.tools or len(chosen) <= fewest
     others = [name for at, name in enumerate(names) if at not in steering]
-    assert set(sorted(others, key=lambda name: -pack.tool_scores[name])[:fewest]) <= set(chosen)
-    assert build_pack(packs.changed(asked, tool_scores=pack.tool_scores), policy).checksum == pack.checksum
+    assert set(sorted(others, key=lambda name: -pack.tools.scores[name])[:fewest]) <= set(chosen)
+    assert build_pack(packs.changed(asked, tool_scores=pack.tools.scores), policy).checksum == pack.checksum
     again = build_pack(asked._replace(epoch=pack.epoch), policy)
-    assert (again.tools, again.epoch_reason, again.tool_scores) == (pack.tools, None, {})
+    assert (again.tools.sent, again.epoch_reason, again.tools.scores) == (pack.tools.sent, None, {})
 
 
 @pytest.mark.parametrize(

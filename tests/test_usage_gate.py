@@ -33,7 +33,7 @@ NET = 3.6
 """Bytes that the net takes for each token of the window."""
 
 TALK = turns(16, 20)
-COUNTED = build_pack(pack_input(TALK, window=200_000), POLICY).counted_tokens
+COUNTED = build_pack(pack_input(TALK, window=200_000), POLICY).tokens.counted
 WINDOW = int(COUNTED / 0.9 / 0.9)
 """One that the talk fills to between the high-water mark and the input budget."""
 
@@ -80,7 +80,7 @@ def test_the_gate_stands_in_front_of_every_strategy_with_a_mark(strategy: str) -
 
 def test_however_little_is_reported_the_count_never_passes_the_input_budget() -> None:
     pack = build_pack(pack_input(turns(60, 20), window=WINDOW, calibration=last_reported(1)), POLICY)
-    assert pack.counted_tokens <= pack.allocation.budget
+    assert pack.tokens.counted <= pack.allocation.budget
 
 
 # the byte net

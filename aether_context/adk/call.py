@@ -14,7 +14,6 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from aether_context.adk.tracing import PackSpan
 from aether_context.adk.windows import Window
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
@@ -116,7 +115,6 @@ class ModelCall(NamedTuple):
 
     context: CallbackContext
     request: LlmRequest
-    span: PackSpan
     invocation: InvocationContext
     policy: PackPolicy
     key: AgentKey
@@ -131,7 +129,7 @@ class ModelCall(NamedTuple):
     near_limit: bool = False
 
 
-def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan) -> ModelCall:
+def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> ModelCall:
     """A call as ADK hands it over, without window, plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation = context.get_invocation_context()
@@ -144,7 +142,6 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, s
     return ModelCall(
         context=context,
         request=request,
-        span=span,
         invocation=invocation,
         policy=policy,
         key=agent_key_of(context),

@@ -58,13 +58,14 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
 
 STORE_SECONDS = 5.0
+ASKED_CHARACTERS = 400
+"""Of each text that says what an agent is after, for the choice of lines."""
 _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
 _DEEPEST = 50
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _INSTANT_CHARACTERS = 200_000
-_ASKED_CHARACTERS = 400
 _MOST_PROBLEMS = 20
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
@@ -152,7 +153,7 @@ class Offloader:
         arguments = plain(dict(given.arguments))
         words = await masked_aside(self._mask, words_of(context.user_content))
         asked = (words, canonical_json(self._mask.json(arguments)))
-        query = "\n".join(text[:_ASKED_CHARACTERS] for text in asked)
+        query = "\n".join(text[:ASKED_CHARACTERS] for text in asked)
         origin = {
             "source": given.tool,
             "arguments": arguments_hash(arguments),
@@ -177,18 +178,8 @@ class Offloader:
                 content,
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
-            if found.form != "verbatim":
-                record = EvidenceRecord(
-                    **origin,
-                    uri=found.uri,
-                    digest=found.digest,
-                    size_bytes=len(found.data),
-                    lines=found.lines,
-                    tokens=found.tokens,
-                    media_type=found.media_type,
-                    form=found.form,
-                    query=query,
-                )
+            if found.record.form != "verbatim":
+                record = found.record.model_copy(update={**origin, "query": query})
                 evidence.append((record, found.data))
                 self._shown.put((given.tool, structure(content), query, window), found)
         return evidence
@@ -387,10 +378,10 @@ class Offloader:
             masked = self._mask.json(content)
             found = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
             self._shown.put(key, found)
-        if found.form == "verbatim":
+        if found.record.form == "verbatim":
             return None
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
-        known.saved_tokens += max(0, found.tokens * size // len(found.data) - found.shown_tokens)
+        known.saved_tokens += max(0, found.record.tokens * size // len(found.data) - found.shown_tokens)
         return superseding(found.response, known.earlier(record))
 
 

@@ -217,20 +217,23 @@ class RequestPacker:
         self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
-                answer = await self._pack(callback_context, llm_request, span)
+                answer = await self._pack(callback_context, llm_request)
                 span.error = answer.error_code or "" if answer is not None else ""
-                return answer
             except (InvalidPlan, BudgetExceededError):
                 raise
             except StepTooLarge as error:
                 if self.policy.on_invalid != "respond":
                     raise
                 span.error = "step_too_large"
-                return _answer(span.error, f"This step does not fit the model's window: {error}.")
+                answer = _answer(span.error, f"This step does not fit the model's window: {error}.")
             except BaseException as error:
                 self._failures.caught(error)
                 span.error = type(error).__name__
-                return await self._pack_plainly(callback_context, llm_request, span)
+                answer = await self._pack_plainly(callback_context, llm_request, span.error)
+            last = self.last(callback_context)
+            if answer is None and last is not None:
+                self._failures.guarded(partial(self._report, last, span), None)
+            return answer
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
@@ -282,8 +285,8 @@ class RequestPacker:
 
     # the way of a model call
 
-    async def _pack(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
-        call = await self._read(context, request, span)
+    async def _pack(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
+        call = await self._read(context, request)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
         enriched: PreparedCall | None = None
@@ -303,13 +306,13 @@ class RequestPacker:
         asyncio.get_running_loop().call_soon(len, packed[0].history)
         return self._send(*packed)
 
-    async def _read(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> ModelCall:
+    async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
 
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
         economical one, with a note, where a limit is near.
         """
-        call = call_of(context, request, self.policy, span)
+        call = call_of(context, request, self.policy)
         memories = call.invocation.memory_service
         if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
             memories.memories.mask = self.policy.mask
@@ -377,7 +380,7 @@ class RequestPacker:
             read = await self._recall.turns(read, *wanted)
             if read.source.search.turns is not None:
                 pack = await build(read.source)
-        if self._asks_models and pack.summary_requests:
+        if self._asks_models and pack.to_store.summary_requests:
             pack, cost = await self._summarizer.summarize(pack, policy, build)
             read = read._replace(summary_cost=cost)
         return read, pack
@@ -415,54 +418,45 @@ class RequestPacker:
         name = pack_id(source.identity, source.step)
         records = call.policy.record != "off"
         number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
-        last = PreviousCall(
-            name=name,
-            pack=pack,
-            policy=call.policy,
-            planned=call.planned,
-            counter=read.counter,
-            number=number,
-            cutoff=cutoff,
-            summarizer=read.summary_cost,
-        )
-        self._last.put(call.key, last)
-        self._failures.guarded(partial(self._report, pack, name, call.span), None)
+        made = PreviousCall(name, pack, call.policy, call.planned, read.counter, number, cutoff, read.summary_cost)
+        self._last.put(call.key, made)
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
         """What a pack is built from: masked where the policy masks what the model is sent."""
         return masked_input(source, policy.mask, self._sent_contents) if policy.redact_prompt else source
 
-    def _report(self, pack: Pack, name: str, span: PackSpan) -> None:
+    def _report(self, made: PreviousCall, span: PackSpan) -> None:
         """Tells the log and the trace what a pack came to."""
+        pack, name = made.pack, made.name
         identity, logs, place = pack.identity, logger.isEnabledFor(logging.INFO), ""
         if (logs or span.recording) and self.policy.record != "off":
             place = self.store.uri_of(identity.app, identity.user, identity.session, name)
         span.packed(pack, name, place)
-        for problem in pack.degradations:
+        for problem in pack.verdict.problems:
             if problem.startswith("strategy "):
                 self._failures.report(problem)
-        if pack.over_window:
+        if pack.tokens.over_window:
             logger.warning(
                 "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
                 name,
                 pack.source.window,
-                pack.over_window,
+                pack.tokens.over_window,
             )
         if logs:
             shares = pack.allocation.layers.items()
             used = " ".join(f"{layer}={share.used}" for layer, share in shares if layer != "slack")
             logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place or "not recorded")
 
-    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
+    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, problem: str) -> LlmResponse | None:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
         self._last.pop(agent_key_of(context))
         try:
             policy = self.policy.changed(
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
-            planned = Plan(problems=(f"packed plainly after {span.error}",))
-            call = self._under(call_of(context, request, policy, span), policy)._replace(planned=planned)
+            planned = Plan(problems=(f"packed plainly after {problem}",))
+            call = self._under(call_of(context, request, policy), policy)._replace(planned=planned)
             read = await Gatherer(SessionRecords(), self._waits).gather(call)
             counter = counter_for("")
             pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
@@ -482,7 +476,7 @@ class RequestPacker:
         if last is None:
             return READ_TOKENS
         budget = last.pack.allocation.budget
-        free = budget - last.pack.request_tokens
+        free = budget - last.pack.tokens.expected
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
         return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
 

@@ -1,7 +1,7 @@
 """What the next model call of a session would be sent, without a model and without touching the session.
 
     pack = preview(read_session("session.json"), policy="research", message="Please go on.").pack
-    print(pack.request_tokens, pack.contents[-1].content.text)
+    print(pack.tokens.expected, pack.contents[-1].content.text)
 
 ADK itself assembles the request, from a copy of the session and a stand-in for the agent; the plugin's packer packs it,
 and the call ends before the model. Memory and artifact services are not asked.

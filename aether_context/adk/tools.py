@@ -26,7 +26,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
-from aether_context.adk.evidence import STORE_SECONDS
+from aether_context.adk.evidence import ASKED_CHARACTERS, STORE_SECONDS
 from aether_context.adk.request import gather
 from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, short
@@ -45,7 +45,6 @@ from aether_context.tokens import counter_for
 logger = logging.getLogger("aether_context")
 
 _SUMMARY_TOKENS = 200
-_ASKED_CHARACTERS = 400
 _SOURCE_CHARACTERS = 500
 _MEMORY_SECONDS = 10.0
 _TYPES = mimetypes.MimeTypes()
@@ -98,7 +97,7 @@ async def keep_evidence(
         steps = [*([current] if current is not None else []), *plan.steps]
         items = {item.id: item.text for step in steps for item in acceptance_of(plan, step)}
         asked += [items[name] for name in covers if name in items]
-    query = "\n".join(text[:_ASKED_CHARACTERS] for text in asked if text)
+    query = "\n".join(text[:ASKED_CHARACTERS] for text in asked if text)
     data, record, own_lines = await asyncio.to_thread(_described, content, source, media_type, query)
     own = {"agent": context.agent_name, "invocation": context.invocation_id, "time": time_of(context)}
     record = record.model_copy(update={**own, "form": "described", "query": ""} if summary else own)

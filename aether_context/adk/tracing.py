@@ -92,7 +92,7 @@ class PackSpan:
     def packed(self, pack: Pack, name: str, uri: str) -> None:
         """Takes in what the pack came to, with its id and where its manifest is, empty where it is not recorded."""
         cut = any(event.stage == "cut" for event in pack.events)
-        _tokens.record(pack.request_tokens, self._labels)
+        _tokens.record(pack.tokens.expected, self._labels)
         if pack.prefix.shared_tokens:
             _prefix.add(pack.prefix.shared_tokens, self._labels)
         if cut:
@@ -105,8 +105,8 @@ class PackSpan:
             _PACK: name,
             "aether_context.pack.uri": uri,
             "aether_context.window": pack.source.window,
-            "aether_context.tokens.request": pack.request_tokens,
-            "aether_context.tokens.over_window": pack.over_window,
+            "aether_context.tokens.request": pack.tokens.expected,
+            "aether_context.tokens.over_window": pack.tokens.over_window,
             **{
                 f"aether_context.tokens.{layer}": pack.allocation.layers[layer].used
                 for layer in LAYERS
@@ -116,7 +116,7 @@ class PackSpan:
             _REASON: pack.epoch_reason,
             "aether_context.prefix.tokens": pack.prefix.shared_tokens,
             "aether_context.prefix.broken_by": pack.prefix.broken_by,
-            "aether_context.degradations": len(pack.degradations),
+            "aether_context.degradations": len(pack.verdict.problems),
         }
         self._attributes = {key: value for key, value in attributes.items() if value}
 

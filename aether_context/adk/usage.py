@@ -182,7 +182,7 @@ class Ledgers:
                 if prices is None and any("cost" in account.limits.measures for account in limited):
                     self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
                 output_limit = (config.max_output_tokens or None) if config is not None else None
-                planned = session.ledger.estimate(pack.request_tokens, output_limit=output_limit, prices=prices)
+                planned = session.ledger.estimate(pack.tokens.expected, output_limit=output_limit, prices=prices)
                 for account in limited:
                     error = account.ledger.check(planned, account.limits, **account.where)
                     if error is None:
@@ -279,10 +279,10 @@ def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
         known = 0
     framing = framing_of(model)
     expected = CallUsage(
-        input_tokens=pack.request_tokens,
+        input_tokens=pack.tokens.expected,
         output_tokens=0,
         # Where the request is left alone, the estimate can be of the current turn only.
-        estimate=pack.request_tokens if not pack.source.host.passthrough_reason else None,
+        estimate=pack.tokens.expected if not pack.source.host.passthrough_reason else None,
         system_tokens=layers["system"].used,
         tool_tokens=layers["tools"].used,
         formatting_tokens=formatting + sum(frame_of(item.content, framing) for item in sent[known:]),
@@ -456,7 +456,7 @@ class Calibrations:
         if reports is None or tokens > 2 * pack.source.window:
             return
         ratio = self._ratios.get(owner) or TokenRatio()
-        counted, epoch = pack.counted_tokens, pack.epoch.number
+        counted, epoch = pack.tokens.counted, pack.epoch.number
         baseline, learned = report(
             reports.baseline, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens
         )
@@ -468,7 +468,7 @@ class Calibrations:
         """What an answer's event says of its request: the estimate, and what the next one goes on from."""
         told: dict[str, JSON] = {}
         if not pack.source.host.passthrough_reason:
-            told["request_tokens"] = pack.request_tokens
+            told["request_tokens"] = pack.tokens.expected
         if (reports := self._reports.get(agent_key(pack.identity))) is not None:
             told["reports"] = _REPORTS.dump_python(reports, mode="json")
         return told

@@ -78,7 +78,7 @@ class Windows:
         # A window has the answer's own limit in it, where it is known to share the window.
         tokens = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
         if not 0 < tokens < source.window:
-            tokens = min(source.window, pack.request_tokens) * 9 // 10
+            tokens = min(source.window, pack.tokens.expected) * 9 // 10
         tokens = max(LEAST_TOKENS, tokens)
         with self._lock:
             before = self._window(served, policy, state).tokens

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from aether_context.canonical import JSON, short
 from aether_context.cli.terminal import aligned, head, increase, moment, percent, plain, print_table, say
-from aether_context.pack import LAYERS, CandidateOutcome, LayerTokens
+from aether_context.pack import LAYERS, LayerTokens, Row
 from aether_context.reading import Comparison, Difference, Fate, PackView, Piece, TextChange
 from aether_context.store import Manifest
 
@@ -149,7 +149,7 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
     """
     forms = Counter(row.form for row in view.rows.values())
     yield f"{len(view.rows):,} in all: " + ", ".join(f"{count} {form}" for form, count in sorted(forms.items()))
-    shown, notes = list[CandidateOutcome](), dict[int, str]()
+    shown, notes = list[Row](), dict[int, str]()
     for layer in LAYERS:
         members = [row for row in view.rows.values() if row.layer == layer]
         kept = [row for row in members if row.form == "whole" and row.sent_tokens is None]
@@ -171,7 +171,7 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
     yield from notes.values()
 
 
-def _candidate(row: CandidateOutcome) -> tuple[str, ...]:
+def _candidate(row: Row) -> tuple[str, ...]:
     scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""
     details = " · ".join(filter(None, (scores, moment(row.time), row.uri, covers)))

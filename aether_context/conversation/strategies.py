@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.extracts import LEAST_EXTRACT, query_of, response_tokens, shorten_content
+from aether_context.conversation.extracts import LEAST_EXTRACT, part_tokens, query_of, response_tokens, shorten_content
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategy import (
     Budget,
@@ -23,7 +23,7 @@ from aether_context.conversation.strategy import (
     summary_tokens,
 )
 from aether_context.conversation.summary import MOST_TOKENS
-from aether_context.conversation.turns import Cut, Unit, cut, is_human, protected, units
+from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import Content, Reason
 from aether_context.policy import ConversationSettings
@@ -42,9 +42,10 @@ class Cutting:
     """A strategy that leaves out whole units for good, from the oldest, in one act, with a summary in their place.
 
     What stays takes at most what the cut goes down to, summary included, where what may leave holds enough. The unit
-    that would free more than is asked for stays with its responses as extracts. Anchors stay, by priority, while they
-    fit with what stays anyway. Messages beside the final one leave only where the rest does not fit. A cut that frees
-    less than nine tenths of what is asked for is made only where the window or a hand demands it.
+    that would free more than is asked for stays as an extract. Anchors stay, by priority, while they fit with what
+    stays anyway; so does the model's last answer, with what it answers. Messages beside the final one leave only where
+    the rest does not fit. A cut that frees less than nine tenths of what is asked for is made only where the window or
+    a hand demands it.
 
     Args:
         summary_share: the most of the summary, as a share of the input budget; 0 for none.
@@ -101,10 +102,18 @@ class Cutting:
             most=budget.most - most_summary,
             stay=stay,
         )
+        held = stay | anchored
+        with_answer = held | latest_answer(parts)
+        if sum(tokens[index] for at in with_answer for index in parts[at].indices) <= budget.most - most_summary:
+            held = with_answer
         ends_in_results = bool(parts) and any(
             response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
         )
-        reason = self._reason(conversation)
+        reason = self.reason if budget.net is None else "byte_net"
+        if conversation.forced:
+            reason = "by_hand"
+        elif self.reason == "high_water" and conversation.used > budget.most:
+            reason = "window"
         summary = ""
         left, replaced = Cut(), tuple[Replaced, ...]()
         # The second round knows how long the summary is; a model is asked for one there alone.
@@ -118,7 +127,7 @@ class Cutting:
                 keep_first=self.keep_first,
                 keep_last=self.keep_last,
                 room=budget.most if self.frozen else target,
-                stay=stay | anchored,
+                stay=held,
             )
             left, replaced = _shortened(conversation, left, reason)
             room_for_summary = budget.most - (room + left.over) - frame_tokens
@@ -146,21 +155,18 @@ class Cutting:
             return result
         return decided(conversation, self.name, note=_FREES_NOTHING if conversation.forced else "")
 
-    def _reason(self, conversation: Conversation) -> Reason:
-        if conversation.forced:
-            return "by_hand"
-        if self.reason == "high_water" and conversation.used > conversation.budget.most:
-            return "window"
-        return self.reason if conversation.budget.net is None else "byte_net"
-
 
 def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, tuple[Replaced, ...]]:
-    """The cut without the unit that leaves last, where extracts of its responses free as much as has to leave."""
+    """The cut without the unit that leaves last, where extracts of it free as much as has to leave: of the responses of
+    an exchange, else of the message."""
     if not left.leaving:
         return left, ()
     contents, counter, edge = conversation.contents, conversation.counter, left.leaving[-1]
     over = left.over + sum(conversation.tokens[at] for at in edge)
-    sizes = {at: found for at in edge if (found := response_tokens(contents[at], counter))}
+    long = {at: response_tokens(contents[at], counter) for at in edge}
+    if not any(long.values()):
+        long = {at: part_tokens(contents[at], counter) for at in edge if not is_human(contents[at])}
+    sizes = {at: found for at, found in long.items() if found}
     all_sizes = [size for found in sizes.values() for size in found]
     if over > sum(max(0, sum(found) - LEAST_EXTRACT * len(found)) for found in sizes.values()):
         return left, ()
@@ -172,60 +178,69 @@ def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[C
     )
 
 
-# Whole turns are left out from the oldest until the request is under a ceiling; nothing is kept of that anywhere.
-#
-# What is left out follows from the host's own history up to the message that the model answers, what a payload adds
-# to that message, the system instruction, the declarations and the ceiling. Every call of an invocation therefore
-# comes to the same result as its first one, any reader can compute it, and a higher ceiling brings the turns back.
-# The ceiling is not a target, and the latest turn stays even where it alone is above it.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingTurns:
-    """The strategy ``sliding_turns``, with its ceiling; 0 turns it off."""
+    """Whole turns are left out from the oldest until the request is under a ceiling; nothing is kept of that anywhere.
+
+    What is left out follows from the host's own history up to the message that the model answers, what a payload adds
+    to that message, the system instruction, the declarations and the ceiling. Every call of an invocation therefore
+    comes to the same result as its first one, any reader can compute it, and a higher ceiling brings the turns back.
+    The ceiling is not a target, and the latest turn stays even where it alone is above it. A ceiling of 0 is none.
+    """
 
     tokens: int
     name: ClassVar[str] = "sliding_turns"
     early: ClassVar[bool] = True
 
     def trim(self, conversation: Conversation) -> Decision:
-        last = conversation.human if conversation.human is not None else len(conversation.contents) - 1
+        contents, human = conversation.contents, conversation.human
+        last = human if human is not None else len(contents) - 1
         if not self.tokens or last < 0:
             return decided(conversation, self.name)
         ceiling = min(self.tokens, conversation.budget.input)
-        gone = earlier = _beyond(conversation, ceiling, last)
+        # Neither a payload nor anything of this invocation stood beside the message when it was first sent.
+        bare = conversation.tokens[last] <= conversation.counter.content(contents[last])
+        bare = bare and (last == len(contents) - 1 or not conversation.opens)
+        gone = earlier = _beyond(conversation, ceiling, last, bare)
         if gone and conversation.opens:
             # What was beyond the ceiling when the human message before was answered.
-            before = (at for at in range(last - 1, -1, -1) if is_human(conversation.contents[at]))
-            earlier = _beyond(conversation, ceiling, next(before, 0))
+            before = (at for at in range(last - 1, -1, -1) if is_human(contents[at]))
+            earlier = _beyond(conversation, ceiling, next(before, 0), bare)
         removed = [Removed(index=at, reason="turn_budget", new=at not in earlier) for at in sorted(gone)]
         return decided(conversation, self.name, removed=removed, lasting=False)
 
 
-def _beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[int]:
-    """The indices of the oldest whole turns that have to go so that the request up to a content is under the ceiling.
+def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> Collection[int]:
+    """The indices of the oldest whole turns that have to go so that the request up to ``last`` is under the ceiling.
 
-    Turns with an anchor stay.
-
-    Args:
-        last: index of the last content that counts; its turn stays.
+    Turns with an anchor stay, and that of ``last``; where it is ``bare``, a question alone, so does the turn before it
+    as far as the window takes it.
     """
     turns: dict[int, list[int]] = {}
     for unit in units(conversation.contents):
         turns.setdefault(unit.turn, []).extend(unit.indices)
-    parts = [Unit(kind="message", indices=tuple(indices), turn=turn) for turn, indices in turns.items()]
+    parts = [
+        Unit(kind="message", indices=tuple(indices), turn=turn)
+        for turn, indices in turns.items()
+        if min(indices) <= last
+    ]
     tokens = [size if at <= last else 0 for at, size in enumerate(conversation.tokens)]
     anchored = conversation.anchored
     stay = [at for at, part in enumerate(parts) if max(part.indices) >= last or not anchored.isdisjoint(part.indices)]
-    return cut(parts, tokens, target=ceiling - conversation.budget.fixed, stay=stay).gone
-
-
-# Nothing is left out: contents are normalized and recorded, and the window is all that limits them.
+    budget = conversation.budget
+    return cut(
+        parts,
+        tokens,
+        target=ceiling - budget.fixed,
+        keep_last=2 if bare else 1,
+        room=budget.input - budget.fixed,
+        stay=stay,
+    ).gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untouched:
-    """The strategy ``none``."""
+    """Nothing is left out: contents are normalized and recorded, and the window is all that limits them."""
 
     name: ClassVar[str] = "none"
     early: ClassVar[bool] = True
@@ -407,11 +422,8 @@ def _form(content: Content) -> tuple[object, ...]:
 
 ShapeKind: TypeAlias = Literal["short", "loop", "dialogue", "session"]
 
-_TALK_SHARE = 0.5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """What a conversation looks like, and how many turns it has."""
 
     kind: ShapeKind
@@ -421,23 +433,20 @@ class Shape:
 def shape_of(conversation: Conversation) -> Shape:
     """The shape of a conversation, from the tokens of its contents alone.
 
-    ``short`` fits under the high-water mark. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
+    ``short`` fits under the mark for cuts. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
     consists of words for more than half, and ``session`` is everything else.
     """
-    tokens, contents, high = conversation.tokens, conversation.contents, conversation.budget.cut_above
+    tokens, contents, mark = conversation.tokens, conversation.contents, conversation.budget.cut_above
     total = sum(tokens)
     tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
     turns: Counter[int] = Counter({0: 0})
     for unit in units(contents):
         turns[unit.turn] += sum(tokens[at] for at in unit.indices)
-    kind: ShapeKind = "session"
-    if total <= high:
-        kind = "short"
-    elif max(turns.values()) > high:
-        kind = "loop"
-    elif tools < (1 - _TALK_SHARE) * total:
-        kind = "dialogue"
-    return Shape(kind=kind, turns=len(turns))
+    if total <= mark:
+        return Shape("short", len(turns))
+    if max(turns.values()) > mark:
+        return Shape("loop", len(turns))
+    return Shape("dialogue" if tools < total / 2 else "session", len(turns))
 
 
 class Selection(NamedTuple):
@@ -450,21 +459,15 @@ class Selection(NamedTuple):
 
 _RULES: Mapping[ShapeKind, tuple[str, str]] = {
     "short": ("epochs", "it fits, and nothing is cut"),
-    "loop": (
-        "epochs",
-        "one turn alone passes the high-water mark: the cut goes through it, and the entity table counts",
-    ),
+    "loop": ("epochs", "one turn alone passes the mark: the cut goes through it, and the entity table counts"),
     "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
     "dialogue": ("heads_tails", "words fill most of it: how it began stays word for word, at hardly more cost"),
 }
 
 
 def select_strategy(conversation: Conversation) -> Selection:
-    """The strategy that suits a conversation, by its shape.
-
-    The rules follow from what the strategies did to recorded runs of each shape, in tokens kept for what they cost:
-    tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them.
-    """
+    """The strategy that suits a conversation, by what the strategies did to recorded runs of each shape, in tokens kept
+    for what they cost: tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them."""
     shape = shape_of(conversation)
     strategy, rule = _RULES[shape.kind]
     return Selection(strategy=strategy, rule=f"{shape.kind}: {rule}", shape=shape)

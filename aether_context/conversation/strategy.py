@@ -360,38 +360,34 @@ def decided(
         normalize=normalize,
         note=note,
     )
-    # What earlier calls decided saves nothing now.
-    left = list(conversation.tokens)
+    after = conversation.after(result)
+    tokens_before, left = conversation.used, list(conversation.tokens)
     if conversation.human is not None:
         left[conversation.human] = left[conversation.human] or conversation.human_tokens
-    before, after = conversation.used, conversation.after(result).used
     changes: tuple[Removed | Replaced, ...] = (*removed, *replaced)
-    for earlier in changes:
-        if not earlier.new:
-            tokens = conversation.tokens[earlier.index]
-            before -= tokens
-            if isinstance(earlier, Replaced) and tokens:
-                before += conversation.counter.content(earlier.content)
-            left[earlier.index] = 0
-    changed = [change.index for change in removed if change.new]
-    replaced_indices = [change.index for change in replaced if change.new]
+    for change in changes:
+        left[change.index] = 0
+        tokens = conversation.tokens[change.index]
+        if not change.new:  # What earlier calls decided saves nothing now.
+            tokens_before -= tokens
+            if isinstance(change, Replaced) and tokens:
+                tokens_before += conversation.counter.content(change.content)
+    new = [change.index for change in changes if change.new]
     act = None
-    if changed or replaced_indices or result.cuts:
+    if new or result.cuts:
         # A prefix cache held what comes after the first change and before the model's last answer.
-        first = min([*changed, *replaced_indices], default=len(left))
         fresh = max((at for at, content in enumerate(conversation.contents) if content.role == "model"), default=0)
-        touched = {*changed, *replaced_indices}
         act = Act(
             strategy=strategy,
-            removed=len(changed),
-            replaced=len(replaced_indices),
-            freed_tokens=before - after,
-            lost_tokens=sum(left[at] for at in range(first + 1, fresh) if at not in touched),
+            removed=sum(change.new for change in removed),
+            replaced=sum(change.new for change in replaced),
+            freed_tokens=tokens_before - after.used,
+            lost_tokens=sum(left[min(new, default=len(left)) + 1 : fresh]),
         )
     places = {conversation.positions[at] for at in result.kept}
     return result._replace(
         anchors=tuple(anchor for anchor in conversation.anchors if anchor.place in places),
-        tokens_before=before,
-        tokens_after=after,
+        tokens_before=tokens_before,
+        tokens_after=after.used,
         act=act,
     )

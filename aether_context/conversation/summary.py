@@ -191,7 +191,7 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
             line = " ".join(words[: 4 * _AGENT_CHARACTERS].split())
             if len(line) < _AGENT_CHARACTERS < len(words):  # the text began with many blanks
                 line = " ".join(words.split(None, _AGENT_CHARACTERS))
-            return f"- {_speaker(content)}: {line[:_AGENT_CHARACTERS]}"
+            return f"- {_named(content.agent) or content.role}: {line[:_AGENT_CHARACTERS]}"
         words = shorten_line(words, max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
         return _USER + "\n  ".join(words.splitlines())
 
@@ -213,21 +213,11 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
 
 def split_bullets(text: str) -> list[str]:
     """The bullets of a text, each with the lines that follow it."""
-    bullets: list[list[str]] = []
-    for line in text.splitlines():
-        if bullets and not line.startswith("- "):
-            bullets[-1].append(line)
-        else:
-            bullets.append([line])
-    return ["\n".join(lines) for lines in bullets]
-
-
-def _speaker(content: Content) -> str:
-    """The speaker of a content: its role, or the other agent whose turn it is."""
-    return _named(content.agent) if content.agent else content.role
+    return re.split(r"\n(?=- )", text) if text else []
 
 
 def _named(agent: str) -> str:
+    """How an agent is named as a speaker."""
     return f"agent {agent}" if agent in _OTHER_MEANING else agent
 
 
@@ -303,7 +293,7 @@ def _transcript(contents: Sequence[Content]) -> str:
     lines: list[tuple[str, str]] = []
     for content in contents:
         if content.words:
-            lines.append((f"{_speaker(content)}: ", content.words))
+            lines.append((f"{_named(content.agent) or content.role}: ", content.words))
         for part in (*content.calls, *content.responses):
             lines.append((f"{part.kind} {part.name}: ", part.text))
         for quote in content.quotes:

@@ -35,8 +35,7 @@ class _Waiting:
     """
 
     def __init__(self) -> None:
-        self._units: list[int] = []
-        self._answered: set[int] = set()
+        self._units: list[int | None] = []  # None for a call that waits no longer
         self._queues: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
 
     def add(self, unit: int, *names: tuple[str, str, str]) -> None:
@@ -48,13 +47,13 @@ class _Waiting:
         """The unit of the earliest call with one of these names, which waits no longer; None where none waits."""
         queues = [self._queues[name] for name in names]
         for queue in queues:
-            while queue and queue[0] in self._answered:
+            while queue and self._units[queue[0]] is None:
                 queue.popleft()
         first = min((queue[0] for queue in queues if queue), default=None)
         if first is None:
             return None
-        self._answered.add(first)
-        return self._units[first]
+        unit, self._units[first] = self._units[first], None
+        return unit
 
 
 _PERSON = "user"
@@ -153,6 +152,17 @@ def protected(parts: Sequence[Unit], human: int | None) -> frozenset[int]:
     kept |= {at for at, unit in enumerate(parts) if human is not None and human in unit.indices}
     kept |= {max(range(len(parts)), key=lambda at: parts[at].indices[-1])} if parts else set()
     return frozenset(kept)
+
+
+def latest_answer(parts: Sequence[Unit]) -> frozenset[int]:
+    """Positions of the model's last answer before the latest turn and of the human messages of its turn; empty where
+    there is none."""
+    answers = (at for at in range(len(parts) - 1, -1, -1) if parts[at].turn < parts[-1].turn)
+    answer = next((at for at in answers if parts[at].kind == "message"), None)
+    if answer is None:
+        return frozenset()
+    turn = parts[answer].turn
+    return frozenset(at for at, unit in enumerate(parts) if at == answer or (unit.turn, unit.kind) == (turn, "human"))
 
 
 class Cut(NamedTuple):

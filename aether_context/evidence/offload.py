@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
 from aether_context.evidence.lines import MEDIA_TYPES, data_type, kind_of
-from aether_context.evidence.record import READ, SEARCH, Form, evidence_uri, size_words
+from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, Form, evidence_uri, size_words
 from aether_context.evidence.show import RULES, extractor, show, tokens_of
 from aether_context.policy import OffloadSettings
 from aether_context.text.shorten import Excerpt, view_of
@@ -33,25 +33,21 @@ _ERROR_FACTOR = 8
 class StoredResult(NamedTuple):
     """What became of a result.
 
-    ``data`` is what the store keeps: the one text that makes up most of the response, else the response as JSON.
-    ``response`` is read in the place of the result; it names ``uri`` where something is missing in it.
+    ``data`` is what the store keeps: the one text that makes up most of the response, else the response as JSON;
+    ``record`` says what is known of it, but for the call that it answers. ``response``, which has ``shown_tokens``, is
+    read in the place of the result; it names the record's address where something is missing in it.
     """
 
     response: Mapping[str, JSON]
     data: bytes
-    digest: str
-    uri: str
-    media_type: str
-    lines: int
-    tokens: int
+    record: EvidenceRecord
     shown_tokens: int
-    form: Form
 
 
 def offload(
     response: Mapping[str, JSON], tool: str, settings: OffloadSettings, *, counter: TokenCounter, query: str = ""
 ) -> StoredResult:
-    """Decides what a model reads of a response; `StoredResult.form` says what that is.
+    """Decides what a model reads of a response; the record's ``form`` says what that is.
 
     Equal arguments give equal results. An error stays as it is up to eight times the threshold.
 
@@ -68,17 +64,10 @@ def offload(
     tokens = tokens_of(text, counter)
     data = text.encode("utf-8", "surrogatepass")
     digest = hash_bytes(data)
-    kept = StoredResult(
-        response=response,
-        data=data,
-        digest=digest,
-        uri=evidence_uri(digest, "txt"),
-        media_type=MEDIA_TYPES["text"][0],
-        lines=text.count("\n") + 1,
-        tokens=tokens,
-        shown_tokens=tokens,
-        form="verbatim",
+    record = EvidenceRecord(
+        uri=evidence_uri(digest, "txt"), digest=digest, size_bytes=len(data), lines=text.count("\n") + 1, tokens=tokens
     )
+    kept = StoredResult(response, data, record, tokens)
     if rule == "never" or tokens <= (0 if rule == "always" else settings.threshold_tokens):
         return kept
     if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
@@ -100,7 +89,8 @@ def offload(
     media_type, ending = MEDIA_TYPES[kind]
     if kind == "data":
         media_type = data_type(text[:200])
-    kept = kept._replace(uri=evidence_uri(digest, ending), media_type=media_type, lines=shown.total)
+    uri = evidence_uri(digest, ending)
+    record = record.model_copy(update={"uri": uri, "media_type": media_type, "lines": shown.total})
     value: JSON = shown.text
     if path:
         value = replaced(response, path, shown.text)
@@ -113,14 +103,14 @@ def offload(
     if not shown.is_whole:
         size = size_words(len(data))
         lines = f" has all {shown.total} lines ({size}): use {READ} or {SEARCH}"
-        changed[free_key(changed, ARTIFACT_KEY)] = kept.uri + (f" ({size})" if kind == "data" else lines)
+        changed[free_key(changed, ARTIFACT_KEY)] = uri + (f" ({size})" if kind == "data" else lines)
         if shown.names:
             changed[free_key(changed, _NAMES_KEY)] = shown.names
     used = tokens_of(canonical_json(changed), counter)
     if used > (1 - _LEAST_SAVING) * tokens:
-        return kept
+        return kept._replace(record=record)
     form: Form = "whole" if shown.is_whole else "described" if kind == "data" else "extract"
-    return kept._replace(response=changed, shown_tokens=used, form=form)
+    return StoredResult(changed, data, record.model_copy(update={"form": form}), used)
 
 
 def data_of(response: Mapping[str, JSON]) -> bytes:

@@ -59,7 +59,7 @@ def build_pack(
     made = _fitted(given, given.items, summary)
     standing = given.items
     renews = source.candidates and not (given.begins and not given.keeps and made.stands_alone)
-    if made.cut and (given.scope.stands or renews):
+    if made.cut and (given.tools.stands or renews):
         given, summary = _given(Draft(input=source, policy=policy, counter=cached, at_cut=True)), ""
         standing, made = made.items, _fitted(given, made.items, summary)
     for _ in range(_MOST_CHOICES - 1 - given.at_cut):

@@ -80,7 +80,9 @@ def allocate(
             used=min(wanted_by_layer[layer], final[layer]),
         )
     layers["slack"] = LayerTokens(floor=slack, nominal=slack, lent=0, final=slack, used=0)
-    return Allocation(window=window, slack=slack, spare_tokens=spare_tokens, layers=layers, weights=weights)
+    return Allocation(
+        window=window, slack=slack, spare_tokens=spare_tokens, layers=layers, weights=weights, signals=signals
+    )
 
 
 def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | None = None) -> int:

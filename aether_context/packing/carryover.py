@@ -79,10 +79,10 @@ def _system(text: str, contract: bool) -> str:
 
 def _marks(draft: Draft, system: str) -> dict[str, str]:
     """Short digests of what an epoch begins with."""
-    source, scope = draft.input, draft.scope
+    source, scope = draft.input, draft.tools
     step = source.step
     planned = source.validity != "unplanned"
-    sent = {tool.name for tool in scope.tools}
+    sent = {tool.name for tool in scope.sent}
     digests = [tool.digest for tool in source.request.tools if tool.name in sent]
     chosen = {"scope": scope.key} if scope.key else {}
     return {
@@ -236,7 +236,7 @@ def packed_message(
     sizes = sizes_beside_text(raw, counter)
     places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
     content = content_of_parts(raw.role, [text_part(packed.text), *(raw.parts[at] for at in places)])
-    return content, () if len(places) == len(sizes) else ((origin, -1), *((origin, at) for at in places))
+    return content, ((origin, -1), *((origin, at) for at in places))
 
 
 def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:

@@ -103,10 +103,10 @@ def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) ->
 
 def _trim_tools(draft: Draft, tokens: int) -> None:
     """Trims declarations, the largest first, until so many tokens are free."""
-    counter, scope = draft.counter, draft.scope
+    counter, scope = draft.counter, draft.tools
     trimmed_tools: dict[str, Tool] = {}
     saved = 0
-    for tool in sorted(scope.tools, key=lambda tool: (-counter.tool(tool), tool.name)):
+    for tool in sorted(scope.sent, key=lambda tool: (-counter.tool(tool), tool.name)):
         if saved >= tokens:
             break
         brief = trimmed(tool)
@@ -115,8 +115,8 @@ def _trim_tools(draft: Draft, tokens: int) -> None:
             trimmed_tools[tool.name] = brief
             saved += freed
     if trimmed_tools:
-        tools = tuple(trimmed_tools.get(tool.name, tool) for tool in scope.tools)
-        draft.scope = replace(scope, tools=tools, trimmed=scope.trimmed | trimmed_tools.keys())
+        tools = tuple(trimmed_tools.get(tool.name, tool) for tool in scope.sent)
+        draft.tools = replace(scope, sent=tools, trimmed=scope.trimmed | trimmed_tools.keys())
         _tightened(draft, "tools", draft.measured["tools"] - saved, sorted(trimmed_tools))
 
 
@@ -227,7 +227,7 @@ def _texts(draft: Draft) -> dict[str, int]:
     if media := sum(map(counter.media, draft.raw_human.parts)) if draft.raw_human is not None else 0:
         sizes["the files beside it"] = media
     sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
-    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.scope.tools}
+    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.tools.sent}
 
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.

@@ -19,7 +19,6 @@ from aether_context.pack import (
     Content,
     EpochReason,
     Form,
-    Keep,
     Layer,
     Outgoing,
     PackedMessage,
@@ -27,7 +26,7 @@ from aether_context.pack import (
     Reason,
     Signals,
     Step,
-    Tool,
+    ToolSelection,
     TruncationEvent,
     content_name,
 )
@@ -39,38 +38,6 @@ from aether_context.tokens.cache import PackCounter
 _NET_BYTES_PER_TOKEN = 3.6
 """The size of the byte net, by the tokens of the window."""
 _NOTHING = Ranking(chosen=(), left=())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSelection:
-    """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
-
-    ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
-    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores`` holds every
-    tool's where the choice was made for this pack, and is empty where an earlier one stands; ``embedder`` names what
-    compared their meanings, and ``key`` stands for what the choice was made for.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    mode: str = "off"
-    left_out: Mapping[str, Reason] = field(default_factory=dict)
-    allowed: tuple[str, ...] | None = None
-    trimmed: frozenset[str] = frozenset()
-    problem: str = ""
-    kept: Mapping[str, Keep] = field(default_factory=dict)
-    scores: Mapping[str, float] = field(default_factory=dict)
-    embedder: str = ""
-    key: str = ""
-
-    @property
-    def listed(self) -> tuple[Tool, ...]:
-        """The tools that the payload lists: those of a step."""
-        return self.tools if self.mode in ("prune", "mask") else ()
-
-    @property
-    def stands(self) -> bool:
-        """Whether the relevant tools are those of an earlier choice."""
-        return self.mode == "relevant" and not self.scores
 
 
 class Changed(NamedTuple):
@@ -103,7 +70,7 @@ class Draft:
     at_cut: bool = False
 
     # Tools.
-    scope: ToolSelection = _ALL_TOOLS
+    tools: ToolSelection = _ALL_TOOLS
 
     # What the epoch carries into this call. `changed` is why a new epoch has to begin, None where nothing calls for
     # one. `keeps` says that this invocation has made its choices at an earlier call; `packed` is what it then made of

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from aether_context.canonical import hash_json, hash_text, short
+from aether_context.canonical import hash_text, short
 from aether_context.conversation import Normal, normalize
 from aether_context.conversation.epoch import as_ranges, is_live
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
@@ -19,9 +19,7 @@ from aether_context.pack import (
     Allocation,
     Block,
     Candidate,
-    CandidateOutcome,
     Content,
-    ContentHashes,
     Epoch,
     EpochReason,
     Form,
@@ -33,8 +31,12 @@ from aether_context.pack import (
     Prefix,
     PrefixBreak,
     Reason,
+    RequestTokens,
+    Row,
     Sent,
     ShortForm,
+    ToStore,
+    Verdict,
     content_name,
 )
 from aether_context.packing import payload
@@ -68,20 +70,11 @@ def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: PackCounter
         origin=first.origin,
         form="merged",
         tokens=counter.content(normal.content),
-        members=tuple(_member(contents[index], place) for index, place in normal.members),
+        members=tuple(
+            contents[index].members[place] if contents[index].members else (contents[index].origin, place)
+            for index, place in normal.members
+        ),
     )
-
-
-def _member(item: Outgoing, place: int) -> tuple[int, int]:
-    """Where a part of an outgoing content comes from: origin and place there, -1 for what was made here."""
-    if item.members:
-        return item.members[place]
-    if item.origin < 0:
-        return (-1, -1)
-    if item.form != "payload":
-        return (item.origin, place)
-    others = [at for at, part in enumerate(item.raw.parts) if part.kind != "text"]
-    return (item.origin, others[place - 1] if place else -1)
 
 
 # What the layers of a pack cost by another counter; nothing of the pack is decided anew.
@@ -98,9 +91,9 @@ def recount(pack: Pack, counter: PackCounter) -> dict[Layer, int]:
     """Tokens of each layer as it is sent; they sum to those of the whole request."""
     other_tools = pack.source.request.other_tools
     layers: dict[Layer, int] = {
-        "system": counter.system(pack.system, declares=bool(pack.tools or other_tools)),
+        "system": counter.system(pack.system, declares=bool(pack.tools.sent or other_tools)),
         "task": 0,
-        "tools": sum(counter.tools(pack.tools)) + sum(counter.count_all(other_tools)),
+        "tools": sum(counter.tools(pack.tools.sent)) + sum(counter.count_all(other_tools)),
         "evidence": 0,
         "memory": 0,
         "conversation": 0,
@@ -136,14 +129,14 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 
 def render(draft: Draft) -> Pack:
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
-    source, scope, counter = draft.input, draft.scope, draft.counter
+    source, scope, counter = draft.input, draft.tools, draft.counter
     packed = draft.message
     plain = _contents(draft)
     contents = normalized(plain, counter) if draft.normalize else plain
     sent = Sent(
         system=Block(hash_text(draft.system), draft.measured["system"] - draft.uncounted_tokens),
         tools=tuple(
-            Block(tool.digest, tokens) for tool, tokens in zip(scope.tools, counter.tools(scope.tools), strict=True)
+            Block(tool.digest, tokens) for tool, tokens in zip(scope.sent, counter.tools(scope.sent), strict=True)
         )
         + tuple(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
         contents=tuple(Block(item.content.digest, item.tokens) for item in contents),
@@ -152,17 +145,12 @@ def render(draft: Draft) -> Pack:
     epoch = _epoch(draft, packed, reason)
     # What is sent of each content that came in, before it was merged with its neighbours.
     present_origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
-    outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in present_origins})
+    rows = _rows(draft, {item.origin: item for item in plain if item.origin in present_origins})
     if draft.cut:
         # What a strategy leaves out of this request alone does not come back either where a cut passed it.
         positions = source.request.positions
-        gone = sum(outcomes[at].tokens for at, place in enumerate(positions) if not is_live(epoch, place))
+        gone = sum(rows[at].tokens for at, place in enumerate(positions) if not is_live(epoch, place))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + gone)
-    content_hashes = ContentHashes(
-        read=hash_text("\n".join([item.raw.digest for item in draft.incoming])),
-        counts=hash_text("\n".join([str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]])),
-        sent=hash_text("\n".join([block.digest for block in sent.contents])),
-    )
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
     # The acceptance items whose proof the sent payloads hold.
@@ -172,63 +160,63 @@ def render(draft: Draft) -> Pack:
     excess = f"{excess_tokens} tokens over the input budget" if excess_tokens > 0 and not draft.degradations else ""
     too_large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
     payload_text = packed.text if packed is not None and packed.before else ""
-    wires = (*(tool.wire for tool in scope.tools), *source.request.other_tools)
+    wires = (*(tool.wire for tool in scope.sent), *source.request.other_tools)
     return Pack(
         source=source,
         system=draft.system,
-        tools=scope.tools,
+        tools=scope,
         contents=contents,
-        made=tuple(at for at, item in enumerate(contents) if item.form != "whole"),
-        chose=not draft.keeps,
-        allowed_tools=scope.allowed,
-        tools_left_out=scope.left_out,
-        tools_kept=scope.kept,
-        tool_scores=scope.scores,
-        tool_embedder=scope.embedder,
-        scope_mode=scope.mode,
-        scope_problem=scope.problem,
-        signals=draft.signals,
+        sent=sent,
         allocation=_spent(draft, plain, contents),
-        outcomes=outcomes,
+        rows=rows,
         events=draft.events,
         acts=draft.acts,
         epoch=epoch,
         epoch_reason=reason,
         prefix=_prefix(draft, sent, contents),
-        validity=validity,
-        invalid_reason=invalid_reason,
-        artifact_uris=addresses_in(source, draft.system, wires, contents, payload_text),
-        evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
-        degradations=tuple(filter(None, (*source.problems, scope.problem, too_large, *draft.degradations, excess))),
-        request_tokens=request_tokens(source, counted),
-        over_window=max(0, counted + draft.uncounted_tokens - draft.shares.spare_tokens - source.window),
-        counted_tokens=counted,
-        whole_history_tokens=_whole_history_tokens(draft, outcomes),
-        method=method(source, counter),
-        saved=draft.saved,
-        summary_requests=draft.summaries.summary_requests,
-        counts=counter.counts,
-        content_hashes=content_hashes,
-        stages={
-            "count": dict(draft.measured),
-            "retrieve": [
-                [candidate.id for candidate in found.chosen] for found in (draft.found_memory, draft.found_evidence)
-            ],
-            "allocate": [layer.final for layer in draft.shares.layers.values()],
-            "trim": [as_ranges(sorted(draft.forms.keys() - draft.cut - {item.origin for item in plain})), draft.states],
-            "fit": [
-                draft.summary,
-                [candidate.id for candidate in draft.dropped],
-                [draft.incoming[at].raw.digest for at in sorted(draft.cut)],
-            ],
-            "render": [packed.before, packed.after] if packed is not None else None,
-        },
-        checksum=checksum(scope.allowed, sent, content_hashes.sent),
-        sent=sent,
+        verdict=Verdict(
+            validity=validity,
+            invalid_reason=invalid_reason,
+            evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
+            artifact_uris=addresses_in(source, draft.system, wires, contents, payload_text),
+            problems=tuple(filter(None, (*source.problems, scope.problem, too_large, *draft.degradations, excess))),
+        ),
+        tokens=RequestTokens(
+            counted=counted,
+            expected=request_tokens(source, counted),
+            whole_history=_whole_history_tokens(draft, rows),
+            over_window=max(0, counted + draft.uncounted_tokens - draft.shares.spare_tokens - source.window),
+            method=method(source, counter),
+        ),
+        to_store=ToStore(
+            chose=not draft.keeps,
+            saved=draft.saved,
+            summary_requests=draft.summaries.summary_requests,
+            counts=counter.counts,
+            read=hash_text("\n".join([item.raw.digest for item in draft.incoming])),
+            sizes=hash_text("\n".join([str(row.tokens) for row in rows[: len(draft.incoming)]])),
+            stages={
+                "count": dict(draft.measured),
+                "retrieve": [
+                    [candidate.id for candidate in found.chosen] for found in (draft.found_memory, draft.found_evidence)
+                ],
+                "allocate": [layer.final for layer in draft.shares.layers.values()],
+                "trim": [
+                    as_ranges(sorted(draft.forms.keys() - draft.cut - {item.origin for item in plain})),
+                    draft.states,
+                ],
+                "fit": [
+                    draft.summary,
+                    [candidate.id for candidate in draft.dropped],
+                    [draft.incoming[at].raw.digest for at in sorted(draft.cut)],
+                ],
+                "render": [packed.before, packed.after] if packed is not None else None,
+            },
+        ),
     )
 
 
-def _whole_history_tokens(draft: Draft, outcomes: Sequence[CandidateOutcome]) -> int:
+def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
     """Counted tokens of what the host would have sent by itself: the whole history with whole results, and all
     declarations but those that read evidence."""
     source, counter = draft.input, draft.counter
@@ -236,7 +224,7 @@ def _whole_history_tokens(draft: Draft, outcomes: Sequence[CandidateOutcome]) ->
     tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
     system = counter.system(request.system, declares=bool(tools or request.other_tools))
     declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
-    contents = sum(outcome.tokens for outcome in outcomes[: len(request.contents)])
+    contents = sum(row.tokens for row in rows[: len(request.contents)])
     return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
 
 
@@ -253,10 +241,10 @@ def method(source: PackInput, counter: PackCounter) -> Accuracy:
 
 def _reason(draft: Draft) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
-    chosen = draft.changed == "tools_changed" and bool(draft.scope.scores)
+    chosen = draft.changed == "tools_changed" and bool(draft.tools.scores)
     if draft.changed is not None and not (draft.made_cut and chosen):
         return draft.changed
-    if draft.scope.trimmed != frozenset(draft.input.epoch.trimmed):
+    if draft.tools.trimmed != frozenset(draft.input.epoch.trimmed):
         return "tools_changed"
     if draft.by_hand and (draft.made_cut or draft.acts):
         return "by_hand"
@@ -264,12 +252,6 @@ def _reason(draft: Draft) -> EpochReason | None:
         cuts = [event.reason for event in draft.events if event.stage == "cut"]
         return _CUTS.get(cuts[-1], "high_water") if cuts else "high_water"
     return "replaced" if any(act.replaced for act in draft.acts) else None
-
-
-def checksum(allowed: tuple[str, ...] | None, sent: Sent, contents: str) -> str:
-    """The hash over a request: system, declarations, contents, and the names that calls are restricted to."""
-    fixed = [sent.system.digest, *(block.digest for block in sent.tools)]
-    return hash_json({"allowed": allowed, "contents": contents, "fixed": fixed})
 
 
 def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
@@ -299,7 +281,7 @@ def write_payload(draft: Draft) -> None:
     What is counted is the message as it is sent, so nothing of a payload has to be foreseen: the task layer is all of
     it but its memories and its evidence.
     """
-    source, scope, counter, human = draft.input, draft.scope, draft.counter, draft.human
+    source, scope, counter, human = draft.input, draft.tools, draft.counter, draft.human
     draft.message = message = _message(draft)
     tokens = 0
     if human is not None:
@@ -314,9 +296,9 @@ def write_payload(draft: Draft) -> None:
         tokens = written.tokens
     other_tools = source.request.other_tools
     draft.measured = {
-        "system": counter.system(draft.system, declares=bool(scope.tools or other_tools)) + draft.uncounted_tokens,
+        "system": counter.system(draft.system, declares=bool(scope.sent or other_tools)) + draft.uncounted_tokens,
         "task": max(0, tokens - sum(draft.payload_tokens.values())),
-        "tools": sum(counter.tools(scope.tools)) + sum(counter.count_all(other_tools)),
+        "tools": sum(counter.tools(scope.sent)) + sum(counter.count_all(other_tools)),
     }
 
 
@@ -333,7 +315,7 @@ def _message(draft: Draft) -> PackedMessage | None:
     rendered = payload.render(
         step=draft.step,
         request=request,
-        tools=draft.scope.listed,
+        tools=draft.tools.listed,
         evidence=draft.evidence,
         memory=draft.memory,
         settings=policy.payload,
@@ -391,9 +373,9 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     return tuple(outgoing)
 
 
-def _outcomes(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[CandidateOutcome, ...]:
+def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
-    outcomes = [_content_outcome(draft, before, sent.get(before.origin)) for before in draft.incoming]
+    rows = [_content_row(draft, before, sent.get(before.origin)) for before in draft.incoming]
     counter, dropped_ids = draft.counter, {candidate.id for candidate in draft.dropped}
     shortened_tokens = {
         candidate.id: candidate.tokens
@@ -406,12 +388,12 @@ def _outcomes(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[CandidateOutc
                 "left_out" if candidate.id in dropped_ids else "extract" if candidate.id in draft.shortened else "whole"
             )
             reason: Reason | None = "over_allocation" if form != "whole" else None
-            outcomes.append(_candidate_outcome(candidate, form, reason, counter, shortened_tokens.get(candidate.id)))
-        outcomes += [_candidate_outcome(left.candidate, "left_out", left.reason, counter) for left in found.left]
-    return tuple(outcomes)
+            rows.append(_candidate_row(candidate, form, reason, counter, shortened_tokens.get(candidate.id)))
+        rows += [_candidate_row(left.candidate, "left_out", left.reason, counter) for left in found.left]
+    return tuple(rows)
 
 
-def _content_outcome(draft: Draft, incoming: Outgoing, sent: Outgoing | None) -> CandidateOutcome:
+def _content_row(draft: Draft, incoming: Outgoing, sent: Outgoing | None) -> Row:
     raw, origin, counter = incoming.raw, incoming.origin, draft.counter
     tokens = incoming.tokens if incoming.content is raw else counter.content(raw)
     change = draft.forms.get(origin)
@@ -443,8 +425,8 @@ def _row(
     reason: Reason | None,
     sent_tokens: int | None,
     uri: str,
-) -> CandidateOutcome:
-    return CandidateOutcome(
+) -> Row:
+    return Row(
         id=content_name(place, digest),
         layer=layer,
         source=source,
@@ -467,10 +449,10 @@ def speaker(content: Content) -> str:
     return "calls" if content.calls else content.role
 
 
-def _candidate_outcome(
+def _candidate_row(
     candidate: Candidate, form: Form, reason: Reason | None, counter: PackCounter, sent_tokens: int | None = None
-) -> CandidateOutcome:
-    return CandidateOutcome(
+) -> Row:
+    return Row(
         id=candidate.id,
         layer=candidate.layer,
         source=candidate.source,
@@ -526,12 +508,12 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         summary=draft.summary,
         summary_place=draft.summary_place if draft.summary else 0,
         contract=draft.contract,
-        trimmed=tuple(sorted(draft.scope.trimmed)),
+        trimmed=tuple(sorted(draft.tools.trimmed)),
         payloads=(*past, packed) if packed is not None else past,
         marks=draft.epoch_marks,
         strategies=draft.states,
         asked=draft.input.host.asked,
-        tools=draft.scope.kept or before.tools,
+        tools=draft.tools.kept or before.tools,
         forms=_forms(draft),
     )
     if not draft.cut:

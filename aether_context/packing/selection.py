@@ -128,7 +128,8 @@ def latest_need(draft: Draft) -> int:
     of what a cut leaves, and so that the session can grow."""
     items, settings = draft.items, draft.policy.conversation
     parts = units([item.content for item in items])
-    first = max((unit.turn for unit in parts), default=0) - settings.last_turns + 1
+    # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.
+    first = max((unit.turn for unit in parts), default=0) - max(settings.last_turns, 2) + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != draft.human)
     share_left = 1.0 if _wants_all(settings) else settings.compact_to

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 from aether_context import retrieval
 from aether_context.canonical import JSON, canonical_json, hash_text, short
-from aether_context.pack import Content, Keep, PackInput, Reason, Tool
+from aether_context.pack import Content, Keep, PackInput, Reason, Tool, ToolSelection
 from aether_context.packing import payload
-from aether_context.packing.draft import Draft, ToolSelection
+from aether_context.packing.draft import Draft
 from aether_context.policy import ToolSettings
 from aether_context.text.spellings import folded, spellings_of
 
@@ -58,7 +58,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         return None
     if any(tool.name == FIND_TOOLS.name for tool in tools):
         return ToolSelection(
-            tools=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
+            sent=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
         )
     key = _key(source)
     earlier = source.epoch.tools
@@ -77,7 +77,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         names = [tool.name for tool in tools if tool.name not in keeps]
         keeps |= dict.fromkeys(_best(names, scores, costs, room, _LEAST_TOOLS - len(keeps)), "relevant")
     return ToolSelection(
-        tools=(*(tool for tool in tools if tool.name in keeps), FIND_TOOLS),
+        sent=(*(tool for tool in tools if tool.name in keeps), FIND_TOOLS),
         mode="relevant",
         left_out={tool.name: "over_allocation" for tool in tools if tool.name not in keeps},
         kept=keeps,
@@ -144,11 +144,11 @@ def select_tools(draft: Draft) -> None:
     unnamed = scope.mode == "off" and not scope.problem and draft.policy.tools.scope == "auto"
     if unnamed and not source.host.passthrough_reason:
         scope = _relevant(draft) or scope
-    names = frozenset(tool.name for tool in scope.tools) & frozenset(source.epoch.trimmed)
+    names = frozenset(tool.name for tool in scope.sent) & frozenset(source.epoch.trimmed)
     if names:
-        tools = tuple(trimmed(tool) if tool.name in names else tool for tool in scope.tools)
-        scope = replace(scope, tools=tools, trimmed=names)
-    draft.scope = scope
+        tools = tuple(trimmed(tool) if tool.name in names else tool for tool in scope.sent)
+        scope = replace(scope, sent=tools, trimmed=names)
+    draft.tools = scope
 
 
 def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
@@ -164,7 +164,7 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
         or source.host.passthrough_reason
         or (named is None and not any(tool.name in settings.always for tool in tools))
     ):
-        return ToolSelection(tools=tools)
+        return ToolSelection(sent=tools)
     declared_names = {name: _meant(name, tools) for name in named or ()}
     wanted = {*declared_names.values(), *settings.always}
     in_scope = tuple(tool for tool in tools if tool.essential or tool.name in wanted)
@@ -177,12 +177,12 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
         problem = "tool scope: the step names no tools, so only those that no step leaves out are declared"
     if mode == "mask" and not source.host.can_mask:
         return ToolSelection(
-            tools=tools, problem="tool scope mask: this model or request takes no list of allowed names"
+            sent=tools, problem="tool scope mask: this model or request takes no list of allowed names"
         )
     if mode == "mask":
-        return ToolSelection(tools=tools, mode="mask", allowed=tuple(tool.name for tool in in_scope), problem=problem)
+        return ToolSelection(sent=tools, mode="mask", allowed=tuple(tool.name for tool in in_scope), problem=problem)
     left_out: dict[str, Reason] = {tool.name: "not_in_scope" for tool in tools if tool not in in_scope}
-    return ToolSelection(tools=in_scope, mode="prune", left_out=left_out, problem=problem)
+    return ToolSelection(sent=in_scope, mode="prune", left_out=left_out, problem=problem)
 
 
 def _meant(name: str, tools: Sequence[Tool]) -> str | None:

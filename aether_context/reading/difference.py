@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Literal, TypeAlias, get_args
 
-from aether_context.pack import LAYERS, CandidateOutcome, Form, Layer, LayerTokens, PrefixBreak
+from aether_context.pack import LAYERS, Form, Layer, LayerTokens, PrefixBreak, Row
 from aether_context.reading.packs import PackView, Piece, PiecePart
 
 _AROUND = 40
@@ -196,9 +196,9 @@ def _candidates(before: PackView, after: PackView) -> Iterator[CandidateChange]:
     yield from (change for _, change in changes)
 
 
-def _pairs(before: PackView, after: PackView) -> Iterator[tuple[CandidateOutcome | None, CandidateOutcome | None]]:
+def _pairs(before: PackView, after: PackView) -> Iterator[tuple[Row | None, Row | None]]:
     """The corresponding rows of two packs: those with the same id, else those with the same content."""
-    unmatched: defaultdict[str, deque[CandidateOutcome]] = defaultdict(deque)
+    unmatched: defaultdict[str, deque[Row]] = defaultdict(deque)
     for row in before.rows.values():
         if row.id not in after.rows:
             unmatched[row.hash].append(row)
@@ -209,7 +209,7 @@ def _pairs(before: PackView, after: PackView) -> Iterator[tuple[CandidateOutcome
         yield from ((row, None) for row in same_hash)
 
 
-def _fate(row: CandidateOutcome | None) -> Fate | None:
+def _fate(row: Row | None) -> Fate | None:
     if row is None:
         return None
     tokens = row.tokens if row.sent_tokens is None else row.sent_tokens
@@ -217,7 +217,7 @@ def _fate(row: CandidateOutcome | None) -> Fate | None:
     return Fate(form=row.form, reason=row.reason, tokens=tokens, scores=row.scores)
 
 
-def _absence(view: PackView, other_view: PackView, row: CandidateOutcome) -> Fate:
+def _absence(view: PackView, other_view: PackView, row: Row) -> Fate:
     """The fate of a candidate of the other pack only. Within a session, an earlier cut may have removed it."""
     place, epoch = place_of(row), view.manifest.epoch
     is_cut = (
@@ -228,7 +228,7 @@ def _absence(view: PackView, other_view: PackView, row: CandidateOutcome) -> Fat
     return Fate(form="absent", reason="cut_earlier" if is_cut else None)
 
 
-def place_of(row: CandidateOutcome) -> int:
+def place_of(row: Row) -> int:
     """The index of a row's content in the host's list, -1 where the row is not a content."""
     place = row.id.removeprefix("c").partition("_")[0]
     return int(place) if row.layer in ("conversation", "task") and place.isdecimal() else -1

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
-from aether_context.pack import CandidateOutcome, Content, Pack, Part, SentForm, content_name
+from aether_context.pack import Content, Pack, Part, Row, SentForm, content_name
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, record
 from aether_context.store.replay import Replayer, contents_of
@@ -81,7 +81,7 @@ class PackView:
     """
 
     manifest: Manifest
-    rows: Mapping[str, CandidateOutcome]
+    rows: Mapping[str, Row]
     texts: Mapping[str, str] = field(default_factory=dict)
     request: tuple[Piece, ...] | None = None
     outcome: Mapping[str, JSON] | None = None
@@ -128,7 +128,7 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     names = zip(request.positions, request.contents, strict=True)
     texts = {content_name(place, content.digest): _joined_text(content) for place, content in names}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
-    rows = {row.id: row for row in pack.outcomes}
+    rows = {row.id: row for row in pack.rows}
     return PackView(
         manifest=manifest,
         rows=rows,
@@ -147,7 +147,7 @@ def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pa
     return view_of(pack, record(pack, policy, manifest.counter, None).manifest)
 
 
-def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[CandidateOutcome]) -> dict[str, str]:
+def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> dict[str, str]:
     """The texts of rows, by the rows' ids, from the recordings of the manifest and those before it in its chain."""
     hashes = {row.id: row.hash for row in rows}
     texts: dict[str, str] = {}
@@ -173,7 +173,7 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
     """The request in the order of `Sent.blocks`."""
     sent, request = pack.sent, pack.source.request
     yield Piece(part="system", text=pack.system, wire=pack.system, digest=sent.system.digest, tokens=sent.system.tokens)
-    tools = chain(((tool.name, tool.wire) for tool in pack.tools), (("", wire) for wire in request.other_tools))
+    tools = chain(((tool.name, tool.wire) for tool in pack.tools.sent), (("", wire) for wire in request.other_tools))
     for index, ((name, wire), block) in enumerate(zip(tools, sent.tools, strict=True)):
         yield Piece(part="tool", at=index, name=name, text=wire, wire=wire, digest=block.digest, tokens=block.tokens)
     for index, item in enumerate(pack.contents):

@@ -21,13 +21,13 @@ from aether_context.pack import (
     Act,
     Anchor,
     Calibration,
-    CandidateOutcome,
     Epoch,
     EpochReason,
     Keep,
     Layer,
     LayerTokens,
     Prefix,
+    Row,
     TruncationEvent,
     Validity,
     WindowMark,
@@ -185,7 +185,7 @@ class Manifest(_Record):
     """Whether a tool is declared that reads ``artifact://`` addresses."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
-    rows: tuple[CandidateOutcome, ...]
+    rows: tuple[Row, ...]
     """The candidates that are new here or whose state changed."""
     truncation_events: tuple[TruncationEvent, ...] = ()
     """What was left out, in the order in which it happened."""

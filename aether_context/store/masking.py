@@ -48,15 +48,19 @@ class MaskedPacks:
         last = self._last.pop(pack.source.previous.pack_id, None)
         form = self._form(pack, policy, last)
         if form is not pack:
-            forms = [{row.id: row.form for row in one.outcomes} for one in (form, pack)]
-            told = form.degradations if forms[0] == forms[1] else (*form.degradations, OTHERWISE)
-            form = form._replace(prefix=pack.prefix, method=pack.method, degradations=told)
+            forms = [{row.id: row.form for row in one.rows} for one in (form, pack)]
+            told = form.verdict.problems if forms[0] == forms[1] else (*form.verdict.problems, OTHERWISE)
+            form = form._replace(
+                prefix=pack.prefix,
+                tokens=form.tokens._replace(method=pack.tokens.method),
+                verdict=form.verdict._replace(problems=told),
+            )
         self._last[name] = pack, form
         return form
 
     def _form(self, pack: Pack, policy: PackPolicy, last: tuple[Pack, Pack] | None) -> Pack:
         mask, source = policy.mask, pack.source
-        counts = {short(outcome.hash, 16): outcome.tokens for outcome in pack.outcomes} | dict(pack.counts)
+        counts = {short(outcome.hash, 16): outcome.tokens for outcome in pack.rows} | dict(pack.to_store.counts)
         epochs = None if last is None else (last[0].epoch, last[1].epoch)
         changed = masked_input(source, mask, self._contents)
         if not policy.redact_prompt:
@@ -73,7 +77,7 @@ class MaskedPacks:
         for at in pack.made:
             made = pack.contents[at]
             counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
-        search = changed.search._replace(tool_scores=pack.tool_scores, tool_embedder=pack.tool_embedder)
+        search = changed.search._replace(tool_scores=pack.tools.scores, tool_embedder=pack.tools.embedder)
         changed = changed._replace(search=search, previous=changed.previous._replace(sent=None))
         counter = counter_for(source.request.model)
 
@@ -212,8 +216,8 @@ def _summaries(
     written: dict[str, str] = {}
     masked: dict[str, str] = {}
     for _ in range(2):
-        asked = build(source._replace(summaries=written)).summary_requests
-        asked_masked = build(changed._replace(summaries=masked)).summary_requests
+        asked = build(source._replace(summaries=written)).to_store.summary_requests
+        asked_masked = build(changed._replace(summaries=masked)).to_store.summary_requests
         for request, other in zip(asked, asked_masked, strict=False):
             if (text := source.summaries.get(request.key)) is not None:
                 written[request.key], masked[other.key] = text, mask(text)

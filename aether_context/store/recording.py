@@ -28,12 +28,12 @@ from aether_context.pack import (
     NOTHING,
     RECORDED,
     Candidate,
-    CandidateOutcome,
     Content,
     Epoch,
     Host,
     Identity,
     Pack,
+    Row,
     Signals,
     Step,
     Tool,
@@ -48,11 +48,6 @@ _RARE = ("superseded_by", "content_hash", "kind")
 _CANDIDATE_FIELDS = tuple(item.name for item in fields(Candidate) if item.name not in _RARE)
 OF_HOST = tuple(name for name in Host._fields if name != "readings")
 """Fields that a manifest copies from what the host offers, and a replay copies back."""
-_FROM_PACK = (
-    "validity", "invalid_reason", "chose", "epoch_reason", "prefix", "evidence_needed", "degradations",
-    "request_tokens", "counted_tokens", "whole_history_tokens", "over_window", "checksum",
-)  # fmt: skip
-"""Fields that a manifest copies from a pack."""
 
 
 class Tip(NamedTuple):
@@ -143,13 +138,14 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     extended = None if starts_chain else tip
 
-    outcomes = pack.outcomes
+    outcomes = pack.rows
     keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
     known_rows = extended.rows if extended is not None else frozenset()
     rows = tuple(
         outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known_rows or not is_content(outcome)
     )
-    counts = {key: tokens for key, tokens in pack.counts.items() if extended is None or key not in extended.counts}
+    known_counts = extended.counts if extended is not None else frozenset()
+    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in known_counts}
     for outcome in outcomes:
         if is_content(outcome):
             counts.pop(short(outcome.hash, 16), None)
@@ -192,7 +188,7 @@ def record(
         if setting_digest not in held:
             members["setting"] = setting
         other_texts = {
-            "candidates": [_plain(candidate) for candidate in source.candidates] if pack.chose else [],
+            "candidates": [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else [],
             "epoch": new_epoch,
             "problems": source.problems,
             "summaries": source.summaries,
@@ -209,8 +205,8 @@ def record(
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
     breaks = source.request.rewritten or (tip is not None and tip.host != host)
-    signals = {name: getattr(pack.signals, name) for name in Signals._fields}
-    uris = tuple(sorted(pack.artifact_uris))
+    signals, verdict = {name: getattr(allocation.signals, name) for name in Signals._fields}, pack.verdict
+    uris = tuple(sorted(verdict.artifact_uris))
     manifest, manifest_fields = Manifest(
         pack_id=pack_id(identity, step),
         number=number,
@@ -228,14 +224,25 @@ def record(
         searched=source.search.turns,
         embedder=source.search.embedder,
         memory_embedder=source.search.memory_embedder,
-        **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
+        validity=verdict.validity,
+        invalid_reason=verdict.invalid_reason,
+        evidence_needed=verdict.evidence_needed,
+        degradations=verdict.problems,
+        chose=pack.to_store.chose,
+        epoch_reason=pack.epoch_reason,
+        prefix=pack.prefix,
+        request_tokens=pack.tokens.expected,
+        request_tokens_method=pack.tokens.method,
+        counted_tokens=pack.tokens.counted,
+        whole_history_tokens=pack.tokens.whole_history,
+        over_window=pack.tokens.over_window,
         whole_history_breaks=breaks,
         checksum=pack.checksum if sent is None else sent.checksum,
         masked_checksum="" if sent is None else hash_text(request_json(pack)),
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,
-        plan_validity=source.validity if source.validity != pack.validity else None,
+        plan_validity=source.validity if source.validity != verdict.validity else None,
         model=request.model,
         profile=policy.profile,
         policy=policy.digest,
@@ -252,13 +259,13 @@ def record(
         weights={layer: round(weight, 6) for layer, weight in allocation.weights.items()},
         signals={name: round(value, 6) if isinstance(value, float) else value for name, value in signals.items()},
         tools=ToolScope(
-            mode=pack.scope_mode,
-            sent=tuple(tool.name for tool in pack.tools),
-            left_out=pack.tools_left_out,
-            kept=pack.tools_kept,
-            scores=pack.tool_scores,
-            embedder=pack.tool_embedder,
-            allowed=pack.allowed_tools,
+            mode=pack.tools.mode,
+            sent=tuple(tool.name for tool in pack.tools.sent),
+            left_out=pack.tools.left_out,
+            kept=pack.tools.kept,
+            scores=pack.tools.scores,
+            embedder=pack.tools.embedder,
+            allowed=pack.tools.allowed,
         ),
         contents=contents,
         positions=as_ranges(request.positions),
@@ -270,9 +277,8 @@ def record(
         epoch=epoch,
         epoch_before=None if extended is not None and extended.epoch == epoch_before else epoch_before,
         artifact_uris=uris,
-        saved={uri: hash_text(text) for uri, text in pack.saved.items()},
+        saved={uri: hash_text(text) for uri, text in pack.to_store.saved.items()},
         superseded={uri: source.host.readings[uri] for uri in uris if source.host.readings.get(uri)},
-        request_tokens_method=pack.method,
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
         setting=setting_digest if extended is None or extended.setting != setting_digest else "",
@@ -286,14 +292,14 @@ def record(
         log=log,
         logged=first_free + len(new),
         rows=frozenset(keys),
-        counts=frozenset(pack.counts) | (extended.counts if extended is not None else frozenset()),
+        counts=frozenset(pack.to_store.counts) | known_counts,
         held=held,
         setting=setting_digest,
         epoch=epoch,
         host=host,
     )
     data = file_of(manifest_fields, texts)
-    return Recording(manifest=manifest, texts=texts, data=data, tip=new_tip, saved=pack.saved)
+    return Recording(manifest=manifest, texts=texts, data=data, tip=new_tip, saved=pack.to_store.saved)
 
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
@@ -308,9 +314,9 @@ def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
 def stage_hashes(pack: Pack) -> dict[str, str]:
     """Short hashes of each stage's result, in the order of the stages."""
     results = {
-        "read": pack.content_hashes.read,
-        "count": [pack.content_hashes.counts, pack.stages["count"]],
-        **{stage: pack.stages[stage] for stage in _STAGES},
+        "read": pack.to_store.read,
+        "count": [pack.to_store.sizes, pack.to_store.stages["count"]],
+        **{stage: pack.to_store.stages[stage] for stage in _STAGES},
         "write": pack.checksum,
     }
     return {stage: short(hash_json(result)) for stage, result in results.items()}
@@ -356,7 +362,7 @@ def _plain(candidate: Candidate) -> dict[str, object]:
     return values | {name: rare for name in _RARE if (rare := getattr(candidate, name))}
 
 
-def is_content(row: CandidateOutcome) -> bool:
+def is_content(row: Row) -> bool:
     """Whether a row is one of the host's own contents."""
     return row.layer in ("conversation", "task")
 
@@ -367,9 +373,10 @@ def request_json(pack: Pack) -> str:
         {
             "system": pack.system,
             "tools": [
-                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
+                json.loads(wire)
+                for wire in (*(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
             ],
             "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
-            "allowed_tools": pack.allowed_tools,
+            "allowed_tools": pack.tools.allowed,
         }
     )

@@ -16,13 +16,13 @@ from aether_context.conversation.quotes import attributed
 from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     Candidate,
-    CandidateOutcome,
     Content,
     Host,
     Identity,
     Pack,
     PackInput,
     Request,
+    Row,
     Search,
     Usage,
     content_place,
@@ -46,7 +46,7 @@ class Resolved:
 
     manifest: Manifest
     contents: tuple[str, ...]
-    rows: Mapping[str, CandidateOutcome]
+    rows: Mapping[str, Row]
     counts: Mapping[str, int]
     log: tuple[str, ...]
 
@@ -240,7 +240,7 @@ def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolve
         new_rows = {row.id: row for row in manifest.rows}
         unmatched = Counter(contents)
         unmatched.subtract(row.hash for row in content_rows)
-        held: dict[str, CandidateOutcome] = {}
+        held: dict[str, Row] = {}
         for row in rows.values():
             if not is_content(row):
                 if not manifest.chose:

@@ -107,7 +107,7 @@ class Counters:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._tokenizers = {"file": self._of_file, "tiktoken": tiktoken_tokenizer, **(tokenizers or {})}
+        self._tokenizers = {"file": self._tokenizer_of_file, "tiktoken": tiktoken_tokenizer, **(tokenizers or {})}
         names = ("auto", "estimate", *self._tokenizers, *_REGISTERED)
         if settings.counter not in names:
             hint = near_names(settings.counter, names)
@@ -144,20 +144,17 @@ class Counters:
     def _name(self, model: str) -> str:
         if self._settings.counter != "auto":
             return self._settings.counter
-        return "estimate" if self._file(model) is None else "file"
+        return "file" if self._file(model) else "estimate"
 
-    def _file(self, model: str) -> str | None:
-        """The vocabulary file that the settings name for a model or its family."""
-        files = self._settings.files
-        return next((files[name] for name in (model, bare_model_name(model), family_of(model)) if name in files), None)
+    def _file(self, model: str) -> str:
+        """The vocabulary file that the settings name for a model or its family; empty where they name none."""
+        names, files = (model, bare_model_name(model), family_of(model)), self._settings.files
+        return next((files[name] for name in names if name in files), "")
 
-    def _of_file(self, model: str) -> Tokenizer:
-        path = self._file(model)
-        if path is None:
-            raise TokenCountingError(
-                "file", f"tokens.files names none for {model!r} or its family {family_of(model)!r}"
-            )
-        return tokenizer_of_file(path)
+    def _tokenizer_of_file(self, model: str) -> Tokenizer:
+        if path := self._file(model):
+            return tokenizer_of_file(path)
+        raise TokenCountingError("file", f"tokens.files names none for {model!r} or its family {family_of(model)!r}")
 
     def _make(self, model: str) -> Pick:
         name = self._name(model)

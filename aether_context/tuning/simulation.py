@@ -51,8 +51,8 @@ class Played:
     def adding(self, call: RecordedCall, pack: Pack, need: Used) -> Played:
         manifest, shared_tokens = call.manifest, pack.prefix.shared_tokens or 0
         return Played(
-            cost=self.cost + pack.counted_tokens - (1 - manifest.cached_price) * shared_tokens,
-            over=self.over + (pack.over_window > 0),
+            cost=self.cost + pack.tokens.counted - (1 - manifest.cached_price) * shared_tokens,
+            over=self.over + (pack.tokens.over_window > 0),
             needed=self.needed + need.count,
             kept=(*self.kept, need.kept(pack)),
             same=self.same + (pack.checksum == manifest.checksum),
@@ -161,7 +161,7 @@ def _source(
         window = policy.window_of(model) or model_window(model)
     if calibration is not None and previous_call is not None and previous_pack is not None:
         # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated one.
-        scale = previous_pack.counted_tokens / max(1, previous_call.manifest.counted_tokens)
+        scale = previous_pack.tokens.counted / max(1, previous_call.manifest.counted_tokens)
         calibration = replace(
             calibration,
             offset=round(calibration.offset * scale, 2),

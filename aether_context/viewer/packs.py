@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aether_context.errors import ArtifactError
 from aether_context.evidence.record import evidence_key
-from aether_context.pack import CandidateOutcome, Layer
+from aether_context.pack import Layer, Row
 from aether_context.packing import payload
 from aether_context.reading import PackView, Piece, TextChange
 from aether_context.reading.difference import UNSENT
@@ -56,13 +56,13 @@ def summary(view: PackView) -> str:
     )
 
 
-def is_shortened(row: CandidateOutcome) -> bool:
+def is_shortened(row: Row) -> bool:
     """Whether less of a candidate is sent than there is of it."""
     is_less = row.sent_tokens is not None and row.sent_tokens < row.tokens
     return row.form in ("extract", "told", "placeholder") or (row.form == "whole" and is_less)
 
 
-def _listed(rows: Iterable[CandidateOutcome]) -> str:
+def _listed(rows: Iterable[Row]) -> str:
     """So many of each kind, for the middle of a sentence; empty without rows."""
     counts = Counter(_NOUNS.get(row.layer, "message/messages") for row in rows)
     return ", ".join(f"{count:,} {noun.split('/')[count != 1]}" for noun, count in counts.items())

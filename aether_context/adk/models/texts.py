@@ -175,7 +175,7 @@ class ModelSummarizer:
             return await build(pack.source._replace(problems=(*problems, problem))), {}
         deadline = asyncio.get_running_loop().time() + self.seconds
         for _ in range(2):
-            if not pack.summary_requests or written.problems:
+            if not pack.to_store.summary_requests or written.problems:
                 break
             try:
                 left = deadline - asyncio.get_running_loop().time()
@@ -194,7 +194,7 @@ class ModelSummarizer:
         """Takes what was written before, and asks for the rest all at once, in batches of bounded length."""
         batches: list[list[SummaryRequest]] = []
         size = _BATCH_CHARACTERS
-        for request in pack.summary_requests:
+        for request in pack.to_store.summary_requests:
             place = (pack.identity.app, pack.identity.user, request.key)
             text = self._known.get(place)
             if text is None and policy.record == "full":

@@ -29,33 +29,33 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         redact: patterns of what is masked before tools are compared.
     """
     # Declared last, besides the host's own; tools that are left out then can still be called.
-    declared = frozenset(tool.name for tool in pack.tools)
-    finder = FindTools(pack.source.request.tools, declared, redact) if pack.scope_mode == "relevant" else None
+    declared = frozenset(tool.name for tool in pack.tools.sent)
+    finder = FindTools(pack.source.request.tools, declared, redact) if pack.tools.mode == "relevant" else None
     made = [
         contents[sent.origin] if sent.form == "whole" and sent.origin >= 0 else _content(pack, sent, contents)
         for sent in pack.contents
     ]
     trimmed = {
         tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
-        for tool in pack.tools
+        for tool in pack.tools.sent
         if tool.name in pack.epoch.trimmed
     }
     config, tools_dict = request.config, request.tools_dict
     tools: types.ToolListUnion | None = None
-    if config is not None and (pack.tools_left_out or finder is not None or trimmed):
+    if config is not None and (pack.tools.left_out or finder is not None or trimmed):
         tools = []
         for tool in config.tools or []:
             if isinstance(tool, types.Tool) and tool.function_declarations:
                 inside = [
                     trimmed.get(declaration.name or "", declaration)
                     for declaration in tool.function_declarations
-                    if declaration.name not in pack.tools_left_out
+                    if declaration.name not in pack.tools.left_out
                 ]
                 tool = tool.model_copy(update={"function_declarations": inside or None})
                 if all(value is None for value in tool.__dict__.values()):
                     continue
             tools.append(tool)
-        tools_dict = {name: tool for name, tool in tools_dict.items() if name not in pack.tools_left_out}
+        tools_dict = {name: tool for name, tool in tools_dict.items() if name not in pack.tools.left_out}
     if tools is not None and finder is not None:
         tools_dict = {**request.tools_dict, finder.name: finder}
         # Behind the last of the other declarations.
@@ -75,9 +75,9 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         config.system_instruction = pack.system
     if tools is not None:
         config.tools, request.tools_dict = tools, tools_dict
-    if pack.allowed_tools is not None:
+    if pack.tools.allowed is not None:
         calling = types.FunctionCallingConfig(
-            mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.allowed_tools)
+            mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.tools.allowed)
         )
         config.tool_config = types.ToolConfig(function_calling_config=calling)
 
@@ -87,12 +87,8 @@ def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types
 
     Whatever else a part holds, signatures too, is carried.
     """
-    known, origin, members = pack.source.request.contents, sent.origin, sent.members
-    if not members and sent.form == "payload":
-        others = (at for at, part in enumerate(known[origin].parts) if part.kind != "text")
-        members = ((origin, -1), *((origin, at) for at in others))
-    elif not members:
-        members = tuple((origin, at) for at in range(len(sent.content.parts)))
+    known = pack.source.request.contents
+    members = sent.members or tuple((sent.origin, at) for at in range(len(sent.content.parts)))
     parts = [
         types.Part(text=wanted.text)
         if origin < 0 or at < 0
