@@ -12,10 +12,12 @@ from artifact_checks import ARTIFACT_CHECKS
 from google.adk.artifacts import FileArtifactService, InMemoryArtifactService
 from hypothesis import given
 from hypothesis import strategies as st
+from packs import recording
 
+from aether_context import PackStore
 from aether_context.adk import FsspecArtifactService
 from aether_context.adk.services.artifacts import resolve
-from aether_context.errors import ArtifactError
+from aether_context.errors import ArtifactError, StoreError
 from aether_context.store.artifacts import located
 
 HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
@@ -109,6 +111,28 @@ def test_uris_of_both_kinds_resolve(kind, tmp_path):
 
 
 # under `adk`
+
+
+def test_what_a_message_lost_resolves_from_the_store(tmp_path):
+    made = recording()
+    uri = "artifact://messages/0123456789abcdef.txt"
+    store = PackStore(tmp_path)
+    manifest = store.write(made._replace(saved={uri: "the middle"}))
+    place = {"app": manifest.app, "user": manifest.user, "session": manifest.session}
+    assert asyncio.run(resolve(uri, **place, store=store)) == b"the middle"
+    with pytest.raises(ArtifactError, match="not there"):
+        asyncio.run(resolve(uri, **{**place, "session": "other"}, store=store))
+
+
+def test_uris_say_where_and_how(tmp_path):
+    assert FsspecArtifactService("fsspec+memory://a/b").url == "memory://a/b"
+    assert FsspecArtifactService("fsspec+file:///abs/x").url == "file:///abs/x"
+    assert FsspecArtifactService("fsspec+file://near/x", agents_dir=str(tmp_path)).url == str(tmp_path / "near" / "x")
+    service = FsspecArtifactService("fsspec+file:///abs/x?auto_mkdir=true")
+    assert service._artifacts._files.fs.auto_mkdir is True
+    for uri in ("fsspec+", "fsspec+nosuch://x"):
+        with pytest.raises(StoreError):
+            FsspecArtifactService(uri)
 
 
 @pytest.mark.integration

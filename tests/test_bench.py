@@ -50,8 +50,6 @@ TALK = {
         {"question": "Where did Ben move to?", "category": 5, "evidence": ["D1:1"]},
     ],
 }
-
-
 SCRIPTS = Path(__file__).parent / "bench"
 
 

@@ -200,6 +200,8 @@ LOOKING = [
     "list", "inspect", "replay p", "diff p", "diff", "verify", "usage", "forget --older-than 30",
     "forget --older-than 30 --yes", "forget --app a --user b",
 ]  # fmt: skip
+
+
 LOOKING += ["list --json", "usage --json", "forget --older-than 30 --json", "list --limit 2 --app a"]
 
 

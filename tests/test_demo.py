@@ -86,6 +86,14 @@ def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
     assert 0 < costs[0] < costs[1]
 
 
+def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
+    result = CliRunner().invoke(main, ["demo", "--model", "gemini-2.5-flash", "--store", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "GOOGLE_API_KEY" in result.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("path", ["../secret.py", "/etc/passwd", "link.py", "notes.txt", "none.py", "", "a\0.py"])
 def test_the_tools_read_nothing_outside_their_folder(tmp_path: Path, path: str) -> None:
     inside = tmp_path / "inside"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.errors import PolicyError
+from aether_context.errors import MissingExtra, PolicyError
 from aether_context.retrieval.embedders import (
     CachedEmbedder,
     StaticEmbedder,
     _model,
     embedder_for,
+    identity,
     register_embedder,
     unit,
 )
@@ -89,3 +92,21 @@ def test_embedders_by_name():
     for name in ("", "static", "sentence-transformers:my/model"):
         with pytest.raises(PolicyError, match="empty or taken"):
             register_embedder(name, static)
+
+
+def test_a_model_in_a_folder_is_known_by_what_is_in_it(tmp_path):
+    folders = [tmp_path / place / "mini" for place in ("a", "b", "c")]
+    for folder, end in zip(folders, (b"1", b"1", b"2"), strict=True):
+        (folder / "pooling").mkdir(parents=True)
+        (folder / "pooling" / "config.json").write_text("{}")
+        (folder / "weights").write_bytes(bytes(3 * 2**20) + end)
+    names = [identity(str(folder)) for folder in folders]
+    assert names[0] == names[1] != names[2]
+    assert re.fullmatch(r"mini@[0-9a-f]{12}", names[0])
+    assert identity("some/model") == "some/model"
+
+
+@pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="it is installed")
+def test_a_missing_library_says_how_to_install_it():
+    with pytest.raises(MissingExtra, match=r"aether-context-adk\[sentence-transformers\]"):
+        embedder_for("sentence-transformers:some/model")

@@ -248,8 +248,6 @@ def policies(draw: st.DrawFn) -> PackPolicy:
 
 
 models = st.sampled_from(["gemini-2.5-flash", "claude-sonnet-4-5", "unheard-of"])
-
-
 wild = st.lists(wild_contents, min_size=1, max_size=10)
 
 

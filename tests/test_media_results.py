@@ -112,6 +112,38 @@ def test_the_model_sees_a_medium_again_where_it_can():
 
 
 @pytest.mark.parametrize(
+    ("model", "window", "said"), [("gemini-2.5-flash", None, "takes in no tool's answer"), (MODEL, 1_500, "room for")]
+)
+def test_a_medium_that_cannot_be_shown_is_answered_clearly(model, window, said):
+    talk = talk_of(PART, [call("draw", name="a"), "seen"], model=model, window=window)
+    (record,) = kept(talk)
+    talk.llm.script += [
+        call("read_artifact", uri=record.uri),
+        call("search_artifact", uri=record.uri, query="x"),
+        "done",
+    ]
+    talk.say("look at it")
+    assert said in answers(talk, "read_artifact")[0].response["error"]
+    assert "cannot be read as text" in answers(talk, "search_artifact")[0].response["error"]
+
+
+def test_text_in_a_part_can_be_read_and_what_is_no_text_is_told():
+    rows = "\n".join(f"{at},box_{at}" for at in range(3_000)).encode()
+    parts = [types.Part.from_bytes(data=data, mime_type="text/csv; x=y") for data in (rows, b"\xff" * 9_000)]
+    talk = talk_of(parts, [call("draw", name="a"), "seen"])
+    good, bad = sorted(kept(talk), key=lambda one: one.piece)
+    talk.llm.script += [
+        call("read_artifact", uri=good.uri, start_line=7, max_lines=1),
+        call("read_artifact", uri=bad.uri),
+        "done",
+    ]
+    talk.say("read")
+    first, second = answers(talk, "read_artifact")
+    assert first.response["text"] == "6,box_6"
+    assert "not text in UTF-8" in second.response["error"]
+
+
+@pytest.mark.parametrize(
     "value",
     [
         {"data": "plain words that are no base64 at all, though they are quite long, " * 3, "mimeType": "image/png"},

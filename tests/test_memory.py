@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from contextlib import closing
 
 import numpy as np
@@ -12,7 +13,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 
 from aether_context.adk import HybridMemoryService, register_memory_service
-from aether_context.errors import SearchIndexError
+from aether_context.errors import SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory
 from aether_context.retrieval.embedders import unit
 
@@ -54,6 +55,17 @@ def test_uris_are_understood_and_wrong_ones_say_so(tmp_path):
 
 
 # the file
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, and long enough to be taken for one" * 40)
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Memories(text)
+    with sqlite3.connect(tmp_path / "other.sqlite") as database:
+        database.execute("CREATE TABLE accounts (name TEXT)")
+    with pytest.raises(StoreError, match="something else than memories"):
+        Memories(tmp_path / "other.sqlite")
 
 
 def test_words_that_are_deleted_are_in_no_file(tmp_path):

@@ -122,6 +122,30 @@ def test_what_is_not_there_is_answered_clearly():
     assert all(one["error"] and len(one["error"]) < 400 for one in answers)
 
 
+def test_arguments_that_make_no_sense_are_answered_clearly():
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+    uri = uri_of(talk)
+    odd = [
+        {"start_line": "1e999"},
+        {"start_line": 99_999},
+        {"start_line": True},
+        {"max_lines": -5},
+        {"start_line": "12"},
+    ]
+    talk.llm.script += [
+        [*(call("read_artifact", uri=uri, **one) for one in odd), call("search_artifact", uri=uri, query=" ")],
+        call("search_artifact", uri=uri, query="zzzz_nowhere_9"),
+        "done",
+    ]
+    talk.say("on")
+    answers = responses(talk.sent[-1].contents)[1:]
+    assert "1 to 3001" in answers[1]["error"]
+    assert answers[4]["lines"].startswith("12-")
+    assert "query" in answers[5]["error"]
+    assert "note" in answers[6]
+
+
 def test_users_and_sessions_cannot_read_each_others():
     talk = chat([call("read_log", name="a"), "seen"])
     talk.say("go")

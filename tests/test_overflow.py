@@ -105,7 +105,6 @@ REFUSALS = [
     ('{"error": {"message": "…", "code": "context_length_exceeded"}}', Overflow()),
     ("Input Tokens Exceeded: Number of input tokens exceeds maximum length.", Overflow()),
 ]
-
 OTHERS = [
     "429 RESOURCE_EXHAUSTED. {'error': {'message': 'You exceeded your current quota, limit: 250000'}}",
     "Request too large for gpt-4o in organization org-1 on tokens per min (TPM): Limit 30000, Requested 45000.",

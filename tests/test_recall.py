@@ -32,8 +32,6 @@ FACTS = [
     "The plumber's name is Fennimore and he comes on Tuesdays.",
     "Our cat is called Biscuit and eats nothing but sardines.",
 ]
-
-
 ASKED = [
     "Where does Ada keep bees?",
     "Where is the spare key?",

@@ -24,14 +24,8 @@ ORDER = (
     ("compress", "memory"), ("compress", "evidence"), ("compress", "tools"), ("compress", "task"),
     ("drop", "memory"), ("drop", "evidence"), ("cut", "conversation"),
 )  # fmt: skip
-
-
 SESSIONS = [(name, preset) for name in NAMES for preset in PRESETS]
-
-
 every_session = pytest.mark.parametrize(("name", "preset"), SESSIONS)
-
-
 _cache = TokenCache()
 
 

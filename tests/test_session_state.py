@@ -21,8 +21,6 @@ from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.pack import Epoch, Identity, PackedMessage
 
 DOCS = Path(__file__).parents[1] / "docs"
-
-
 PROSE = [
     paragraph
     for page in ("concepts", "evidence", "usage", "strategies", "retrieval", "stores")

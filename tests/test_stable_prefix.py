@@ -30,11 +30,7 @@ from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, StablePrefixSettings
 
 SETTINGS = StablePrefixSettings()
-
-
 ROUNDED = 40
-
-
 """Tokens by which sums of rounded pieces may differ."""
 
 
@@ -204,8 +200,6 @@ def test_three_and_a_half_bytes_are_a_token_rounded_up(size: int, tokens: int) -
 
 
 IMAGE = part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=10**7, media_tokens=258)
-
-
 TEXT = part_of({"text": "x" * 35})
 
 
@@ -288,8 +282,6 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 """The gate would believe the scripted model, which reports next to nothing."""
-
-
 sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)
 
 

@@ -16,8 +16,6 @@ from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.store.replay import Replayer
 
 POLICY = PackPolicy(max_input_tokens=1_200)
-
-
 MEMORIES = [
     {"id": f"m{at}", "text": f"The refund of case {at} was approved. " + lines(f"refund {at}", 12)} for at in range(6)
 ]

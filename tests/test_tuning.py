@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from recorded_sessions import SMALL, record
-from scripted import new_store
+from scripted import Chat, new_store
 
 from aether_context import PackPolicy
 from aether_context.cli import main
@@ -21,7 +21,7 @@ from aether_context.tuning.recordings import Folder, folders
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.statistics import difference, effective, holm, needed_sessions
 from aether_context.tuning.tuner import Recordings, executor
-from aether_context.tuning.verdict import Verdict, compare, decide, search
+from aether_context.tuning.verdict import Verdict, adjusted, compare, decide, search
 
 
 def played(store, policy=SMALL, profile="chat"):
@@ -46,6 +46,18 @@ def test_a_tool_loop_with_cuts_is_played_byte_for_byte():
 
 
 # the grid
+
+
+def test_a_chat_whose_turns_return_is_played_byte_for_byte():
+    store = new_store()
+    talk = [f"Note {number}: the {name} is in drawer {number * 17}." for number, name in enumerate("abcdefgh" * 6)]
+    policy = PackPolicy(max_input_tokens=1_200)
+    chat = Chat(store=store, policy=policy, script=["Noted, it is written down. " * 9] * 60)
+    chat.say(*talk, "Where is the c?", "And which note said so?")
+    assert any(manifest.searched for manifest in store.manifests())
+    found = played(store, policy)
+    assert cuts(store) > 1
+    assert found.same == len(found.kept)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -130,6 +142,14 @@ def test_a_cheaper_policy_that_holds_on_other_sessions_is_recommended():
     assert verdict.check.cost.low < verdict.check.cost.mean < verdict.check.cost.high
 
 
+def test_more_is_kept_for_what_may_be_spent():
+    assert str(decided(104.0, 95, spend=5)).startswith("more kept for +4.0%: 'other' holds")
+    verdict = decided(104.0, 95)
+    assert verdict.kind == "no change"
+    assert "'other' keeps 5.0 points more for 4.0% (--spend)" in verdict.reason
+    assert decided(100.0, 95).kind == "more kept"
+
+
 def test_what_does_not_hold_changes_nothing():
     assert decided(90.0, found=noisy(100, 6)).kind == "no change"
     assert decided(90.0, 80).kind == "no change"
@@ -154,6 +174,15 @@ def test_a_policy_that_passes_the_window_or_fails_a_session_is_out():
 
 
 # the command
+
+
+def test_of_several_profiles_each_has_to_hold_beside_the_others():
+    (found,) = adjusted([Verdict(kind="more kept", reason="", trials={}, chosen="other", chance=0.03)])
+    assert found.kind == "more kept"
+    of_two = [
+        Verdict(kind="more kept", reason="", trials={}, chosen="other", chance=chance) for chance in (0.001, 0.03)
+    ]
+    assert [verdict.kind for verdict in adjusted([*of_two, of_two[1]])] == ["more kept", "no change", "no change"]
 
 
 def run_main(*arguments):

@@ -35,8 +35,6 @@ def constant_usage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CALL = 127
-
-
 """Tokens of a scripted answer: 120 read, 40 of them from a cache, 7 answered."""
 
 

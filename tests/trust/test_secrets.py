@@ -311,8 +311,6 @@ MODES: dict[str, dict[str, Any]] = {
     "on, hashes alone": {**ON, "record": "hashes"},
     "on, the prompt too": {**ON, "redact_prompt": True},
 }
-
-
 SLOW = "on, hashes alone"
 
 
