@@ -104,7 +104,9 @@ class Cutting:
         )
         held = stay | anchored
         with_answer = held | latest_answer(parts)
-        if sum(tokens[index] for at in with_answer for index in parts[at].indices) <= budget.most - most_summary:
+        # A cut that only saves is not made where the answer would keep it from what it goes down to.
+        most_held = budget.most - most_summary if over_window else target
+        if sum(tokens[index] for at in with_answer for index in parts[at].indices) <= most_held:
             held = with_answer
         ends_in_results = bool(parts) and any(
             response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
