@@ -215,7 +215,8 @@ def plan_digest(source: PackInput) -> str:
 
 
 _CALLS = 20
-"""Model calls that a shorter prefix is expected to serve. From 5 to 80 the cost of recorded runs changes by .001."""
+"""Model calls that a shorter prefix is expected to serve at most. From 5 to 80 the cost of recorded runs changes by
+.001."""
 
 
 def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[int]:
@@ -234,9 +235,11 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
     packed = packed_message(contents[latest], latest, past[latest], counter)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(human - 1, -1, -1) if contents[at].role == "model"), human)
+    # A cut frees the rest anyway: at the pace so far it comes after so many calls.
+    spoken, replies = max(1, sum(tokens)), sum(content.role == "model" for content in contents)
     gained = gain(
         saved=counter.content(packed) - tokens[latest],
-        calls=_CALLS,
+        calls=min(_CALLS, max(0, draft.input_budget - spoken) * replies / spoken),
         resent=sum(tokens[latest:unsent]),
         cached_price=draft.input.host.cached_price,
     )
