@@ -92,7 +92,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
 
         def respond(reply: Any, reported: int) -> LlmResponse:
             *_, last = plugin._packer._last._entries.values()
-            return answer(reply, round(ratio * last.pack.counted_tokens) + hidden)
+            return answer(reply, round(ratio * last.pack.tokens.counted) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)
 

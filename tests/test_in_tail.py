@@ -49,12 +49,12 @@ def test_an_answer_in_a_response_that_has_to_become_an_extract_is_not_recorded_a
     for window in (1_500, 2_000, 3_000, 16_000):
         pack = pack_of(text, window)
         sent = "\n".join(one.content.wire for one in pack.contents)
-        (fate,) = [one for one in pack.outcomes if one.id == "m1"]
-        assert (fate.form == "left_out") <= (ANSWER in sent), window
+        (fate,) = [one for one in pack.rows if one.id == "m1"]
+        assert (fate.reason == "already_in_conversation") <= (ANSWER in sent), window
         assert ANSWER in sent, window
 
 
 def test_an_answer_that_is_sent_is_not_repeated() -> None:
     pack = pack_of(ANSWER, 16_000)
-    (fate,) = [one for one in pack.outcomes if one.id == "m1"]
-    assert fate.form == "left_out"
+    (fate,) = [one for one in pack.rows if one.id == "m1"]
+    assert (fate.form, fate.reason) == ("left_out", "already_in_conversation")

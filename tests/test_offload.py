@@ -185,9 +185,9 @@ def test_what_an_mcp_result_says_twice_is_shown_once(text: str) -> None:
     counter = counter_for("")
     shown = offload(result, "read", settings, counter=counter)
     once = offload({**result, "structuredContent": None}, "read", settings, counter=counter)
-    assert shown.form == "extract"
+    assert shown.record.form == "extract"
     assert "structuredContent" not in shown.response
     assert shown.response["content"] == once.response["content"]
     assert shown.shown_tokens < 1.2 * once.shown_tokens
     other = offload({**result, "structuredContent": {"log": "another"}}, "read", settings, counter=counter)
-    assert "structuredContent" in other.response or other.form == "verbatim"
+    assert "structuredContent" in other.response or other.record.form == "verbatim"

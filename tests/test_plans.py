@@ -47,8 +47,8 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("questions as a text", {"open_questions": "Which rule?"}, ""),
     ("questions of any kind", {"open_questions": [{"x": {}}, "Which rule?"]}, "plan.open_questions.0"),
     ("a number for an id", {"task_id": 42}, ""), ("no goal", {"goal": None}, ""),
-    ("a key of another name", {"open_question_list": ["x"]}, "did you mean 'open_questions'"),
-    ("a misplaced key", {"risk": "High"}, "did you mean 'constraints.risk'"),
+    ("a key of another name", {"open_question_list": ["x"]}, ""),
+    ("a limit beside the others", {"risk": "High"}, ""),
 ]  # fmt: skip
 
 
@@ -75,12 +75,12 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("another status", {"status": "lost"}, "plan.step.status"),
     ("notes of any kind", {"notes": [{"text": "one"}, {"note": "two"}, 3]}, "plan.step.notes.1"),
     ("keys in capitals", {"Tools": ["look_up"], "tools": None}, ""),
-    ("items by description", {"acceptance": [{"description": "the rule is cited"}]}, "'description' was read"),
-    ("items by criterion", {"acceptance": [{"id": "a1", "Criterion": "the rule is cited"}]}, "'Criterion' was read"),
-    ("items with a name", {"acceptance": [{"name": "the rule is cited", "done": False}]}, "'name' was read"),
+    ("items by description", {"acceptance": [{"description": "the rule is cited"}]}, ""),
+    ("items by criterion", {"acceptance": [{"id": "a1", "Criterion": "the rule is cited"}]}, ""),
+    ("items with a name", {"acceptance": [{"name": "the rule is cited", "done": False}]}, ""),
     ("a name and a text", {"acceptance": [{"name": "a1", "text": "the rule is cited"}]}, ""),
     ("another key", {"acceptance_criteria": ["x"]}, ""),
-    ("a misspelled key beside the right one", {"acceptence": ["y"]}, "'acceptance', which is given as well"),
+    ("a misspelled key beside the right one", {"acceptence": ["y"]}, "did you mean 'acceptance'?"),
     ("a long text", {"text": "Find the rule " * 5_000}, "plan.step.text was cut"),
 ]
 
@@ -258,15 +258,25 @@ def test_a_warning_is_logged_once_and_quotes_nothing(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     "plan",
     [
-        {"goal": "A letter", "plan_steps": [{**STEP, "tools": ["look_up"]}]},
-        {"output": json.dumps({"step": {**STEP, "tools": ["look_up"]}})},
-        {"step": {"current": {**STEP, "tools": ["look_up"]}}},
+        {"goal": "A letter", "plan_steps": [STEP]},
+        {"output": json.dumps({"step": STEP})},
+        {"step": {"current": STEP}},
         "step:\n  text: Find the rule\n  tools:\n    - look_up\n",
         "## Step\nFind the rule\n## Allowed tools\n- look_up\n",
-        {"goal": "A letter", "agenda": "Find the rule\ntools: look_up\n"},
         {"goal": "A letter", "phases": [{"toolsToUse": ["look_up"]}]},
         {"goal": "A letter", "phases": [{"tolls": ["look_up"]}]},
-        {"goal": "A letter", "phases": [{"name": n} for n in range(3_000)]},
+    ],
+)
+def test_a_list_of_tools_is_read_wherever_the_step_stands(plan: Any) -> None:
+    assert planned(plan).sent[0].declared == ("look_up",)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"goal": "A letter", "notice": "Find the rule\ntools: look_up\n"},
+        {"goal": "A letter", "notice": {"remarks": {"toolsToUse": ["look_up"]}}},
+        {"goal": "A letter", "notices": ["word " * 100] * 1_000},
     ],
 )
 def test_a_list_of_tools_in_a_place_that_is_not_read_closes_the_scope(plan: Any) -> None:
