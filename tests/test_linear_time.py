@@ -215,7 +215,6 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     # payloads
     "bullet": payload.bullet,
     "fenced": fenced,
-    "sections": lambda text: payload.sections(f"CONTEXT PACK\nTASK:\n{text}"),
     "answered": lambda text: payload.answered(f"CONTEXT PACK\nTASK:\n{text}"),
     "criticized": criticized,
     # evidence

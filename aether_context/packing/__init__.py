@@ -14,14 +14,14 @@ from aether_context.packing.compaction import bring_within_window, compact, trim
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
-from aether_context.packing.rendering import recount, render, write_payload
+from aether_context.packing.rendering import render, write_payload
 from aether_context.packing.selection import choose, fill
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter, TokenCache
 
-__all__ = ["build_pack", "next_input", "recount", "turns_to_find"]
+__all__ = ["build_pack", "next_input", "turns_to_find"]
 
 _MOST_CHOICES = 3
 """So often candidates are chosen at most: for the conversation as it came, and again where it lost what they repeat."""

@@ -220,22 +220,6 @@ def explanation(lines: Iterable[str]) -> str:
     return _sections(("INTERPRETATION RULES", bullets(lines)))
 
 
-def sections(text: str) -> dict[str, str]:
-    """A payload's sections by header, up to what is answered; none where the text is no payload."""
-    if not text.startswith(f"{FIRST_LINE}\n"):
-        return {}
-    lines_by_header: dict[str, list[str]] = {}
-    header = ""
-    end = _END.search(text)
-    for line in text[: end.start() if end is not None else len(text)].splitlines():
-        if line.endswith(":") and line[:-1] in HEADERS:
-            header = line[:-1]
-            lines_by_header[header] = []
-        elif header:
-            lines_by_header[header].append(f"{line}\n")
-    return {header: "".join(lines) for header, lines in lines_by_header.items()}
-
-
 def answered(text: str) -> str:
     """What follows a payload's last header: the user's request, or what was handed over; nothing without one."""
     end = _END.search(text)

@@ -80,47 +80,6 @@ def _member(item: Outgoing, place: int) -> tuple[int, int]:
     return item.members[place] if item.members else (item.origin, place)
 
 
-# What the layers of a pack cost by another counter; nothing of the pack is decided anew.
-
-_SECTIONS: tuple[tuple[Layer, tuple[str, ...]], ...] = (
-    ("evidence", ("EVIDENCE", "TOP EVIDENCE")),
-    ("memory", ("MEMORY",)),
-    ("conversation", ("CONVERSATION SUMMARY",)),
-)
-"""The sections of a payload that belong to another layer than the task."""
-
-
-def recount(pack: Pack, counter: PackCounter) -> dict[Layer, int]:
-    """Tokens of each layer as it is sent; they sum to those of the whole request."""
-    other_tools = pack.source.request.other_tools
-    layers: dict[Layer, int] = {
-        "system": counter.system(pack.system, declares=bool(pack.tools.sent or other_tools)),
-        "task": 0,
-        "tools": sum(counter.tools(pack.tools.sent)) + sum(counter.count_all(other_tools)),
-        "evidence": 0,
-        "memory": 0,
-        "conversation": 0,
-    }
-    counts = counter.contents([item.content for item in pack.contents])
-    for item, tokens in zip(pack.contents, counts, strict=True):
-        if item.origin != pack.source.request.human:
-            layers["conversation"] += tokens
-            continue
-        for layer, layer_tokens in _inside(item, counter).items():
-            layers[layer] += layer_tokens
-            tokens -= layer_tokens
-        layers["task"] += tokens
-    return layers
-
-
-def _inside(message: Outgoing, counter: PackCounter) -> dict[Layer, int]:
-    """What a packed message holds of other layers."""
-    text_by_header = payload.sections(message.content.text) if message.form == "payload" else {}
-    layers = [(layer, "".join(text_by_header.get(name, "") for name in names)) for layer, names in _SECTIONS]
-    counts = counter.count_all([text for _, text in layers])
-    return {layer: tokens for (layer, _), tokens in zip(layers, counts, strict=True)}
-
-
 # The outgoing request and the account of it.
 
 _NEW_ANCHORS = 4

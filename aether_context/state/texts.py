@@ -10,14 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
 from pydantic_core import from_json
 
 from aether_context.text.decoding import read_python
 from aether_context.text.spellings import field_of, status_of
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree
 
 _MOST_JSON, _MOST_YAML, _MOST_OUTLINE = 1_000_000, 64 * 1024, 200_000
 _MOST_DEPTH = 20
@@ -73,6 +74,8 @@ def read_yaml(text: str) -> Any:
     """
     if len(text) > _MOST_YAML:
         return None
+    import yaml  # like the parser of XML below: most plans need neither
+
     top: list[Any] = []
     open_nodes: list[tuple[Any, list[str]]] = [(top, [])]  # each with the key that waits for its value
     try:
@@ -109,6 +112,8 @@ def read_xml(text: str) -> Any:
     start, end = text.find("<"), text.rfind(">") + 1
     if start < 0 or "<!" in text or end - start > _MOST_OUTLINE:
         return None
+    from xml.etree import ElementTree
+
     with suppress(ElementTree.ParseError, RecursionError):
         return _element(ElementTree.fromstring(f"<all>{text[start:end]}</all>"))
     return None
