@@ -67,9 +67,12 @@ def record_research(store: PackStore, count: int) -> None:
     memories, which no answer uses, take all of theirs."""
     for number in range(count):
         chance = random.Random(f"research {number}")
-        memory = f"The user wants reports of plan {number} " + "in short words and without any tables, please. " * 28
+        wishes = "in short words and without any tables, please. " * 28
+        memories = [
+            {"id": f"m{at}", "text": f"The user wants report {at} of plan {number} {wishes}"} for at in range(4)
+        ]
         findings = [{"uri": f"artifact://plan/{number}/{at}.md", "summary": finding(number, at)} for at in range(10)]
-        state = {"knowledge": {"evidence": findings, "memories": [{"id": f"m{at}", "text": memory} for at in range(4)]}}
+        state = {"knowledge": {"evidence": findings, "memories": memories}}
         names = [f"site_{number}_{chance.randrange(10)}_{chance.randrange(14)}" for _ in range(20)]
         script = [f"The flow is high at {', '.join(some)}." for some in (names[:10], names[10:])]
         chat = Chat(store=store, policy=RESEARCH, state=state, script=script, session=f"s{number}")

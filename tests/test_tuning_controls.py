@@ -12,7 +12,7 @@ from itertools import repeat
 from pathlib import Path
 
 import pytest
-from recorded_sessions import SMALL, STARVED, record, record_research
+from recorded_sessions import RESEARCH, SMALL, STARVED, record, record_research
 
 from aether_context import PackPolicy, PackStore
 from aether_context.tuning.grid import grid
@@ -74,6 +74,18 @@ def _verdict_on_shuffled(played, names, seed):
     return decide(trials, test.get, margin=MARGIN).kind
 
 
+def test_evidence_that_is_needed_gets_more_room(research, workers):
+    tuner = Tuner([research.url], workers)
+    recordings = tuner.recordings("research")
+    verdict = tuner.tune(recordings, margin=MARGIN, spend=5)
+    assert verdict.kind == "more kept", verdict
+    assert verdict.check.retention.low > 0
+    assert verdict.check.cost.high < 5 + MARGIN
+    assert tuner.same["research"] == tuner.calls["research"]
+    policy = grid(recordings.base)[verdict.chosen]
+    assert policy.budget.shares.evidence.middle > RESEARCH.budget.shares.evidence.middle
+
+
 def test_a_spoilt_profile_is_repaired(recorded, workers):
     tuner = Tuner([recorded.url], workers, base=STARVED)
     recordings = tuner.recordings("chat")
@@ -83,6 +95,25 @@ def test_a_spoilt_profile_is_repaired(recorded, workers):
     default = tuner.check(recordings, SMALL).trials["all sessions"]
     assert default.retention.mean > 5
     assert repaired.retention.mean > default.retention.mean - MARGIN
+
+
+def test_what_is_not_needed_is_not_paid_for(tmp_path, workers):
+    store = PackStore(str(tmp_path))
+    record(store, SESSIONS, steps=16, reach=0)
+    tuner = Tuner([store.url], workers)
+    verdict = tuner.tune(tuner.recordings("chat"), margin=MARGIN)
+    assert verdict.kind == "cheaper at the same retention", verdict
+    assert verdict.check.cost.high < -2
+    assert verdict.check.retention.low >= -MARGIN
+
+
+def test_where_nothing_is_short_nothing_changes(tmp_path, workers):
+    store = PackStore(str(tmp_path))
+    record(store, SESSIONS, policy=PackPolicy(), steps=3)
+    tuner = Tuner([store.url], workers)
+    verdict = tuner.tune(tuner.recordings("chat"), margin=MARGIN, spend=20)
+    assert verdict.kind == "no change"
+    assert all(trial.cost.sessions == 0 for trial in verdict.trials.values())
 
 
 @pytest.mark.integration
