@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -161,7 +162,7 @@ class Part:
     @property
     def is_thought(self) -> bool:
         """Whether it is a model's thought, in words or (redacted) in a signature alone."""
-        return self.kind == "thought" or (self.kind == "other" and '"thought":true' in self.wire)
+        return self.kind == "thought" or (self.kind == "other" and json.loads(self.wire).get("thought") is True)
 
     @property
     def is_signed(self) -> bool:
@@ -381,7 +382,7 @@ class Row:
     form: Form
     """In which form it is in the request."""
     reason: Reason | None = None
-    """Why, where it is not whole."""
+    """Why, where it is neither whole nor offloaded."""
     sent_tokens: int | None = None
     """Tokens that were sent for it, where they differ from ``tokens``."""
     scores: Mapping[str, float] = field(default_factory=dict)

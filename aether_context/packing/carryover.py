@@ -204,7 +204,7 @@ def _packed_messages(draft: Draft) -> dict[int, PackedMessage]:
         if not draft.keeps:
             past = {index: past[index] for index in _still_packed(draft, past)}
     draft.past = tuple(past.values())
-    if draft.human is not None and draft.packed is not None and draft.written:
+    if draft.human is not None and draft.packed is not None and draft.packed.before:
         return {**past, draft.human: draft.packed}
     return past
 

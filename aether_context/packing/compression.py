@@ -164,7 +164,7 @@ def allocate(draft: Draft) -> None:
         StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
             the largest texts among them.
     """
-    draft.signals, divided = signals(draft), _divided(draft)
+    divided = _divided(draft)
     try:
         draft.allocation = divided(measured=draft.measured)
     except StepTooLarge as error:

@@ -24,7 +24,6 @@ from aether_context.pack import (
     PackedMessage,
     PackInput,
     Reason,
-    Signals,
     Step,
     ToolSelection,
     TruncationEvent,
@@ -49,7 +48,7 @@ class Changed(NamedTuple):
     tokens: int | None = None
 
 
-_ALL_TOOLS, _NO_STEP, _UNKNOWN = ToolSelection(), Step(), Signals()
+_ALL_TOOLS, _NO_STEP = ToolSelection(), Step()
 _NO_BUDGET = Budget.of(0)
 
 
@@ -74,8 +73,8 @@ class Draft:
 
     # What the epoch carries into this call. `changed` is why a new epoch has to begin, None where nothing calls for
     # one. `keeps` says that this invocation has made its choices at an earlier call; `packed` is what it then made of
-    # the human message, if anything, and `message` what this call makes of it. `past` are the messages of earlier
-    # invocations that stay packed.
+    # the human message, if anything, `message` what this call makes of it, and `message_of` what that was made of.
+    # `past` are the messages of earlier invocations that stay packed.
     system: str = ""
     contract: bool = False
     epoch_marks: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +82,7 @@ class Draft:
     keeps: bool = False
     packed: PackedMessage | None = None
     message: PackedMessage | None = None
+    message_of: tuple[object, ...] = ()
     past: tuple[PackedMessage, ...] = ()
     measured: Mapping[Layer, int] = field(default_factory=dict)
 
@@ -114,7 +114,6 @@ class Draft:
     # given layers exceed the budget and have to shrink.
     step: Step = _NO_STEP
     tightened: tuple[TruncationEvent, ...] = ()
-    signals: Signals = _UNKNOWN
     allocation: Allocation | None = None
     too_large: StepTooLarge | None = None
 
@@ -160,11 +159,6 @@ class Draft:
         """Whether nothing was left out for what the conversation says, so that a cut would change no choice."""
         left = (*self.found_memory.left, *self.found_evidence.left)
         return all(entry.reason != "already_in_conversation" for entry in left)
-
-    @property
-    def written(self) -> bool:
-        """Whether an earlier call of this invocation wrote a payload into the human message."""
-        return self.packed is not None and bool(self.packed.before)
 
     @property
     def shares(self) -> Allocation:

@@ -28,7 +28,6 @@ from aether_context.pack import (
     Outgoing,
     Pack,
     PackedMessage,
-    PackInput,
     Prefix,
     PrefixBreak,
     Reason,
@@ -90,7 +89,7 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 
 
 def render(draft: Draft) -> Pack:
-    """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
+    """Puts the contents in order, and writes down what became of each of them and of every candidate."""
     source, scope, counter = draft.input, draft.tools, draft.counter
     packed = draft.message
     plain = _contents(draft)
@@ -123,6 +122,8 @@ def render(draft: Draft) -> Pack:
     too_large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
     payload_text = packed.text if packed is not None and packed.before else ""
     wires = (*(tool.wire for tool in scope.sent), *source.request.other_tools)
+    calibration = source.usage.calibration
+    anchored = calibration is not None and calibration.anchored and counter.method != "exact"
     return Pack(
         source=source,
         system=draft.system,
@@ -145,10 +146,10 @@ def render(draft: Draft) -> Pack:
         ),
         tokens=RequestTokens(
             counted=counted,
-            expected=request_tokens(source, counted),
+            expected=counted if calibration is None else estimated(calibration, counted),
             whole_history=_whole_history_tokens(draft, rows),
             over_window=max(0, counted + draft.uncounted_tokens - draft.shares.spare_tokens - source.window),
-            method=method(source, counter),
+            method="anchored" if anchored else counter.method,
         ),
         to_store=ToStore(
             chose=not draft.keeps,
@@ -188,17 +189,6 @@ def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
     declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
     contents = sum(row.tokens for row in rows[: len(request.contents)])
     return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
-
-
-def request_tokens(source: PackInput, counted: int) -> int:
-    """Tokens that the provider is expected to count."""
-    return estimated(source.usage.calibration, counted) if source.usage.calibration is not None else counted
-
-
-def method(source: PackInput, counter: PackCounter) -> Accuracy:
-    """How the request's tokens were obtained."""
-    anchored = source.usage.calibration is not None and source.usage.calibration.anchored
-    return "anchored" if anchored and counter.method != "exact" else counter.method
 
 
 def _reason(draft: Draft) -> EpochReason | None:
@@ -241,8 +231,14 @@ def write_payload(draft: Draft) -> None:
     """Writes the payload of what is chosen into the human message, and measures the layers that are given with it.
 
     What is counted is the message as it is sent, so nothing of a payload has to be foreseen: the task layer is all of
-    it but its memories and its evidence.
+    it but its memories and its evidence. Where all that it is made of is as it was, the message stands.
     """
+    made_of = (
+        draft.memory, draft.evidence, draft.step, draft.tools, draft.request, draft.largest, draft.task_ceiling,
+    )  # fmt: skip
+    if draft.message_of == made_of:
+        return
+    draft.message_of = made_of
     source, scope, counter, human = draft.input, draft.tools, draft.counter, draft.human
     draft.message = message = _message(draft)
     tokens = 0
