@@ -216,12 +216,13 @@ class RequestPacker:
         if self._stands_back(callback_context, llm_request):
             return None
         self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
-        first = FirstTry(llm_request)
+        first = self._failures.guarded(partial(FirstTry, llm_request), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
                 answer = await self._pack(callback_context, llm_request)
                 span.error = answer.error_code or "" if answer is not None else ""
-                self._first_tries.put(agent_key_of(callback_context), first.packed(llm_request))
+                if first is not None:
+                    self._first_tries.put(agent_key_of(callback_context), first.packed(llm_request))
             except (InvalidPlan, BudgetExceededError):
                 raise
             except StepTooLarge as error:
