@@ -253,10 +253,10 @@ class Request(NamedTuple):
     """A request as the host made it.
 
     ``contents`` are those that no earlier cut removed; ``positions`` are their indices in the host's own list.
-    ``human`` is the index within ``contents`` of the final human message, None where there is none; it is another
-    agent's turn where the host shows no message of the user. ``other_tools`` are the wires of tools that are not
-    functions. ``first_call`` is set at an invocation's first model call, and at the first one that answers what another
-    agent handed over. ``rewritten`` is set where the host changed history that an earlier cut or request relied on.
+    ``request_index`` is the index within ``contents`` of the final human message, None where there is none; it is
+    another agent's turn where the host shows no message of the user. ``other_tools`` are the wires of tools that are
+    not functions. ``first_call`` is set at an invocation's first call, and at the first that answers what another agent
+    handed over. ``rewritten`` is set where the host changed history that an earlier cut or request relied on.
     """
 
     model: str
@@ -266,14 +266,14 @@ class Request(NamedTuple):
     other_tools: tuple[str, ...] = ()
     contents: tuple[Content, ...] = ()
     positions: tuple[int, ...] = ()
-    human: int | None = None
+    request_index: int | None = None
     first_call: bool = True
     rewritten: bool = False
 
     @property
     def from_agent(self) -> bool:
         """Whether the final human message is another agent's turn, which was handed to this agent."""
-        return self.human is not None and bool(self.contents[self.human].agent)
+        return self.request_index is not None and bool(self.contents[self.request_index].agent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

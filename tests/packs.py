@@ -149,7 +149,7 @@ def pack_input(
         tools=tuple(tools),
         contents=tuple(contents),
         positions=tuple(range(len(contents))),
-        human=humans[-1] if humans else None,
+        request_index=humans[-1] if humans else None,
     )
     validity = "valid" if step is not None else "unplanned"
     given = PackInput(identity, request, window, step or Step(), validity=validity, candidates=tuple(candidates))
@@ -261,7 +261,9 @@ class Session:
             **self._given,
         )
         epoch = before.epoch if before is not None else Epoch(number=0)
-        return next_input(source, len(self.history), self.history.__getitem__, epoch, human=source.request.human)
+        return next_input(
+            source, len(self.history), self.history.__getitem__, epoch, request_index=source.request.request_index
+        )
 
 
 # sessions

@@ -354,13 +354,13 @@ class Run:
         source = pack.source
         contents = source.request.contents
         parts = units(contents)
-        stay = {index for at in protected(parts, source.request.human) for index in parts[at].indices}
+        stay = {index for at in protected(parts, source.request.request_index) for index in parts[at].indices}
         fixed = pack.sent.system.tokens + sum(block.tokens for block in pack.sent.tools)
         fixed += 2 * count(step_text(source.step)) + sum(count(tool.signature) + 2 for tool in pack.tools.sent) + 80
         fixed += sum(pack.allocation.layers[layer].used for layer in ("evidence", "memory"))
         fixed += int(0.06 * pack.allocation.budget) + 30
         fixed += count(SYSTEM_CONTRACT) + 20 if self.policy.payload.contract == "payload" else 0
-        human = source.request.human
+        human = source.request.request_index
         return fixed + sum(self.smallest(contents[at], at == human, count) for at in stay)
 
     def smallest(self, content: Content, human: bool, count: Any) -> int:
@@ -405,7 +405,7 @@ def account(pack: Pack) -> str:
     events = [(event.stage, event.reason, event.tokens_before, event.tokens_after) for event in pack.events]
     return (
         f"call {pack.identity.call}, {pack.tokens.expected} tokens of {pack.source.window}\n"
-        f"  contents {contents}, human {pack.source.request.human}\n  layers {layers}\n  events {events}\n"
+        f"  contents {contents}, human {pack.source.request.request_index}\n  layers {layers}\n  events {events}\n"
         f"  degradations {pack.verdict.problems}"
     )
 
@@ -475,7 +475,7 @@ def test_the_final_request_of_the_user_is_whole_while_it_fits(
     run = Run(policy, STATES[2])
     grow(contents, run)
     for pack in run.packs:
-        human = pack.source.request.human
+        human = pack.source.request.request_index
         assert human is not None
         text = pack.source.request.contents[human].text
         sent = next(one for one in pack.contents if human in {one.origin, *(origin for origin, _ in one.members)})

@@ -186,7 +186,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     ),
     "framing of a declaration": lambda text: written_declaration(read_tool(text).wire, framing_of("gpt-4o")),
     "Reader.content": lambda text: reader.Reader().content(words_of(text), "gemini-2.5-flash"),
-    "human_index": lambda text: reader.human_index([words_of(text), words_of(text + "x")], words_of("another")),
+    "request_index": lambda text: reader.request_index_of([words_of(text), words_of(text + "x")], words_of("another")),
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
     "passages": passages,

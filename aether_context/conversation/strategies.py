@@ -93,7 +93,7 @@ class Cutting:
             most_summary = min(most_summary, int(RECAP_SHARE * target))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
         parts = units(conversation.contents)
-        stay = protected(parts, conversation.human)
+        stay = protected(parts, conversation.request_index)
         anchored, notes = hold(
             [anchor for anchor in conversation.anchors if not (self.by_age and anchor.kind == "latest_tool_result")],
             parts,
@@ -195,8 +195,8 @@ class SlidingTurns:
     early: ClassVar[bool] = True
 
     def trim(self, conversation: Conversation) -> Decision:
-        contents, human = conversation.contents, conversation.human
-        last = human if human is not None else len(contents) - 1
+        contents, request_index = conversation.contents, conversation.request_index
+        last = request_index if request_index is not None else len(contents) - 1
         if not self.tokens or last < 0:
             return decided(conversation, self.name)
         ceiling = min(self.tokens, conversation.budget.input)
@@ -391,7 +391,7 @@ def _fault(conversation: Conversation, result: Decision) -> str:
     canonical_json([result.summary, result.note, result.state])  # raises where they cannot be kept
     for replaced in result.replaced:
         at = replaced.index
-        if at == conversation.human or _form(replaced.content) != _form(conversation.contents[at]):
+        if at == conversation.request_index or _form(replaced.content) != _form(conversation.contents[at]):
             return f"it would change what content {at} asks, calls or answers"
     if not gone:
         return ""
@@ -399,7 +399,7 @@ def _fault(conversation: Conversation, result: Decision) -> str:
     torn = next((unit for unit in parts if 0 < len(gone.intersection(unit.indices)) < len(unit.indices)), None)
     if torn is not None:
         return f"it would tear the exchange of the contents {', '.join(map(str, torn.indices))}"
-    protected_units = protected(parts, conversation.human)
+    protected_units = protected(parts, conversation.request_index)
     lost_indices = sorted(gone.intersection(index for at in protected_units for index in parts[at].indices))
     if lost_indices:
         return f"it would take content {lost_indices[0]}, which the model has yet to answer"

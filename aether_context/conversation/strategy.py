@@ -80,8 +80,8 @@ class Conversation:
     """A conversation as a strategy sees it.
 
     ``raws`` are the contents as the host gave them. ``tokens`` are those of each content, 0 for one that
-    ``budget.fixed`` counts. ``human`` is the index of the final human message, None where there is none, and
-    ``human_tokens`` are its tokens where ``fixed`` counts them. ``positions`` are the places of the contents in the
+    ``budget.fixed`` counts. ``request_index`` is the index of the final human message, None where there is none, and
+    ``request_tokens`` are its tokens where ``fixed`` counts them. ``positions`` are the places of the contents in the
     host's list; anchors name those. ``state`` is what each strategy kept from call to call, by its name. ``summary`` is
     that of what earlier calls cut, with its own tokens, and ``payload_tokens`` are those of earlier payloads, which any
     cut frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked
@@ -94,11 +94,11 @@ class Conversation:
     contents: tuple[Content, ...]
     raws: tuple[Content, ...]
     tokens: tuple[int, ...]
-    human: int | None
+    request_index: int | None
     positions: tuple[int, ...]
     budget: Budget
     counter: PackCounter
-    human_tokens: int = 0
+    request_tokens: int = 0
     system: str = ""
     tools: tuple[Tool, ...] = ()
     anchors: tuple[Anchor, ...] = ()
@@ -142,7 +142,7 @@ class Conversation:
             contents=tuple(contents),
             raws=tuple(contents),
             tokens=tuple(pack_counter.contents(contents)),
-            human=next(humans, None),
+            request_index=next(humans, None),
             positions=tuple(range(len(contents))),
             budget=budget or Budget.of(window, fixed=fixed),
             counter=pack_counter,
@@ -175,7 +175,7 @@ class Conversation:
             [
                 raw
                 for at, raw in enumerate(self.raws)
-                if at not in sent or (sent[at].digest != raw.digest and at != self.human)
+                if at not in sent or (sent[at].digest != raw.digest and at != self.request_index)
             ],
             list(sent.values()),
             max_tokens=max_tokens,
@@ -221,7 +221,7 @@ class Conversation:
                 for at in result.kept
             ),
             positions=tuple(self.positions[at] for at in result.kept),
-            human=result.kept.index(self.human) if self.human is not None and self.human in result.kept else None,
+            request_index=next((new for new, at in enumerate(result.kept) if at == self.request_index), None),
             state=result.state if result.state is not None else self.state,
             summary=summary,
             summary_tokens=self.summary_tokens if result.summary is None else summary_tokens(self.counter, summary),
@@ -362,8 +362,8 @@ def decided(
     )
     after = conversation.after(result)
     tokens_before, left = conversation.used, list(conversation.tokens)
-    if conversation.human is not None:
-        left[conversation.human] = left[conversation.human] or conversation.human_tokens
+    if conversation.request_index is not None:
+        left[conversation.request_index] = left[conversation.request_index] or conversation.request_tokens
     changes: tuple[Removed | Replaced, ...] = (*removed, *replaced)
     for change in changes:
         left[change.index] = 0

@@ -19,13 +19,13 @@ UnitKind: TypeAlias = Literal["human", "exchange", "message"]
 class Unit(NamedTuple):
     """Contents that stay or go together, by index, and the turn (from 0) they belong to.
 
-    ``handed`` is set where they hold the last that another agent said or did in the turn: what was handed over.
+    ``from_agent`` is set where they hold the last that another agent said or did in the turn: what was handed over.
     """
 
     kind: UnitKind
     indices: tuple[int, ...]
     turn: int
-    handed: bool = False
+    from_agent: bool = False
 
 
 class _Waiting:
@@ -115,9 +115,9 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(unit_by_content):
         members.setdefault(_last(joined, unit), []).append(index)
-    handed = _handed(contents, members, turns)
+    from_agent = _handed(contents, members, turns)
     return tuple(
-        Unit(kind=kinds[unit], indices=tuple(indices), turn=turns[unit], handed=unit in handed)
+        Unit(kind=kinds[unit], indices=tuple(indices), turn=turns[unit], from_agent=unit in from_agent)
         for unit, indices in sorted(members.items())
     )
 
@@ -144,12 +144,12 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
     return frozenset(unit for _, unit in latest.values())
 
 
-def protected(parts: Sequence[Unit], human: int | None) -> frozenset[int]:
+def protected(parts: Sequence[Unit], request_index: int | None) -> frozenset[int]:
     """Positions in ``parts`` that no cut takes: the final human message, what other agents handed over since then, and
     the last exchange while nothing of the model's follows it, that is, while the model has yet to read it."""
     latest = parts[-1].turn if parts else 0
-    kept = {at for at, unit in enumerate(parts) if unit.handed and unit.turn == latest}
-    kept |= {at for at, unit in enumerate(parts) if human is not None and human in unit.indices}
+    kept = {at for at, unit in enumerate(parts) if unit.from_agent and unit.turn == latest}
+    kept |= {at for at, unit in enumerate(parts) if request_index is not None and request_index in unit.indices}
     kept |= {max(range(len(parts)), key=lambda at: parts[at].indices[-1])} if parts else set()
     return frozenset(kept)
 
@@ -226,7 +226,7 @@ def cut(
     answers = Counter(unit.turn for unit in units if unit.kind != "human")
     order = [at for at, unit in enumerate(units) if unit.kind != "human" and at not in staying]
     leaving: list[tuple[int, ...]] = []
-    for at in sorted(order, key=lambda at: (units[at].turn, units[at].handed, at)):
+    for at in sorted(order, key=lambda at: (units[at].turn, units[at].from_agent, at)):
         if over <= 0:
             break
         turn = units[at].turn

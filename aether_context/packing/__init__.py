@@ -63,7 +63,7 @@ def build_pack(
         given, summary = _given(Draft(input=source, policy=policy, counter=cached, at_cut=True)), ""
         standing, made = made.items, _fitted(given, made.items, summary)
     for _ in range(_MOST_CHOICES - 1 - given.at_cut):
-        if made.stands_alone or not _lost(given.human, standing, made.items):
+        if made.stands_alone or not _lost(given.request_index, standing, made.items):
             break
         standing, made = made.items, _fitted(given, made.items, summary)
     return render(made)
@@ -93,7 +93,7 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing], summary: str) -> Draft:
     return draft
 
 
-def _lost(human: int | None, before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
+def _lost(request_index: int | None, before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
     """Whether contents that stood in the conversation do not stand there any longer, or in another form."""
     sent = {item.origin: item.content.digest for item in after}
-    return any(sent.get(item.origin) != item.content.digest for item in before if item.origin != human)
+    return any(sent.get(item.origin) != item.content.digest for item in before if item.origin != request_index)

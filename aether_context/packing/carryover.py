@@ -66,7 +66,7 @@ def restore_forms(draft: Draft) -> None:
     draft.step = source.step
     telling = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
     for unit in units(request.contents) if telling else ():
-        origins = [at for at in unit.indices if at != draft.human and at not in packed_by_index]
+        origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
         if origins and draft.keys[origins[-1]] in telling:
             tell(draft, origins, telling[draft.keys[origins[-1]]])
 
@@ -129,7 +129,7 @@ def extract(
 
 def is_past(draft: Draft, origin: int) -> bool:
     """Whether a content belongs to a turn that is over: it stands before the final human message."""
-    return draft.human is not None and origin < draft.human
+    return draft.request_index is not None and origin < draft.request_index
 
 
 def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
@@ -199,13 +199,13 @@ def _packed_messages(draft: Draft) -> dict[int, PackedMessage]:
         by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}
         for index, raw in enumerate(request.contents):
             packed = by_place.get((request.positions[index], raw.digest))
-            if packed is not None and index != draft.human and packed.invocation != invocation:
+            if packed is not None and index != draft.request_index and packed.invocation != invocation:
                 past[index] = packed
         if not draft.keeps:
             past = {index: past[index] for index in _still_packed(draft, past)}
     draft.past = tuple(past.values())
-    if draft.human is not None and draft.packed is not None and draft.packed.before:
-        return {**past, draft.human: draft.packed}
+    if draft.request_index is not None and draft.packed is not None and draft.packed.before:
+        return {**past, draft.request_index: draft.packed}
     return past
 
 
@@ -230,11 +230,11 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
     staying = list(takewhile(lambda index: past[index].plan == plan, past))
     if not staying or len(staying) < len(past):
         return staying
-    latest, human = staying[-1], len(contents) if draft.human is None else draft.human
+    latest, request_index = staying[-1], len(contents) if draft.request_index is None else draft.request_index
     tokens = counter.contents(contents)
     packed = packed_message(contents[latest], latest, past[latest], counter)[0]
     # No earlier request held what comes after the model's last answer.
-    unsent = next((at for at in range(human - 1, -1, -1) if contents[at].role == "model"), human)
+    unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)
     # A cut frees the rest anyway: at the pace so far it comes after so many calls.
     spoken, replies = max(1, sum(tokens)), sum(content.role == "model" for content in contents)
     gained = gain(

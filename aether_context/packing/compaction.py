@@ -146,7 +146,7 @@ def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int]
         contents=tuple(item.content for item in items),
         raws=tuple(item.raw for item in items),
         tokens=tuple(tokens),
-        human=next((at for at, item in enumerate(items) if item.origin == draft.human), None),
+        request_index=next((at for at, item in enumerate(items) if item.origin == draft.request_index), None),
         positions=tuple(request.positions[item.origin] for item in items),
         budget=budget,
         counter=draft.counter,
@@ -193,12 +193,12 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
     items = [_unpacked(draft, item) for item in draft.items]
     spoken = draft.spoken(draft.items, draft.summary)
     conversation = _conversation(
-        draft, items, [0 if item.origin == draft.human else item.tokens for item in items], budget
+        draft, items, [0 if item.origin == draft.request_index else item.tokens for item in items], budget
     )
     standing = standing_anchors(conversation.contents, conversation.positions, draft.policy.conversation)
     return replace(
         conversation,
-        human_tokens=0 if conversation.human is None else items[conversation.human].tokens,
+        request_tokens=0 if conversation.request_index is None else items[conversation.request_index].tokens,
         anchors=ranked([*draft.input.host.anchors, *standing]),
         state=draft.states,
         summary=draft.summary,
@@ -255,7 +255,7 @@ def _take_out(draft: Draft, gone: Collection[int]) -> None:
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
-    if item.form != "payload" or item.origin == draft.human:
+    if item.form != "payload" or item.origin == draft.request_index:
         return item
     return item._replace(content=item.raw, form="whole", tokens=draft.counter.content(item.raw), members=())
 
@@ -359,9 +359,8 @@ def _shorten_parts(draft: Draft) -> None:
     The request is measured with them, so that it gives way before what is shorter than it.
     """
     items = draft.items
-    targets = [
-        at for at, item in enumerate(items) if item.origin != draft.human and item.form not in ("payload", "told")
-    ]
+    asked = draft.request_index
+    targets = [at for at, item in enumerate(items) if item.origin != asked and item.form not in ("payload", "told")]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
     }
@@ -425,8 +424,8 @@ def _leave_out_neighbours(draft: Draft) -> None:
     raw, items = draft.raw_human, draft.items
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
-    human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
-    protected_units = protected(parts, human)
+    request_index = next((at for at, item in enumerate(items) if item.origin == draft.request_index), None)
+    protected_units = protected(parts, request_index)
     going = [at for at in range(len(parts)) if at not in protected_units]
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, shrinks, [parts[at].indices for at in going])
@@ -469,7 +468,7 @@ def _shorten_request(draft: Draft) -> None:
         layer="task",
         stage="emergency",
         reason="window",
-        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
+        item_ids=(draft.content_id(draft.request_index),) if draft.request_index is not None else (),
         tokens_before=task,
         tokens_after=draft.measured["task"],
     )
@@ -570,7 +569,7 @@ def _tell_last(draft: Draft) -> None:
     if not parts:
         return
     last = max(parts, key=lambda unit: unit.indices[-1])
-    beside = [at for at, item in enumerate(draft.items) if item.origin != draft.human]
+    beside = [at for at, item in enumerate(draft.items) if item.origin != draft.request_index]
     origins = [draft.items[at].origin for at in last.indices if at in beside]
     _leave_out(draft, 0, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
     over = _over(draft, draft.items)

@@ -132,13 +132,13 @@ class Draft:
     degradations: tuple[str, ...] = ()
 
     @property
-    def human(self) -> int | None:
+    def request_index(self) -> int | None:
         """The index of the final human message, None where there is none."""
-        return self.input.request.human
+        return self.input.request.request_index
 
     @property
     def raw_human(self) -> Content | None:
-        return self.input.request.contents[self.human] if self.human is not None else None
+        return self.input.request.contents[self.request_index] if self.request_index is not None else None
 
     @property
     def begins(self) -> bool:
@@ -212,8 +212,8 @@ class Draft:
 
     def spoken(self, items: Sequence[Outgoing], summary: str) -> int:
         """Tokens of a conversation layer: every content but the human message, and the summary."""
-        human = self.human
-        return sum([item.tokens for item in items if item.origin != human]) + self.summary_tokens(summary)
+        request_index = self.request_index
+        return sum([item.tokens for item in items if item.origin != request_index]) + self.summary_tokens(summary)
 
     @property
     def explains_in_payload(self) -> bool:

@@ -15,7 +15,7 @@ def next_input(
     content_at: Callable[[int], Content],
     epoch: Epoch,
     *,
-    human: int | None,
+    request_index: int | None,
     begin: int = 0,
     alone: bool = False,
 ) -> PackInput:
@@ -28,14 +28,14 @@ def next_input(
         total: the number of contents in the host's list.
         content_at: the content at a position in it; asked for those that are needed alone.
         epoch: as the call before left it.
-        human: the position of the message that is answered; it is sent even where a cut took it.
+        request_index: the position of the message that is answered; it is sent even where a cut took it.
         begin: the first content that may be sent.
         alone: whether the agent is shown nothing but what it answers, so that its epochs last no longer than that.
     """
     identity = given.identity
     passthrough = bool(given.host.passthrough_reason)
     epoch = Epoch(number=0) if passthrough else epoch
-    answered = content_at(human) if human is not None else None
+    answered = content_at(request_index) if request_index is not None else None
     if alone and epoch.number and _opens(identity, epoch, answered):
         aligned = reset(epoch, "")
     else:
@@ -45,13 +45,13 @@ def next_input(
         # The host took contents away so that an exchange would be torn: everything is live again.
         aligned = reset(epoch, "the host rewrote history inside an exchange")
         positions = tuple(range(total))
-    if human is not None and human not in positions:
-        positions = tuple(sorted((*positions, human)))
+    if request_index is not None and request_index not in positions:
+        positions = tuple(sorted((*positions, request_index)))
     positions = tuple(at for at in positions if at >= begin)
     request = given.request._replace(
         contents=tuple(map(content_at, positions)),
         positions=positions,
-        human=positions.index(human) if human is not None else None,
+        request_index=positions.index(request_index) if request_index is not None else None,
         first_call=identity.call == 1 or (not passthrough and _opens(identity, aligned.epoch, answered)),
         rewritten=given.request.rewritten or aligned.rewritten,
     )

@@ -239,18 +239,18 @@ def write_payload(draft: Draft) -> None:
     if draft.message_of == made_of:
         return
     draft.message_of = made_of
-    source, scope, counter, human = draft.input, draft.tools, draft.counter, draft.human
+    source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
     draft.message = message = _message(draft)
     tokens = 0
-    if human is not None:
-        raw = source.request.contents[human]
-        written = Outgoing(content=raw, raw=raw, origin=human, form="whole", tokens=counter.content(raw))
+    if request_index is not None:
+        raw = source.request.contents[request_index]
+        written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
         if message is not None and message.before:
-            content, members = packed_message(raw, human, message, counter)
+            content, members = packed_message(raw, request_index, message, counter)
             written = written._replace(
                 content=content, form="payload", tokens=counter.content(content), members=members
             )
-        draft.items = tuple(written if item.origin == human else item for item in draft.items)
+        draft.items = tuple(written if item.origin == request_index else item for item in draft.items)
         tokens = written.tokens
     other_tools = source.request.other_tools
     draft.measured = {
@@ -278,7 +278,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         memory=draft.memory,
         settings=policy.payload,
         explains=draft.explains_in_payload,
-        handed=source.request.from_agent,
+        from_agent=source.request.from_agent,
     )
     message = PackedMessage(
         of=raw.digest,
@@ -286,7 +286,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         text="",
         split=0,
         used=draft.payload_tokens,
-        place=source.request.positions[draft.human or 0],
+        place=source.request.positions[draft.request_index or 0],
         plan=plan_digest(source),
         largest=draft.largest,
     )
@@ -380,7 +380,7 @@ def _content_row(draft: Draft, incoming: Outgoing, sent: Outgoing | None) -> Row
         form, reason = "left_out", reason or "duplicate"
     elif change is None and (uri := offloaded_to(raw)):
         form = "offloaded"
-    layer: Layer = "task" if origin == draft.input.request.human else "conversation"
+    layer: Layer = "task" if origin == draft.input.request.request_index else "conversation"
     sent_tokens = sent.tokens if sent is not None and sent.tokens != tokens else None
     place = draft.input.request.positions[origin]
     return _row(place, raw.digest, speaker(raw), tokens, counter.method, layer, form, reason, sent_tokens, uri)
@@ -449,8 +449,8 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     Args:
         plain: the contents before neighbours were merged.
     """
-    human_tokens = sum(item.tokens for item in plain if item.origin == draft.human)
-    spoken = sum(item.tokens for item in contents) - human_tokens
+    request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
+    spoken = sum(item.tokens for item in contents) - request_tokens
     return spend(draft.shares, {**draft.measured, **draft.payload_tokens, "conversation": spoken})
 
 

@@ -33,14 +33,14 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
     if draft.keeps or source.host.passthrough_reason or not source.candidates:
         return
-    if draft.human is None:
+    if draft.request_index is None:
         draft.found_memory, draft.found_evidence = _nowhere(source, "memory"), _nowhere(source, "evidence")
         return
     query = retrieval.query_for(source)
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
-    contents = [item.raw if item.origin == draft.human else item.content for item in kept]
+    contents = [item.raw if item.origin == draft.request_index else item.content for item in kept]
     tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
     sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
@@ -131,7 +131,7 @@ def latest_need(draft: Draft) -> int:
     # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.
     first = max((unit.turn for unit in parts), default=0) - max(settings.last_turns, 2) + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
-    tokens = sum(item.tokens for item in latest if item.origin != draft.human)
+    tokens = sum(item.tokens for item in latest if item.origin != draft.request_index)
     share_left = 1.0 if _wants_all(settings) else settings.compact_to
     return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
 

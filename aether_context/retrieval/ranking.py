@@ -176,7 +176,7 @@ def _vocabulary(text: str) -> frozenset[str]:
 def query_for(source: PackInput) -> str:
     """What is looked for: the request or what another agent said in its place, the step and its checklist."""
     request, step = source.request, source.step
-    user_message = request.contents[request.human].words if request.human is not None else ""
+    user_message = request.contents[request.request_index].words if request.request_index is not None else ""
     pieces = (user_message, step.text, step.goal, *(item.text for item in step.acceptance))
     return "\n".join(piece for piece in pieces if piece)
 

@@ -165,7 +165,7 @@ class Manifest(_Record):
     """The contents that the pack was built from."""
     positions: tuple[tuple[int, int], ...] = ()
     """Index ranges of these contents in the host's list."""
-    human: int | None = None
+    request_index: int | None = None
     """Index of the final human message among the contents: the user's request, or what another agent handed over."""
     others: tuple[tuple[int, int], ...] = ()
     """Index ranges among the contents of other agents' turns, which ADK shows as user messages."""

@@ -269,7 +269,7 @@ def record(
         ),
         contents=contents,
         positions=as_ranges(request.positions),
-        human=request.human,
+        request_index=request.request_index,
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
         rows=rows,
         truncation_events=pack.events,

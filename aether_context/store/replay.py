@@ -137,7 +137,7 @@ class Replayer:
                 attributed(content) if index in other_agents else content for index, content in enumerate(contents)
             ),
             positions=tuple(_indices(manifest.positions, len(resolved.contents))),
-            human=manifest.human,
+            request_index=manifest.request_index,
             first_call=manifest.first_call,
             rewritten=manifest.rewritten,
         )

@@ -57,8 +57,8 @@ class RecordedCall:
 
     ``source`` is the pack's input without contents and without recalled turns, since both depend on the policy. The
     host's contents are the first ``length`` of ``history``, a list that calls share while contents are only appended;
-    ``times`` has for each the time when it first appeared, seconds since 1970 UTC. ``human`` is the index of the
-    message that is answered. ``answer`` is the model's answer, empty where no later call holds it.
+    ``times`` has for each the time when it first appeared, seconds since 1970 UTC. ``request_index`` is the index of
+    the message that is answered. ``answer`` is the model's answer, empty where no later call holds it.
     """
 
     manifest: Manifest
@@ -67,7 +67,7 @@ class RecordedCall:
     history: Sequence[Content]
     times: Sequence[float]
     length: int
-    human: int | None
+    request_index: int | None
     answer: tuple[Content, ...] = ()
 
 
@@ -123,7 +123,7 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
         if manifest.chose:
             candidates = tuple(candidate for candidate in source.candidates if candidate.source != RECALLED)
         bare = source._replace(
-            request=request._replace(contents=(), positions=(), human=None),
+            request=request._replace(contents=(), positions=(), request_index=None),
             candidates=candidates,
             search=source.search._replace(turns=None),
         )
@@ -135,7 +135,7 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
                 history=history,
                 times=times,
                 length=total,
-                human=None if request.human is None else request.positions[request.human],
+                request_index=None if request.request_index is None else request.positions[request.request_index],
             )
         )
     return tuple(calls)

@@ -120,12 +120,12 @@ class _Session:
 
         Turns are the texts without calls and responses. ``most`` limits their tokens.
         """
-        settings, query, human = policy.retrieval, query_for(source), call.human
-        if not settings.recall or not settings.memory_k or source.host.passthrough_reason or human is None or not query:
+        settings, query, asked_at = policy.retrieval, query_for(source), call.request_index
+        if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return source
         entries: list[Entry] = []
         turn_characters = all_characters = 0
-        for place, (content, time) in enumerate(zip(call.history[:human], call.times, strict=False)):
+        for place, (content, time) in enumerate(zip(call.history[:asked_at], call.times, strict=False)):
             size = sum(len(part.text) for part in content.parts if part.kind != "thought")
             all_characters += size + 1
             words = "" if content.calls or content.responses else content.words.strip()
@@ -179,4 +179,4 @@ def _source(
         ),
     )
     epoch = previous_pack.epoch if previous_pack is not None else Epoch(number=0)
-    return next_input(source, call.length, call.history.__getitem__, epoch, human=call.human)
+    return next_input(source, call.length, call.history.__getitem__, epoch, request_index=call.request_index)

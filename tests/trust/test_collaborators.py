@@ -263,7 +263,7 @@ def tear(conversation: Conversation) -> list[Removed]:
 
 
 def lose_the_request(conversation: Conversation) -> list[Removed]:
-    return [Removed(index=conversation.human or 0, reason="window")]
+    return [Removed(index=conversation.request_index or 0, reason="window")]
 
 
 def name_what_is_not_there(conversation: Conversation) -> list[Removed]:

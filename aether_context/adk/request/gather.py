@@ -20,10 +20,10 @@ from aether_context.adk.request.reader import (
     Reader,
     authors_of,
     found_memories,
-    human_index,
     is_free,
     memory_candidate,
     preloaded,
+    request_index_of,
     structure,
 )
 from aether_context.adk.request.recall import characters
@@ -153,7 +153,7 @@ class Gatherer:
             len(raw),
             content_at,
             stored,
-            human=human_index(raw, asked),
+            request_index=request_index_of(raw, asked),
             begin=headless,
             alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
         )

@@ -145,7 +145,7 @@ _INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
 """What ADK lets an agent's instruction begin with where it stands among the contents, behind a static one."""
 
 
-def human_index(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
+def request_index_of(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
     """The index of the human message that the model answers, None where there is none.
 
     It is the last content with the words of ``asked``; where none has them, the last human one that is neither a block

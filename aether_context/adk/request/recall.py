@@ -75,11 +75,11 @@ class Recall:
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
         source, settings, model = read.source, read.call.policy.retrieval, read.call.model
-        human, query = source.request.human, query_for(source)
-        if not settings.recall or not settings.memory_k or source.host.passthrough_reason or human is None or not query:
+        asked_at, query = source.request.request_index, query_for(source)
+        if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
         history, events, mask = read.history, tuple(read.call.context.session.events), read.call.policy.mask
-        end, most_tokens = source.request.positions[human], source.window - source.growth_reserve
+        end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         room, entries = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
