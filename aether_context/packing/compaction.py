@@ -36,7 +36,7 @@ from aether_context.conversation.turns import protected
 from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
-from aether_context.packing.draft import Draft
+from aether_context.packing.draft import Changed, Draft
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
@@ -53,11 +53,9 @@ def trim_early(draft: Draft) -> None:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
+        # What they leave out is decided anew at each call, so that a host who takes a message back gets its turns back.
         result = strategy.trim(conversation)._replace(lasting=False)
-        before = {item.origin: item for item in draft.incoming}
         _apply(draft, result)
-        before |= {item.origin: item for item in draft.items}
-        draft.incoming = tuple(before.values())
         conversation = conversation.after(result)
 
 
@@ -66,49 +64,47 @@ def compact(draft: Draft) -> None:
 
     A cut by hand goes down to the low-water mark, or to that share of what there is where that is less.
     """
-    if draft.input.host.passthrough_reason:
-        draft.degradations, draft.states = (draft.input.host.passthrough_reason,), {}
+    if reason := draft.input.host.passthrough_reason:
+        draft.account = draft.account._replace(degradations=(reason,))
+        draft.history = draft.history._replace(states={})
         return
     draft.budget = budget = _budget(draft)
-    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken(draft.items, draft.summary)
+    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken()
     late = [strategy for strategy in strategies_of(settings) if not strategy.early]
     if forced:
         budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * spoken)))
     elif all(
         isinstance(strategy, Cutting)
-        and (spoken <= strategy.mark(budget) or draft.gated(spoken + budget.fixed, budget.input))
+        and (spoken <= strategy.mark(budget) or _is_gated(draft, spoken + budget.fixed, budget.input))
         for strategy in (*late, net(settings))
     ):
-        return
+        return  # No mark is passed, as at most calls, which need not read the history for that.
     for strategy in late:
         _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
-    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.acts)))
+    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.account.acts)))
 
 
 def _apply(draft: Draft, result: Decision) -> None:
     """Writes a strategy's decision into the draft."""
-    items = draft.items
-    draft.normalize = draft.normalize or result.normalize
-    if result.state is not None:
-        draft.states = result.state
-    if result.note and result.note not in draft.degradations:
-        draft.degradations = (*draft.degradations, result.note)
+    history, account = draft.history, draft.account
+    draft.history = history = history._replace(
+        normalize=history.normalize or result.normalize,
+        states=history.states if result.state is None else result.state,
+    )
+    if result.note and result.note not in account.degradations:
+        draft.account = account = account._replace(degradations=(*account.degradations, result.note))
     if not result.changes:
         return
-    gone = {items[removed.index].origin for removed in result.removed}
+    items, forms = list(history.items), dict(history.forms)
     for removed in result.removed:
-        draft.change("left_out", removed.reason, [items[removed.index].origin])
-    changed = list(items)
+        forms[items[removed.index].origin] = Changed("left_out", removed.reason)
     for replaced in result.replaced:
+        item, content = items[replaced.index], replaced.content
         form: Literal["placeholder", "extract"] = "placeholder" if replaced.ceiling is None else "extract"
-        item = items[replaced.index]
-        draft.change(form, replaced.reason, [item.origin], replaced.ceiling)
-        changed[replaced.index] = item._replace(
-            content=replaced.content, form=form, tokens=draft.counter.content(replaced.content)
-        )
-    draft.items = tuple(changed)
+        forms[item.origin] = Changed(form, replaced.reason, replaced.ceiling)
+        items[replaced.index] = item._replace(content=content, form=form, tokens=draft.counter.content(content))
     if result.act is not None:
-        draft.acts = (*draft.acts, result.act)
+        draft.account = account._replace(acts=(*account.acts, result.act))
         placeholders = [change for change in result.replaced if change.new and change.ceiling is None]
         left: list[Removed | Replaced] = [change for change in result.removed if change.new]
         left += [change for change in result.replaced if change.ceiling is not None]
@@ -127,15 +123,16 @@ def _apply(draft: Draft, result: Decision) -> None:
                     tokens_after=result.tokens_after,
                     strategy=result.act.strategy,
                 )
-                draft.events = (*draft.events, event)
+                draft.note(event)
+    gone = {items[removed.index].origin for removed in result.removed}
     if not result.cuts:
-        draft.items = tuple(item for item in draft.items if item.origin not in gone)
+        draft.history = history._replace(items=tuple(item for item in items if item.origin not in gone), forms=forms)
         return
+    summary, place = history.summary if result.summary is None else result.summary, history.summary_place
     if result.summary_at is not None:
-        place = draft.input.request.positions[items[result.summary_at].origin]
-        draft.summary_place = min(place, draft.summary_place) if draft.summary else place
-    if result.summary is not None:
-        draft.summary = result.summary
+        at = draft.input.request.positions[items[result.summary_at].origin]
+        place = min(at, place) if history.summary else at
+    draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=place)
     _take_out(draft, gone)
 
 
@@ -163,10 +160,14 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
-    items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.items]
+    items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.history.items]
     tokens = [item.tokens for item in items]
     declares = bool(request.tools or request.other_tools)
-    fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.uncounted_tokens
+    fixed = (
+        counter.system(draft.carried.system, declares=declares)
+        + sum(counter.tools(request.tools))
+        + draft.input.usage.uncounted_tokens
+    )
     fixed += sum(counter.count_all(request.other_tools))
     budget = Budget.of(
         source.window,
@@ -175,13 +176,13 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(most=max(0, budget.most + draft.spare_tokens))
+    budget = budget._replace(most=max(0, budget.most + draft.input.usage.spare_tokens))
     return replace(
         _conversation(draft, items, tokens, budget),
         anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
         forced=draft.by_hand,
-        gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.spare_tokens),
+        gated=_is_gated(draft, fixed + sum(tokens), draft.input_budget + draft.input.usage.spare_tokens),
     )
 
 
@@ -190,8 +191,8 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
     The human message's tokens are counted elsewhere, and so is what earlier messages have beside their own words.
     """
-    items = [_unpacked(draft, item) for item in draft.items]
-    spoken = draft.spoken(draft.items, draft.summary)
+    items = [_unpacked(draft, item) for item in draft.history.items]
+    spoken = draft.spoken()
     conversation = _conversation(
         draft, items, [0 if item.origin == draft.request_index else item.tokens for item in items], budget
     )
@@ -200,15 +201,15 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         conversation,
         request_tokens=0 if conversation.request_index is None else items[conversation.request_index].tokens,
         anchors=ranked([*draft.input.host.anchors, *standing]),
-        state=draft.states,
-        summary=draft.summary,
-        summary_tokens=draft.summary_tokens(draft.summary),
-        payload_tokens=spoken - draft.spoken(items, draft.summary),
+        state=draft.history.states,
+        summary=draft.history.summary,
+        summary_tokens=draft.summary_tokens,
+        payload_tokens=spoken - draft.spoken(items),
         forced=forced,
-        gated=draft.gated(spoken + budget.fixed, budget.input),
-        recalls=any(candidate.source == RECALLED for candidate in draft.memory),
+        gated=_is_gated(draft, spoken + budget.fixed, budget.input),
+        recalls=any(candidate.source == RECALLED for candidate in draft.chosen.memory),
         cached_price=draft.input.host.cached_price,
-        summaries=draft.summaries,
+        summaries=draft.account.summaries,
     )
 
 
@@ -217,9 +218,9 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
 def _budget(draft: Draft) -> Budget:
     """The marks of the conversation beside what the other layers are to hold."""
-    net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
-    budget = marks(draft.policy, draft.shares, draft.fixed, net)
-    if leaves_latest(draft, draft.memory):
+    net = _byte_net(draft)
+    budget = marks(draft.policy, draft.allocation, draft.fixed, net)
+    if leaves_latest(draft, draft.chosen.memory):
         latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
         most = latest if net is None else int(draft.policy.conversation.compact_to * net)
         budget = budget._replace(cut_to=max(budget.cut_to, min(latest, most)))
@@ -247,10 +248,47 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | Non
     return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=budget.mark(settings.compact_to))
 
 
+_NET_BYTES_PER_TOKEN = 3.6
+"""The size of the byte net, by the tokens of the window."""
+
+
+def _byte_net(draft: Draft) -> int | None:
+    """How many tokens of the conversation the byte net takes; None where it takes all of them.
+
+    The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
+    a provider reports nothing.
+    """
+    known = draft.input.usage.calibration
+    if not draft.policy.usage.gate or (known is not None and known.report_minus_count is not None):
+        return None
+    most, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(item.content for item in draft.history.items)
+    return int(most / size * draft.spoken()) if size > most else None
+
+
+def sent_bytes(contents: Iterable[Content]) -> int:
+    """Bytes of contents as JSON in UTF-8."""
+    wires = (content.wire for content in contents)
+    return sum(len(wire) if wire.isascii() else len(wire.encode("utf-8", "surrogatepass")) for wire in wires)
+
+
+def _is_gated(draft: Draft, counted: int, budget: int) -> bool:
+    """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
+
+    Args:
+        counted: tokens of the whole request and what is unseen of it.
+        budget: the input budget, which the count may not pass.
+    """
+    known = draft.input.usage.calibration
+    if known is None or known.report_minus_count is None or counted > budget:
+        return False
+    mark = min(draft.policy.usage.gate * draft.input.window, draft.policy.conversation.compact_at * budget)
+    return counted - known.uncounted_tokens + known.report_minus_count < mark
+
+
 def _take_out(draft: Draft, gone: Collection[int]) -> None:
     """Cuts contents for good, by origin; earlier messages return to their own text with it."""
-    draft.cut = draft.cut.union(gone)
-    draft.items = tuple(_unpacked(draft, item) for item in draft.items if item.origin not in gone)
+    items = tuple(_unpacked(draft, item) for item in draft.history.items if item.origin not in gone)
+    draft.history = draft.history._replace(items=items, cut=draft.history.cut.union(gone))
 
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
@@ -292,16 +330,17 @@ def bring_within_window(draft: Draft) -> None:
         _leave_out_summary,
         _tell_last,
     ):
-        if _over(draft, draft.items) <= 0:
+        if _over(draft) <= 0:
             break
         act(draft)
-    if not draft.summary and (draft.cut or draft.input.epoch.summary) and draft.policy.conversation.summary_share:
-        draft.degradations = (*draft.degradations, _NO_SUMMARY)
+    cut = draft.history.cut or draft.input.epoch.summary
+    if cut and not draft.history.summary and draft.policy.conversation.summary_share:
+        draft.account = draft.account._replace(degradations=(*draft.account.degradations, _NO_SUMMARY))
 
 
-def _over(draft: Draft, items: Sequence[Outgoing]) -> int:
-    """Tokens over the input budget with these contents."""
-    return draft.spoken(items, draft.summary) + draft.fixed - draft.budget.input
+def _over(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
+    """Tokens over the input budget, with these contents in the place of those that are sent."""
+    return draft.spoken(items) + draft.fixed - draft.budget.input
 
 
 def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = False) -> None:
@@ -312,17 +351,17 @@ def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = Fals
         reason="window",
         item_ids=tuple(draft.content_id(origin) for origin in origins),
         tokens_before=before,
-        tokens_after=draft.spoken(draft.items, draft.summary),
+        tokens_after=draft.spoken(),
         strategy=NET if cut else "",
     )
-    draft.events = (*draft.events, event)
+    draft.note(event)
 
 
 def _leave_out_thoughts(draft: Draft) -> None:
     """Signed thoughts of turns that are over go; the rest of their contents stays as it is."""
     thoughtful = [
         at
-        for at, item in enumerate(draft.items)
+        for at, item in enumerate(draft.history.items)
         if item.form in ("whole", "extract")
         and is_past(draft, item.origin)
         and any(part.is_thought and part.is_signed for part in item.content.parts)
@@ -333,7 +372,7 @@ def _leave_out_thoughts(draft: Draft) -> None:
 
 def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
-    items, counter, budget = draft.items, draft.counter, draft.budget
+    items, counter, budget = draft.history.items, draft.counter, draft.budget
     last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
     tokens_by_index = {
         at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())
@@ -342,12 +381,12 @@ def _shorten_responses(draft: Draft) -> None:
     sizes = [size for tokens in tokens_by_index.values() for size in tokens]
     if not sizes:
         return
-    beside = draft.spoken(items, draft.summary) - sum(sizes)
+    beside = draft.spoken(items) - sum(sizes)
     enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
     room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
-    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed, draft.summary) - room - beside) > 0:
+    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed) - room - beside) > 0:
         ceiling = max(LEAST_EXTRACT, ceiling - excess)
         changed = _with_extracts(draft, targets, ceiling)
     _shorten_to(draft, changed, ceiling)
@@ -358,7 +397,7 @@ def _shorten_parts(draft: Draft) -> None:
 
     The request is measured with them, so that it gives way before what is shorter than it.
     """
-    items = draft.items
+    items = draft.history.items
     asked = draft.request_index
     targets = [at for at, item in enumerate(items) if item.origin != asked and item.form not in ("payload", "told")]
     sizes = {
@@ -381,8 +420,8 @@ def _shorten_parts(draft: Draft) -> None:
 
 def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[Outgoing, ...]:
     """The contents, those at ``targets`` with parts of at most ``ceiling`` tokens each."""
-    raws = [item.raw for item in draft.items]
-    items = list(draft.items)
+    raws = [item.raw for item in draft.history.items]
+    items = list(draft.history.items)
     for at in targets:
         item = items[at]
         most = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
@@ -398,30 +437,30 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
 
 def _extract_tokens(draft: Draft, origin: int) -> int | None:
     """Tokens that the parts of a content were cut down to so far; None where they were not."""
-    change = draft.forms.get(origin)
+    change = draft.history.forms.get(origin)
     return change.tokens if change is not None else None
 
 
 def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> None:
     """Takes contents over that are cut down to a ceiling, with their event."""
-    pairs = zip(draft.items, changed, strict=True)
+    pairs = zip(draft.history.items, changed, strict=True)
     touched = [after for before, after in pairs if before.content is not after.content]
     if not touched:
         return
-    before = draft.spoken(draft.items, draft.summary)
+    before, forms = draft.spoken(), dict(draft.history.forms)
     for item in touched:
         least = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
-        if item.form == "placeholder":
-            draft.change("placeholder", draft.forms[item.origin].reason, [item.origin], least)
-        else:
-            draft.change("extract", "window", [item.origin], least)
-    draft.items = changed
+        stands_in = item.form == "placeholder"
+        forms[item.origin] = (
+            forms[item.origin]._replace(tokens=least) if stands_in else Changed("extract", "window", least)
+        )
+    draft.history = draft.history._replace(items=changed, forms=forms)
     _note(draft, before, [item.origin for item in touched])
 
 
 def _leave_out_neighbours(draft: Draft) -> None:
     """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
-    raw, items = draft.raw_human, draft.items
+    raw, items = draft.raw_human, draft.history.items
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
     request_index = next((at for at, item in enumerate(items) if item.origin == draft.request_index), None)
@@ -437,7 +476,7 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
     Earlier messages return to their own text with it, which may be longer than their packed one.
     """
     gone: set[int] = set()
-    after = [_unpacked(draft, item) for item in draft.items]
+    after = [_unpacked(draft, item) for item in draft.history.items]
     over = _over(draft, after) - spare
     for places in groups:
         if over <= 0:
@@ -446,20 +485,20 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
         over -= sum(after[at].tokens for at in places)
     if not gone:
         return
-    before = draft.spoken(draft.items, draft.summary)
-    origins = [item.origin for at, item in enumerate(draft.items) if at in gone]
-    draft.change("left_out", "window", origins)
+    before = draft.spoken()
+    origins = [item.origin for at, item in enumerate(draft.history.items) if at in gone]
+    draft.history = draft.history.changed("left_out", "window", origins)
     _take_out(draft, origins)
     _note(draft, before, origins, cut=True)
 
 
 def _shorten_request(draft: Draft) -> None:
     """What stands in the human message becomes shorter, until the pack is within the budget or nothing more may go."""
-    task, over = draft.measured["task"], _over(draft, draft.items)
+    task, over = draft.measured["task"], _over(draft)
     for _ in range(_MOST_TRIES):
         _shorten_message(draft, task, over)
         write_payload(draft)
-        if (rest := _over(draft, draft.items)) <= 0:
+        if (rest := _over(draft)) <= 0:
             break
         over += rest
     if draft.measured["task"] == task:
@@ -472,7 +511,7 @@ def _shorten_request(draft: Draft) -> None:
         tokens_before=task,
         tokens_after=draft.measured["task"],
     )
-    draft.events = (*draft.events, event)
+    draft.note(event)
 
 
 def _shorten_message(draft: Draft, task: int, over: int) -> None:
@@ -482,30 +521,31 @@ def _shorten_message(draft: Draft, task: int, over: int) -> None:
     would not be enough, its media go first, the largest first, since words without them say more than they do without
     words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
     """
-    raw, counter = draft.raw_human, draft.counter
+    raw, counter, message = draft.raw_human, draft.counter, draft.message
     size, least = _request_tokens(draft), _least_request(raw, counter) if raw is not None else 0
-    freed = 0
+    freed, request, largest, most_before = 0, message.request, message.largest, message.most_before
     if raw is not None:
         sizes = sizes_beside_text(raw, counter)
-        most = draft.packed.largest if draft.packed is not None else None
+        most = draft.carried.packed.largest if draft.carried.packed is not None else None
         sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
         if sent and (more := over - max(0, size - least)) > 0:
             fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
-            draft.largest = max(fitting, default=0)
-            freed = sum(tokens for tokens in sent if tokens > draft.largest)
-        out = [at for at, tokens in sizes.items() if draft.largest is not None and tokens > draft.largest]
+            largest = max(fitting, default=0)
+            freed = sum(tokens for tokens in sent if tokens > largest)
+        out = [at for at, tokens in sizes.items() if largest is not None and tokens > largest]
         note = _media_note([f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out])
         if freed:
             freed -= counter.count(note)
-            draft.request = f"{raw.text}{note}".lstrip("\n")
+            request = f"{raw.text}{note}".lstrip("\n")
         if over > freed and size > least:
             text = _shorter_request(draft, raw, size - (over - freed), least)
             freed += size - counter.count(text)
-            draft.request = f"{text}{note}"
+            request = f"{text}{note}"
     plan = task - size - (sum(map(counter.media, raw.parts)) if raw is not None else 0)
-    rest = over - freed - draft.summary_tokens(draft.summary)
-    if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.keeps:
-        draft.task_ceiling = max(LEAST_EXTRACT, plan - rest)
+    rest = over - freed - draft.summary_tokens
+    if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.carried.has_chosen:
+        most_before = max(LEAST_EXTRACT, plan - rest)
+    draft.message = draft.message._replace(request=request, largest=largest, most_before=most_before)
 
 
 def _media_note(names: Sequence[str]) -> str:
@@ -524,7 +564,7 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
     if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))
     room = max(least, room) - counter.count(note) - 4
-    draft.saved = {uri: raw.text} if records else {}
+    draft.message = draft.message._replace(saved={uri: raw.text} if records else {})
     if raw.quotes:
         # Each thing that is quoted is cut down; where there are too many of them, only what was said last stays.
         sizes = counter.count_all([quote.text for quote in raw.quotes])
@@ -543,7 +583,7 @@ def _least_request(raw: Content, counter: PackCounter) -> int:
 
 def _request_tokens(draft: Draft) -> int:
     """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
-    raw, packed = draft.raw_human, draft.packed
+    raw, packed = draft.raw_human, draft.carried.packed
     if raw is None:
         return 0
     if packed is None or not packed.before:
@@ -554,9 +594,9 @@ def _request_tokens(draft: Draft) -> int:
 
 def _leave_out_summary(draft: Draft) -> None:
     """The summary of earlier cuts goes."""
-    if draft.summary:
-        before = draft.spoken(draft.items, draft.summary)
-        draft.summary, draft.summary_place = "", 0
+    if draft.history.summary:
+        before = draft.spoken()
+        draft.history = draft.history._replace(summary="", summary_place=0)
         _note(draft, before, ())
 
 
@@ -565,21 +605,21 @@ def _tell_last(draft: Draft) -> None:
 
     Messages go after what answers them: an answer does not come first.
     """
-    parts = sorted(units([item.content for item in draft.items]), key=lambda unit: unit.kind == "human")
+    parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
     if not parts:
         return
     last = max(parts, key=lambda unit: unit.indices[-1])
-    beside = [at for at, item in enumerate(draft.items) if item.origin != draft.request_index]
-    origins = [draft.items[at].origin for at in last.indices if at in beside]
+    beside = [at for at, item in enumerate(draft.history.items) if item.origin != draft.request_index]
+    origins = [draft.history.items[at].origin for at in last.indices if at in beside]
     _leave_out(draft, 0, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
-    over = _over(draft, draft.items)
+    over = _over(draft)
     if over <= 0 or not origins:
         return
-    before = draft.spoken(draft.items, draft.summary)
-    most = before - draft.summary_tokens(draft.summary)
+    before = draft.spoken()
+    most = before - draft.summary_tokens
     for _ in range(_MOST_TRIES):
         most = max(LEAST_EXTRACT, most - over)
         tell(draft, origins, most)
-        if (over := _over(draft, draft.items)) <= 0:
+        if (over := _over(draft)) <= 0:
             break
     _note(draft, before, origins)
