@@ -33,13 +33,12 @@ from aether_context.conversation.extracts import (
 )
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
-from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
+from aether_context.pack import RECALLED, Content, Outgoing, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
 from aether_context.packing.draft import Changed, Draft
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
-from aether_context.policy import PackPolicy
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
@@ -217,35 +216,22 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
 
 def _budget(draft: Draft) -> Budget:
-    """The marks of the conversation beside what the other layers are to hold."""
-    net = _byte_net(draft)
-    budget = marks(draft.policy, draft.allocation, draft.fixed, net)
-    if leaves_latest(draft, draft.chosen.memory):
-        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
-        most = latest if net is None else int(draft.policy.conversation.compact_to * net)
-        budget = budget._replace(cut_to=max(budget.cut_to, min(latest, most)))
-    return budget
-
-
-def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | None) -> Budget:
-    """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them.
-
-    Args:
-        fixed: tokens of all other layers as they are sent.
-        net: tokens that the byte net takes, None where it takes all.
-    """
-    room = allocation.budget
+    """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them."""
+    allocation, fixed, settings, net = draft.allocation, draft.fixed, draft.policy.conversation, _byte_net(draft)
     budget = Budget(
-        window=room + allocation.slack,
+        window=allocation.budget + allocation.slack,
         slack=allocation.slack,
         fixed=fixed,
-        most=max(allocation.layers["conversation"].final, room - fixed),
+        most=max(allocation.layers["conversation"].final, allocation.budget - fixed),
         cut_above=0,
         cut_to=0,
         net=net,
     )
-    settings = policy.conversation
-    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=budget.mark(settings.compact_to))
+    cut_to = budget.mark(settings.compact_to)
+    if leaves_latest(draft, draft.chosen.memory):
+        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
+        cut_to = max(cut_to, min(latest, budget.most if net is None else int(settings.compact_to * net)))
+    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=cut_to)
 
 
 _NET_BYTES_PER_TOKEN = 3.6

@@ -15,8 +15,6 @@ from aether_context.pack import (
     Allocation,
     Candidate,
     Layer,
-    PackInput,
-    Signals,
     Stage,
     Tool,
     TruncationEvent,
@@ -26,7 +24,6 @@ from aether_context.packing.allocation import allocate as allocate_window
 from aether_context.packing.draft import Draft
 from aether_context.packing.selection import render_line, signals, wanted
 from aether_context.packing.tools import trimmed
-from aether_context.policy import PackPolicy
 from aether_context.retrieval import rank
 from aether_context.text.shorten import level, shorten_line
 from aether_context.tokens.cache import PackCounter
@@ -176,29 +173,13 @@ def allocate(draft: Draft) -> None:
 
 def _divided(draft: Draft) -> Callable[..., Allocation]:
     """The allocation of a draft's window, by what is measured."""
-    wanted_tokens = wanted(draft, at_cut=draft.at_cut)
-    return partial(allocation_of, draft.input, draft.policy, signals=signals(draft), wanted=wanted_tokens)
-
-
-def allocation_of(
-    source: PackInput,
-    policy: PackPolicy,
-    *,
-    signals: Signals,
-    measured: Mapping[Layer, int],
-    wanted: Mapping[Layer, int],
-) -> Allocation:
-    """The allocation of a window by what its layers ask for.
-
-    Raises:
-        StepTooLarge: the given layers exceed the input budget.
-    """
-    return allocate_window(
+    source = draft.input
+    return partial(
+        allocate_window,
         source.window,
-        measured=measured,
-        wanted=wanted,
-        signals=signals,
-        settings=policy.budget,
+        wanted=wanted(draft, at_cut=draft.at_cut),
+        signals=signals(draft),
+        settings=draft.policy.budget,
         output_tokens=source.output_tokens,
         spare_tokens=source.usage.spare_tokens,
     )
