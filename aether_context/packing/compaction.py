@@ -33,10 +33,10 @@ from aether_context.conversation.extracts import (
 )
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
-from aether_context.pack import RECALLED, Content, Outgoing, Stage, TruncationEvent
+from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
-from aether_context.packing.draft import Changed, Draft
+from aether_context.packing.draft import Changed, Draft, History
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.text.shorten import level, shorten
@@ -80,6 +80,7 @@ def compact(draft: Draft) -> None:
         return  # No mark is passed, as at most calls, which need not read the history for that.
     for strategy in late:
         _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
+    # What was asked for by hand is done once: by the net where no strategy did it.
     _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.account.acts)))
 
 
@@ -113,16 +114,10 @@ def _apply(draft: Draft, result: Decision) -> None:
         )
         for stage, changes in stages:
             if changes or (stage == "cut" and result.cuts):
-                event = TruncationEvent(
-                    layer="conversation",
-                    stage=stage,
-                    reason=changes[0].reason if changes else "window",
-                    item_ids=tuple(draft.content_id(items[change.index].origin) for change in changes),
-                    tokens_before=result.tokens_before,
-                    tokens_after=result.tokens_after,
-                    strategy=result.act.strategy,
-                )
-                draft.note(event)
+                reason = changes[0].reason if changes else "window"
+                origins = [items[change.index].origin for change in changes]
+                after, name = result.tokens_after, result.act.strategy
+                _note(draft, stage, origins, result.tokens_before, after, reason=reason, strategy=name)
     gone = {items[removed.index].origin for removed in result.removed}
     if not result.cuts:
         draft.history = history._replace(items=tuple(item for item in items if item.origin not in gone), forms=forms)
@@ -133,6 +128,30 @@ def _apply(draft: Draft, result: Decision) -> None:
         place = min(at, place) if history.summary else at
     draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=place)
     _take_out(draft, gone)
+
+
+def _note(
+    draft: Draft,
+    stage: Stage,
+    origins: Iterable[int],
+    before: int,
+    after: int | None = None,
+    *,
+    layer: Layer = "conversation",
+    reason: Reason = "window",
+    strategy: str = "",
+) -> None:
+    """Adds the event of an act on contents; the conversation's tokens ``after`` it are those that are there."""
+    event = TruncationEvent(
+        layer=layer,
+        stage=stage,
+        reason=reason,
+        item_ids=tuple(map(draft.content_id, origins)),
+        tokens_before=before,
+        tokens_after=draft.spoken() if after is None else after,
+        strategy=strategy,
+    )
+    draft.note(event)
 
 
 def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int], budget: Budget) -> Conversation:
@@ -158,16 +177,15 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     The tokens of packed messages are those of what is sent.
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
-    request = source.request
+    request, spare = source.request, source.usage.spare_tokens
     items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.history.items]
     tokens = [item.tokens for item in items]
-    declares = bool(request.tools or request.other_tools)
+    # All that the host declares, not what is sent of it: declarations that become shorter at an invocation's first call
+    # would move the ceiling at the second, and with it what `sliding_turns` leaves out, which ends the cached prefix.
     fixed = (
-        counter.system(draft.carried.system, declares=declares)
-        + sum(counter.tools(request.tools))
-        + draft.input.usage.uncounted_tokens
+        source.usage.uncounted_tokens + sum(counter.tools(request.tools)) + sum(counter.count_all(request.other_tools))
     )
-    fixed += sum(counter.count_all(request.other_tools))
+    fixed += counter.system(draft.carried.system, declares=bool(request.tools or request.other_tools))
     budget = Budget.of(
         source.window,
         slack=draft.slack,
@@ -175,13 +193,13 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(most=max(0, budget.most + draft.input.usage.spare_tokens))
+    budget = budget._replace(most=max(0, budget.most + spare))
     return replace(
         _conversation(draft, items, tokens, budget),
         anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
         forced=draft.by_hand,
-        gated=_is_gated(draft, fixed + sum(tokens), draft.input_budget + draft.input.usage.spare_tokens),
+        gated=_is_gated(draft, fixed + sum(tokens), draft.input_budget + spare),
     )
 
 
@@ -228,6 +246,8 @@ def _budget(draft: Draft) -> Budget:
         net=net,
     )
     cut_to = budget.mark(settings.compact_to)
+    # Recalled turns say what a cut took, so the conversation keeps what its latest turns need beside them, and no share
+    # of the window that has been given to these.
     if leaves_latest(draft, draft.chosen.memory):
         latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
         cut_to = max(cut_to, min(latest, budget.most if net is None else int(settings.compact_to * net)))
@@ -242,7 +262,7 @@ def _byte_net(draft: Draft) -> int | None:
     """How many tokens of the conversation the byte net takes; None where it takes all of them.
 
     The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
-    a provider reports nothing.
+    a provider reports nothing. It catches texts that the estimate counts too low.
     """
     known = draft.input.usage.calibration
     if not draft.policy.usage.gate or (known is not None and known.report_minus_count is not None):
@@ -295,7 +315,9 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 _LEAST_REQUEST = 96
 _MOST_REQUEST = 0.77
 """The share of a request that finds no room whole, of what system instruction and declarations leave, where there are
-tools: the calls and their results have to stand beside it."""
+tools: the calls and their results have to stand beside it. A tenth of it is for the names in what is left out; six and
+eight tenths for the words are as good at one window and worse at another."""
+_MOST_NAMED = 8
 _LEAST_QUOTE = 8
 _ROUNDS = 12
 _MOST_TRIES = 3
@@ -319,6 +341,7 @@ def bring_within_window(draft: Draft) -> None:
         if _over(draft) <= 0:
             break
         act(draft)
+    # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
     if cut and not draft.history.summary and draft.policy.conversation.summary_share:
         draft.account = draft.account._replace(degradations=(*draft.account.degradations, _NO_SUMMARY))
@@ -329,22 +352,11 @@ def _over(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
     return draft.spoken(items) + draft.fixed - draft.budget.input
 
 
-def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = False) -> None:
-    """Adds the event of an act on the conversation, which held so many tokens before it."""
-    event = TruncationEvent(
-        layer="conversation",
-        stage="cut" if cut else "emergency",
-        reason="window",
-        item_ids=tuple(draft.content_id(origin) for origin in origins),
-        tokens_before=before,
-        tokens_after=draft.spoken(),
-        strategy=NET if cut else "",
-    )
-    draft.note(event)
-
-
 def _leave_out_thoughts(draft: Draft) -> None:
-    """Signed thoughts of turns that are over go; the rest of their contents stays as it is."""
+    """Signed thoughts of turns that are over go; the rest of their contents stays as it is.
+
+    They go first, since providers ignore or refuse them anyway.
+    """
     thoughtful = [
         at
         for at, item in enumerate(draft.history.items)
@@ -352,8 +364,8 @@ def _leave_out_thoughts(draft: Draft) -> None:
         and is_past(draft, item.origin)
         and any(part.is_thought and part.is_signed for part in item.content.parts)
     ]
-    if thoughtful:
-        _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window), draft.budget.window)
+    # A ceiling of the whole window: thoughts go by the rule for what is signed, and nothing else is long enough.
+    _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window))
 
 
 def _shorten_responses(draft: Draft) -> None:
@@ -372,10 +384,10 @@ def _shorten_responses(draft: Draft) -> None:
     room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
-    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed) - room - beside) > 0:
+    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed.items) - room - beside) > 0:
         ceiling = max(LEAST_EXTRACT, ceiling - excess)
         changed = _with_extracts(draft, targets, ceiling)
-    _shorten_to(draft, changed, ceiling)
+    _shorten_to(draft, changed)
 
 
 def _shorten_parts(draft: Draft) -> None:
@@ -383,34 +395,30 @@ def _shorten_parts(draft: Draft) -> None:
 
     The request is measured with them, so that it gives way before what is shorter than it.
     """
-    items = draft.history.items
-    asked = draft.request_index
+    items, asked, request = draft.history.items, draft.request_index, _request_tokens(draft)
     targets = [at for at, item in enumerate(items) if item.origin != asked and item.form not in ("payload", "told")]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
     }
-    request = _request_tokens(draft)
-    all_sizes = [size for part_sizes in sizes.values() for size in part_sizes]
-    room = sum(all_sizes) + request - _over(draft, items)
-    ceiling = max(LEAST_EXTRACT, level([*all_sizes, request], room))
-    changed: tuple[Outgoing, ...] = items
-    used_ceiling = ceiling
+    all_sizes = [request, *(size for part_sizes in sizes.values() for size in part_sizes)]
+    ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - _over(draft)))
     for _ in range(_ROUNDS):
         long = [at for at in targets if max(sizes[at], default=0) > ceiling]
-        changed, used_ceiling = _with_extracts(draft, long, ceiling), ceiling
-        if _over(draft, changed) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
+        changed = _with_extracts(draft, long, ceiling)
+        if _over(draft, changed.items) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
             break
         ceiling = max(LEAST_EXTRACT, ceiling * 4 // 5)
-    _shorten_to(draft, changed, used_ceiling)
+    _shorten_to(draft, changed)
 
 
-def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[Outgoing, ...]:
-    """The contents, those at ``targets`` with parts of at most ``ceiling`` tokens each."""
-    raws = [item.raw for item in draft.history.items]
-    items = list(draft.history.items)
+def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> History:
+    """The history, its contents at ``targets`` with parts of at most ``ceiling`` tokens each."""
+    history, items, forms = draft.history, list(draft.history.items), dict(draft.history.forms)
+    raws = [item.raw for item in items]
     for at in targets:
-        item = items[at]
-        most = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        item, change = items[at], forms.get(items[at].origin)
+        # An extract only becomes shorter: what was left out of it once is never sent again at a later call.
+        most = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
         stands_in = item.form == "placeholder"
         raw, query = item.content if stands_in else item.raw, query_of(raws, at)
         content, members = extract(draft, item.origin, raw, most, query)
@@ -418,30 +426,18 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
             tokens = draft.counter.content(content)
             items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
-    return tuple(items)
+            reason: Reason = change.reason if change is not None and stands_in else "window"
+            forms[item.origin] = Changed(form, reason, most)
+    return history._replace(items=tuple(items), forms=forms)
 
 
-def _extract_tokens(draft: Draft, origin: int) -> int | None:
-    """Tokens that the parts of a content were cut down to so far; None where they were not."""
-    change = draft.history.forms.get(origin)
-    return change.tokens if change is not None else None
-
-
-def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> None:
-    """Takes contents over that are cut down to a ceiling, with their event."""
-    pairs = zip(draft.history.items, changed, strict=True)
-    touched = [after for before, after in pairs if before.content is not after.content]
-    if not touched:
-        return
-    before, forms = draft.spoken(), dict(draft.history.forms)
-    for item in touched:
-        least = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
-        stands_in = item.form == "placeholder"
-        forms[item.origin] = (
-            forms[item.origin]._replace(tokens=least) if stands_in else Changed("extract", "window", least)
-        )
-    draft.history = draft.history._replace(items=changed, forms=forms)
-    _note(draft, before, [item.origin for item in touched])
+def _shorten_to(draft: Draft, changed: History) -> None:
+    """Takes over a history with shorter contents, with their event."""
+    pairs = zip(draft.history.items, changed.items, strict=True)
+    touched = [after.origin for before, after in pairs if before.content is not after.content]
+    if touched:
+        before, draft.history = draft.spoken(), changed
+        _note(draft, "emergency", touched, before)
 
 
 def _leave_out_neighbours(draft: Draft) -> None:
@@ -461,6 +457,7 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
 
     Earlier messages return to their own text with it, which may be longer than their packed one.
     """
+    # Whole groups, an exchange each: providers refuse a call without its response, and a response without its call.
     gone: set[int] = set()
     after = [_unpacked(draft, item) for item in draft.history.items]
     over = _over(draft, after) - spare
@@ -475,69 +472,59 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
     origins = [item.origin for at, item in enumerate(draft.history.items) if at in gone]
     draft.history = draft.history.changed("left_out", "window", origins)
     _take_out(draft, origins)
-    _note(draft, before, origins, cut=True)
+    _note(draft, "cut", origins, before, strategy=NET)
 
 
 def _shorten_request(draft: Draft) -> None:
     """What stands in the human message becomes shorter, until the pack is within the budget or nothing more may go."""
+    raw, index = draft.raw_human, draft.request_index
+    if raw is None or index is None:
+        return
     task, over = draft.measured["task"], _over(draft)
     for _ in range(_MOST_TRIES):
-        _shorten_message(draft, task, over)
+        _shorten_message(draft, raw, task, over)
         write_payload(draft)
         if (rest := _over(draft)) <= 0:
             break
         over += rest
-    if draft.measured["task"] == task:
-        return
-    event = TruncationEvent(
-        layer="task",
-        stage="emergency",
-        reason="window",
-        item_ids=(draft.content_id(draft.request_index),) if draft.request_index is not None else (),
-        tokens_before=task,
-        tokens_after=draft.measured["task"],
-    )
-    draft.note(event)
+    if draft.measured["task"] != task:
+        _note(draft, "emergency", [index], task, draft.measured["task"], layer="task")
 
 
-def _shorten_message(draft: Draft, task: int, over: int) -> None:
+def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     """Decides how a human message of ``task`` tokens loses about ``over`` of them.
 
     The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store. Where that
     would not be enough, its media go first, the largest first, since words without them say more than they do without
     words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
     """
-    raw, counter, message = draft.raw_human, draft.counter, draft.message
-    size, least = _request_tokens(draft), _least_request(raw, counter) if raw is not None else 0
-    freed, request, largest, most_before = 0, message.request, message.largest, message.most_before
-    if raw is not None:
-        sizes = sizes_beside_text(raw, counter)
-        most = draft.carried.packed.largest if draft.carried.packed is not None else None
-        sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
-        if sent and (more := over - max(0, size - least)) > 0:
-            fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
-            largest = max(fitting, default=0)
-            freed = sum(tokens for tokens in sent if tokens > largest)
-        out = [at for at, tokens in sizes.items() if largest is not None and tokens > largest]
-        note = _media_note([f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out])
-        if freed:
-            freed -= counter.count(note)
-            request = f"{raw.text}{note}".lstrip("\n")
-        if over > freed and size > least:
-            text = _shorter_request(draft, raw, size - (over - freed), least)
-            freed += size - counter.count(text)
-            request = f"{text}{note}"
-    plan = task - size - (sum(map(counter.media, raw.parts)) if raw is not None else 0)
+    counter, message, freed, note = draft.counter, draft.message, 0, ""
+    size, least = _request_tokens(draft), _least_request(raw, counter)
+    request, largest, most_before = message.request, message.largest, message.most_before
+    sizes = sizes_beside_text(raw, counter)
+    most = draft.carried.packed.largest if draft.carried.packed is not None else None
+    sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
+    if sent and (more := over - max(0, size - least)) > 0:
+        fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
+        largest = max(fitting, default=0)
+        freed = sum(tokens for tokens in sent if tokens > largest)
+    out = [at for at, tokens in sizes.items() if largest is not None and tokens > largest]
+    if out:
+        names = ", ".join(f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out[:_MOST_NAMED])
+        others = f" and {len(out) - _MOST_NAMED} more" if len(out) > _MOST_NAMED else ""
+        note = f"\n[Left out of this message: {names}{others}]"
+    if freed:
+        freed -= counter.count(note)
+        request = f"{raw.text}{note}".lstrip("\n")
+    if over > freed and size > least:
+        text = _shorter_request(draft, raw, size - (over - freed), least)
+        freed += size - counter.count(text)
+        request = f"{text}{note}"
+    plan = task - size - sum(map(counter.media, raw.parts))
     rest = over - freed - draft.summary_tokens
     if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.carried.has_chosen:
         most_before = max(LEAST_EXTRACT, plan - rest)
     draft.message = draft.message._replace(request=request, largest=largest, most_before=most_before)
-
-
-def _media_note(names: Sequence[str]) -> str:
-    """A line that names what is left out beside a request's words."""
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"\n[Left out of this message: {', '.join(names[:8])}{more}]" if names else ""
 
 
 def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
@@ -583,13 +570,15 @@ def _leave_out_summary(draft: Draft) -> None:
     if draft.history.summary:
         before = draft.spoken()
         draft.history = draft.history._replace(summary="", summary_place=0)
-        _note(draft, before, ())
+        _note(draft, "emergency", (), before)
 
 
 def _tell_last(draft: Draft) -> None:
     """What other agents handed over goes, the oldest first, then what comes last becomes one text.
 
-    Messages go after what answers them: an answer does not come first.
+    Messages go after what answers them: an answer does not come first. One text, since sending some of its calls would
+    need a record of which of them stay, kept right through whatever a host makes of its history: a call without its
+    response gets the request refused.
     """
     parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
     if not parts:
@@ -608,4 +597,4 @@ def _tell_last(draft: Draft) -> None:
         tell(draft, origins, most)
         if (over := _over(draft)) <= 0:
             break
-    _note(draft, before, origins)
+    _note(draft, "emergency", origins, before)
