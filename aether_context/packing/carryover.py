@@ -30,6 +30,25 @@ _REASONS: Mapping[str, EpochReason] = {
 
 def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
+    request, epoch = draft.input.request, draft.input.epoch
+    draft.carried = carried = _carried(draft)
+    packed_by_index = _past(draft)
+    draft.carried = carried._replace(past=tuple(packed_by_index.values()))
+    if carried.packed is not None and carried.packed.before and draft.request_index is not None:
+        packed_by_index[draft.request_index] = carried.packed
+    draft.message = Message(largest=carried.packed.largest if carried.packed is not None else None)
+    keys = occurrence_keys(request.contents)
+    draft.history = _history(draft, keys, packed_by_index)
+    told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
+    for unit in units(request.contents) if told_tokens else ():
+        # The request and packed messages stay what they are, also where a host has put them into that exchange since.
+        origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
+        if origins and keys[origins[-1]] in told_tokens:
+            tell(draft, origins, told_tokens[keys[origins[-1]]])
+
+
+def _carried(draft: Draft) -> Carried:
+    """Which epoch goes on, and with which system instruction; without the packed messages before this invocation."""
     source, epoch, request = draft.input, draft.input.epoch, draft.input.request
     explains = (
         draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
@@ -41,36 +60,19 @@ def restore_forms(draft: Draft) -> None:
     if not epoch.number or request.rewritten:
         changed = "history_rewritten" if epoch.number else "first_call"
     new_step = changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
+    # An invocation chooses once, at its first call, unless its step changes. What is chosen stands in the human
+    # message, before all calls and results, so that another choice would have a provider read all of these again.
     has_chosen = not draft.at_cut and not request.first_call and not new_step
     # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
     # payload explains itself, in as many words as its sections need.
     breaks = not epoch.number or request.rewritten or not differing.isdisjoint(("system", "tools"))
     contract = standing or (explains and breaks and not has_chosen and source.validity != "unplanned")
-    system, human = _system(request.system, contract), draft.raw_human
-    packed = None
+    system, human, packed = _system(request.system, contract), draft.raw_human, None
     if has_chosen and human is not None:
         key = (human.digest, source.identity.invocation)
         packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
-    draft.carried = Carried(
-        system=system,
-        contract=contract,
-        marks={**marks, "system": short(hash_text(system))},
-        changed=changed,
-        has_chosen=has_chosen,
-        packed=packed,
-    )
-    packed_by_index = _past(draft)
-    draft.carried = draft.carried._replace(past=tuple(packed_by_index.values()))
-    if packed is not None and packed.before and draft.request_index is not None:
-        packed_by_index[draft.request_index] = packed
-    draft.message = Message(largest=packed.largest if packed is not None else None)
-    keys = occurrence_keys(request.contents)
-    draft.history = _history(draft, keys, packed_by_index)
-    told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
-    for unit in units(request.contents) if told_tokens else ():
-        origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
-        if origins and keys[origins[-1]] in told_tokens:
-            tell(draft, origins, told_tokens[keys[origins[-1]]])
+    marks["system"] = short(hash_text(system))
+    return Carried(system, contract, marks, changed, has_chosen, packed)
 
 
 def _system(text: str, contract: bool) -> str:
@@ -201,7 +203,7 @@ def _past(draft: Draft) -> dict[int, PackedMessage]:
     Which of them return to their own words is decided once an invocation, and where the prefix ends.
     """
     source, past = draft.input, dict[int, PackedMessage]()
-    if draft.begins:
+    if draft.begins:  # The prefix ends anyway, so nothing is saved by an earlier pack in the request.
         return past
     # By its place, too: of equal messages each has a form of its own.
     by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}

@@ -248,7 +248,7 @@ def _budget(draft: Draft) -> Budget:
     cut_to = budget.mark(settings.compact_to)
     # Recalled turns say what a cut took, so the conversation keeps what its latest turns need beside them, and no share
     # of the window that has been given to these.
-    if leaves_latest(draft, draft.chosen.memory):
+    if leaves_latest(draft):
         latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
         cut_to = max(cut_to, min(latest, budget.most if net is None else int(settings.compact_to * net)))
     return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=cut_to)

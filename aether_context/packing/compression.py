@@ -177,7 +177,7 @@ def _divided(draft: Draft) -> Callable[..., Allocation]:
     return partial(
         allocate_window,
         source.window,
-        wanted=wanted(draft, at_cut=draft.at_cut),
+        wanted=wanted(draft),
         signals=signals(draft),
         settings=draft.policy.budget,
         output_tokens=source.output_tokens,

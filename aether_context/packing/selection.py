@@ -37,11 +37,14 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
+    # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == draft.request_index else item.content for item in kept]
     tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
+    # Turns that are still sent are ranked with those that are not, and left out here. So a search for turns depends on
+    # the history alone, and not on what the pack before it cut.
     sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
     def found(layer: Layer, k: int, more: int = 0) -> Ranking:
@@ -106,19 +109,14 @@ def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Cand
 # What the layers ask for: the allocator's inputs, read off the pack so far.
 
 
-def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
-    """The tokens that memory, evidence and conversation would use if nothing limited them.
-
-    Args:
-        at_cut: whether the conversation asks for no more than its low-water mark, or than its latest turns need where
-            that is more.
-    """
-    spoken = draft.spoken(draft.history.items)
-    if at_cut:
-        compact_to = draft.policy.conversation.compact_to
-        low_mark = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
-        makes_way = leaves_latest(draft, draft.chosen.memory)
-        spoken = min(spoken, latest_need(draft) if makes_way else max(low_mark, latest_need(draft)))
+def wanted(draft: Draft) -> dict[Layer, int]:
+    """The tokens that memory, evidence and conversation would use if nothing limited them."""
+    spoken = draft.spoken()
+    if draft.at_cut:
+        # A conversation that asks for everything is given nearly all by lending, and a cut has no room for memories
+        # then. So it asks for what is left of it after a cut, or for what its latest turns need, where that is more.
+        low_mark = int(draft.policy.conversation.compact_to * (draft.input_budget - sum(draft.measured.values())))
+        spoken = min(spoken, max(0 if leaves_latest(draft) else low_mark, latest_need(draft)))
     return {**draft.payload_tokens, "conversation": spoken}
 
 
@@ -135,9 +133,10 @@ def latest_need(draft: Draft) -> int:
     return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
 
 
-def leaves_latest(draft: Draft, memory: Sequence[Candidate]) -> bool:
+def leaves_latest(draft: Draft) -> bool:
     """Whether a cut leaves the conversation what its latest turns need, since turns were recalled into the rest."""
-    return _wants_all(draft.policy.conversation) and any(candidate.source == RECALLED for candidate in memory)
+    recalls = any(candidate.source == RECALLED for candidate in draft.chosen.memory)
+    return recalls and _wants_all(draft.policy.conversation)
 
 
 def _wants_all(settings: ConversationSettings) -> bool:
@@ -179,28 +178,25 @@ def fill(draft: Draft) -> None:
     latest turns find room beside them: how much more of it stays follows from what the other layers leave.
     """
     found, settings = draft.found.memory, draft.policy.retrieval
-    weak_candidates = weakest(found.chosen, settings)
-    if not (found.more or weak_candidates):
+    weak = weakest(found.chosen, settings)
+    if not (found.more or weak):
         return
-    wanted_tokens = wanted(draft)
+    given, asked = sum(draft.measured.values()), wanted(draft)
     left: list[Left] = []
-    if weak_candidates and (
-        draft.at_cut or sum(draft.measured.values()) + sum(wanted_tokens.values()) > draft.input_budget
-    ):
-        names = {candidate.id for candidate in weak_candidates}
-        chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
-        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
-        draft.chosen = draft.chosen._replace(memory=chosen)
-        wanted_tokens = wanted(draft)
-    other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
-    usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve
-    most_tokens = max(0, usable_tokens)
+    if weak and (draft.at_cut or given + sum(asked.values()) > draft.input_budget):
+        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak]
+        strong = tuple(candidate for candidate in found.chosen if candidate not in weak)
+        draft.chosen = draft.chosen._replace(memory=strong)
+        asked = wanted(draft)
+    most = max(0, int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve)
+    others = given + asked["memory"] + asked["evidence"]
     if draft.at_cut:
-        room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))
+        room = min(most - asked["memory"], draft.input_budget - others - latest_need(draft))
     else:
-        room = most_tokens - other_tokens - wanted_tokens["conversation"]
+        room = most - others - asked["conversation"]
     taken = list(draft.chosen.memory)
     for candidate in found.more:
+        # Whole or not at all: further memories that were cut to a common length told less in more tokens.
         if candidate.tokens <= room:
             taken.append(candidate)
             room -= candidate.tokens
