@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 from aether_context.conversation.summary import Summaries
@@ -42,7 +43,7 @@ _BRIEF_LINE = 32
 def tighten(draft: Draft) -> None:
     """Shortens declarations, then the step, only as far as is asked for.
 
-    An epoch under way keeps its declarations and drops rather than break its prefix.
+    An epoch under way keeps its declarations and drops rather than break its prefix: they stand at the head of it.
     """
     if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.carried.has_chosen:
         return
@@ -64,13 +65,12 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
     Args:
         spare: what declarations and task hold above their floors.
     """
-    found: Mapping[Layer, Sequence[Candidate]] = {
-        "memory": draft.found.memory.chosen,
-        "evidence": draft.found.evidence.chosen,
-    }
-    # At once, since each will be asked for.
-    draft.counter.count_all([candidate.text for chosen in found.values() for candidate in chosen])
-    least = {layer: sum(least_tokens(draft, candidate) for candidate in chosen) for layer, chosen in found.items()}
+    chosen = draft.chosen.by_layer
+    # Counted in one pass, since a counter may be behind a network.
+    draft.counter.count_all([candidate.text for candidates in chosen.values() for candidate in candidates])
+    least = {layer: sum(_least_tokens(draft, one) for one in candidates) for layer, candidates in chosen.items()}
+    if not any(least.values()):
+        return 0
     divided = _divided(draft)
 
     def suffices(freed: int) -> bool:
@@ -82,7 +82,7 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
             return False
         return all(layers[layer].final >= tokens for layer, tokens in least.items())
 
-    return bisect_left(range(over, max(over, sum(spare))), True, key=suffices) if any(least.values()) else 0
+    return bisect_left(range(over, max(over, sum(spare))), True, key=suffices)
 
 
 def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
@@ -115,33 +115,26 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if over <= 0 and lacking <= 0:
         return
     step, counter = draft.step, draft.counter
-    names = [name for name in ("task", "goal", "text") if getattr(step, name)]
-    lists = [(name, at) for name in ("constraints", "next", "stop_when") for at in range(len(getattr(step, name)))]
-    texts = [getattr(step, name) for name in names] + [getattr(step, name)[at] for name, at in lists]
-    sizes = [counter.count(text) for text in texts]
+    fields = {name: getattr(step, name) for name in ("task", "goal", "text", "constraints", "next", "stop_when")}
+    sizes = [counter.count(line) for text in fields.values() for line in ([text] if isinstance(text, str) else text)]
 
     def ceiling(tokens: int, least: int) -> int:
         return max(least, level(sizes, max(0, sum(sizes) - tokens)))
 
     most = min(ceiling(over, _LEAST_LINE), ceiling(lacking, _BRIEF_LINE))
-    short = [
-        shorten_line(text, most, counter=counter) if size > most else text
-        for text, size in zip(texts, sizes, strict=True)
-    ]
-    changes: dict[str, Any] = dict(zip(names, short, strict=False))
-    for (name, _), text in zip(lists, short[len(names) :], strict=True):
-        changes[name] = (*changes.get(name, ()), text)
+
+    def shorter(line: str) -> str:
+        return shorten_line(line, most, counter=counter) if counter.count(line) > most else line
+
+    changes: dict[str, Any] = {
+        name: shorter(text) if isinstance(text, str) else tuple(map(shorter, text)) for name, text in fields.items()
+    }
     changed = replace(step, **changes)
     freed = counter.count(payload.step_text(step)) - counter.count(payload.step_text(changed))
-    if freed <= 0:
-        return
-    touched = [
-        name
-        for name in (*names, *dict.fromkeys(name for name, _ in lists))
-        if getattr(step, name) != getattr(changed, name)
-    ]
-    draft.step = changed
-    _tightened(draft, "task", draft.measured["task"] - freed, touched)
+    if freed > 0:
+        draft.step = changed
+        touched = [name for name, text in fields.items() if text != changes[name]]
+        _tightened(draft, "task", draft.measured["task"] - freed, touched)
 
 
 # The allocation of a pack, or the refusal of a step that is too large, with the texts that make it so.
@@ -162,7 +155,8 @@ def allocate(draft: Draft) -> None:
         if draft.policy.on_invalid != "warn":
             raise too_large from None
         draft.account = draft.account._replace(too_large=f"step_too_large: {too_large}")
-        # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer.
+        # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer, of
+        # which the last resort can shorten the task alone.
         left = draft.input_budget
         squeezed: dict[Layer, int] = {}
         for layer in ("system", "tools", "task"):
@@ -207,9 +201,10 @@ def _texts(draft: Draft) -> dict[str, int]:
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
 #
-# Order and rules: memory to a summary, older evidence to a query-focused summary,
-# then memory out by lowest score and evidence by lowest coverage and age. A layer inside its ceiling is never
-# touched, and each rung goes only as far as needed.
+# Their rungs, in the order of the events: memory to a summary, older evidence to a query-focused summary, examples of
+# tools and words of the step, which `tighten` has shortened; then memory out by lowest score, and evidence by lowest
+# coverage and age. A layer inside its ceiling is never touched, and each rung goes only as far as needed. Nothing is
+# paraphrased but by a model that the policy names, so that what is shortened can still be cited.
 
 
 def compress(draft: Draft) -> None:
@@ -251,10 +246,10 @@ def _reduce(
         return ()
     # How many stay is decided before how long they are. To shorten first and drop what is over would let the kept set
     # depend on where sentences end, and a larger window could lose what a smaller one kept.
-    least = [least_tokens(draft, candidate) for candidate in ranked]
+    least = [_least_tokens(draft, candidate) for candidate in ranked]
     least = least[: _fitting(least, room)]
     staying = shorten(draft, ranked[: len(least)], least, room)
-    staying = staying[: _fitting([candidate.tokens for candidate in staying], room)]
+    staying = staying[: _fitting((candidate.tokens for candidate in staying), room)]
     dropped = tuple(reversed(ranked[len(staying) :]))
     shortened = tuple(
         whole.id for whole, candidate in zip(ranked, staying, strict=False) if candidate.tokens < whole.tokens
@@ -297,18 +292,19 @@ def _shorten_oldest(draft: Draft, pieces: Sequence[Candidate], least: Sequence[i
     return shortened
 
 
-LEAST_TOKENS = 12
+_LEAST_TOKENS = 12
 """What a shortened memory or piece of evidence keeps at least, besides its date or URI."""
 
 
-def least_tokens(draft: Draft, candidate: Candidate) -> int:
+def _least_tokens(draft: Draft, candidate: Candidate) -> int:
     """Tokens that a candidate always can be shortened to.
 
-    What was said in the conversation, and a wish that holds always, is sent word for word or not at all.
+    What was said in the conversation, and a wish that holds always, is sent word for word or not at all: cut to its
+    first words a turn takes room and says nothing.
     """
     if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "preference":
         return candidate.tokens
-    return min(candidate.tokens, _overhead(candidate, draft.counter) + LEAST_TOKENS)
+    return min(candidate.tokens, _overhead(candidate, draft.counter) + _LEAST_TOKENS)
 
 
 def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
@@ -321,19 +317,15 @@ def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     written = draft.account.summaries.line(kind, candidate.text, max_tokens=room, query=draft.found.query)
     if written is not None and (summarized := _reworded(candidate, written, draft.counter)).tokens <= ceiling:
         return summarized
-    return _extracted(draft, candidate, ceiling)
-
-
-def _extracted(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
-    """A candidate of at most ``ceiling`` tokens in sentences of its own; itself where not a word fits."""
-    room = max(1, ceiling - _overhead(candidate, draft.counter))
+    room = max(1, room)
     while room > 0:
         text = shorten_line(candidate.text, room, counter=draft.counter, query=draft.found.query)
         extracted = _reworded(candidate, text, draft.counter)
         if extracted.tokens <= ceiling:
             return extracted
+        # A text and the line around it are counted otherwise together than apart.
         room -= max(extracted.tokens - ceiling, 1 + room // 8)
-    return candidate
+    return candidate  # not a word of it fits
 
 
 def _reworded(candidate: Candidate, text: str, counter: PackCounter) -> Candidate:
@@ -346,14 +338,9 @@ def _overhead(candidate: Candidate, counter: PackCounter) -> int:
     return max(0, candidate.tokens - counter.count(candidate.text))
 
 
-def _fitting(sizes: Sequence[int], room: int) -> int:
+def _fitting(sizes: Iterable[int], room: int) -> int:
     """How many from the beginning fit."""
-    used = 0
-    for at, size in enumerate(sizes):
-        used += size
-        if used > room:
-            return at
-    return len(sizes)
+    return bisect_right(list(accumulate(sizes)), room)
 
 
 def _event(layer: Layer, stage: Stage, names: Sequence[str], before: int, after: int) -> tuple[TruncationEvent, ...]:

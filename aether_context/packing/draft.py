@@ -107,6 +107,10 @@ class Chosen(NamedTuple):
     shortened: frozenset[str] = frozenset()
     dropped: tuple[Candidate, ...] = ()
 
+    @property
+    def by_layer(self) -> dict[Layer, tuple[Candidate, ...]]:
+        return {"memory": self.memory, "evidence": self.evidence}
+
 
 class Message(NamedTuple):
     """What this call makes of the human message.
@@ -219,10 +223,9 @@ class Draft:
         """Tokens of the memories and of the evidence in the payload: those chosen now, or at an earlier call of this
         invocation."""
         used = self.carried.packed.used if self.carried.packed is not None else NOTHING
-        chosen: dict[Layer, tuple[Candidate, ...]] = {"memory": self.chosen.memory, "evidence": self.chosen.evidence}
         return {
             layer: sum(candidate.tokens for candidate in candidates) + used.get(layer, 0)
-            for layer, candidates in chosen.items()
+            for layer, candidates in self.chosen.by_layer.items()
         }
 
     @property
