@@ -35,9 +35,8 @@ from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
 from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
+from aether_context.packing.carryover import extract, is_past, tell
 from aether_context.packing.draft import Changed, Draft, History
-from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
@@ -483,7 +482,7 @@ def _shorten_request(draft: Draft) -> None:
     task, over = draft.measured["task"], _over(draft)
     for _ in range(_MOST_TRIES):
         _shorten_message(draft, raw, task, over)
-        write_payload(draft)
+        payload.write_payload(draft)
         if (rest := _over(draft)) <= 0:
             break
         over += rest
@@ -501,7 +500,7 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     counter, message, freed, note = draft.counter, draft.message, 0, ""
     size, least = _request_tokens(draft), _least_request(raw, counter)
     request, largest, most_before = message.request, message.largest, message.most_before
-    sizes = sizes_beside_text(raw, counter)
+    sizes = payload.sizes_beside_text(raw, counter)
     most = draft.carried.packed.largest if draft.carried.packed is not None else None
     sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
     if sent and (more := over - max(0, size - least)) > 0:
