@@ -40,7 +40,7 @@ def restore_forms(draft: Draft) -> None:
     draft.history = _history(draft, keys, packed_by_index)
     told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
     for unit in units(request.contents) if told_tokens else ():
-        # The request and packed messages stay what they are, also where a host has put them into that exchange since.
+        # Without the request, which may be another agent's turn in that exchange, and without packed messages.
         origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
         if origins and keys[origins[-1]] in told_tokens:
             tell(draft, origins, told_tokens[keys[origins[-1]]])

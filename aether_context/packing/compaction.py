@@ -261,7 +261,7 @@ def _byte_net(draft: Draft) -> int | None:
     """How many tokens of the conversation the byte net takes; None where it takes all of them.
 
     The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
-    a provider reports nothing. It catches texts that the estimate counts too low.
+    a provider reports nothing. It catches what the count lets pass.
     """
     known = draft.input.usage.calibration
     if not draft.policy.usage.gate or (known is not None and known.report_minus_count is not None):
@@ -416,7 +416,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> Histor
     raws = [item.raw for item in items]
     for at in targets:
         item, change = items[at], forms.get(items[at].origin)
-        # An extract only becomes shorter: what was left out of it once is never sent again at a later call.
+        # An extract only becomes shorter.
         most = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
         stands_in = item.form == "placeholder"
         raw, query = item.content if stands_in else item.raw, query_of(raws, at)

@@ -131,10 +131,7 @@ def bullets(texts: Iterable[str]) -> str:
 
 def bullet(text: str) -> str:
     """One bullet; further lines of the text are indented."""
-    lines = text.strip().splitlines() or [""]
-    if len(lines) == 1:
-        return f"- {lines[0]}"
-    return "\n".join([f"- {lines[0]}", *(f"  {line}" for line in lines[1:])])
+    return "- " + "\n  ".join(text.strip().splitlines())
 
 
 SYSTEM_CONTRACT = "A CONTEXT PACK may open the user message that you answer.\n" + bullets(
@@ -164,10 +161,6 @@ class Payload(NamedTuple):
 
     before: str
     after: str
-
-    @property
-    def text(self) -> str:
-        return self.before + self.after
 
 
 def render(

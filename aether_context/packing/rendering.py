@@ -246,16 +246,15 @@ def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
     sizes, counter, chosen = draft.counter.contents(draft.input.request.contents), draft.counter, draft.chosen
     rows = [_content_row(draft, at, tokens, sent.get(at)) for at, tokens in enumerate(sizes)]
-    dropped_ids = {candidate.id for candidate in chosen.dropped}
-    sent_tokens = {candidate.id: candidate.tokens for candidate in (*chosen.memory, *chosen.evidence)}
+    tokens_by_id = {candidate.id: candidate.tokens for candidate in (*chosen.memory, *chosen.evidence)}
     for found in (draft.found.memory, draft.found.evidence):
         for candidate in found.chosen:
-            if candidate.id in dropped_ids:
-                rows.append(_candidate_row(candidate, "left_out", "over_allocation", counter))
-            elif candidate.id in chosen.shortened:
-                rows.append(_candidate_row(candidate, "extract", "over_allocation", counter, sent_tokens[candidate.id]))
-            else:
+            tokens = tokens_by_id.get(candidate.id)
+            if tokens is not None and candidate.id not in chosen.shortened:
                 rows.append(_candidate_row(candidate, "whole", None, counter))
+            else:
+                form: Form = "left_out" if tokens is None else "extract"
+                rows.append(_candidate_row(candidate, form, "over_allocation", counter, tokens))
         rows += [_candidate_row(left.candidate, "left_out", left.reason, counter) for left in found.left]
     return tuple(rows)
 
