@@ -24,10 +24,10 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
-LINES = 31_946
+LINES = 31_944
 """The number only goes down: a change that needs more lines says what went for it. So does that of settings."""
 SETTINGS = 51
-FILES = 57
+FILES = 58
 FUNCTIONS = 382
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -9,8 +9,22 @@ import pytest
 pytest.importorskip("anthropic")
 
 from scripted import Chat
-from wire.servers import Refusal
-from wire.sessions import NATIVE, SCENARIOS, Scenario, answers, arguments, asks, clerk, mixed, run, thinking
+from wire.servers import Refusal, Reply
+from wire.sessions import (
+    NATIVE,
+    SCENARIOS,
+    Scenario,
+    answers,
+    arguments,
+    asks,
+    calls,
+    clerk,
+    look_up,
+    mixed,
+    run,
+    thinking,
+    words,
+)
 
 from aether_context.adk import ContextPackPlugin
 
@@ -36,6 +50,22 @@ def _used(chat: Chat) -> Any:
     report = chat.plugin.usage(app=chat.app_name, user=chat.user, session=chat.session)
     assert report is not None
     return report.session
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_the_first_extract_leaves_the_prefix_in_the_cache(client: str) -> None:
+    def export(name: str) -> dict[str, str]:
+        """Exports a journal."""
+        return {"journal": words(f"journal {name}", 4_000)}
+
+    turns = [(asks(at, 1_500), [calls(f"k{at}"), answers(at)]) for at in range(3)]
+    turns.append((asks(3), [Reply(calls=[("export", {"name": "a"})]), answers(3)]))
+    with run(client, Scenario(lambda llm: clerk(llm, tools=[look_up, export]), turns), window=32_000) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        before, after = (request.usage for request in done.server.requests[-2:])
+        assert "artifact://evidence/" in str(done.server.requests[-1].body)
+        assert after.cached >= 0.95 * before.input
 
 
 @pytest.mark.parametrize("client", NATIVE)
