@@ -9,8 +9,10 @@ import pytest
 pytest.importorskip("anthropic")
 
 from scripted import Chat
+from wire.rules import GEMINI_UNSIGNED
 from wire.servers import Refusal, Reply
 from wire.sessions import (
+    BRIEF,
     NATIVE,
     SCENARIOS,
     Scenario,
@@ -26,6 +28,7 @@ from wire.sessions import (
     words,
 )
 
+from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 
 pytestmark = pytest.mark.filterwarnings("ignore:The model .* is deprecated:DeprecationWarning")
@@ -105,6 +108,38 @@ def test_what_is_signed_is_whole_or_absent(client: str, window: int, scenario: S
         assert done.server.faults == []
         assert done.server.over == []
         done.chat.replays()
+
+
+MASKED = PackPolicy(max_input_tokens=8_000, redact=("personal",), redact_prompt=True)
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_a_masked_call_is_not_sent_under_the_signature_of_another(client: str) -> None:
+    address = "ann@example.com"
+
+    def turn(at: int) -> tuple[str, list[Reply]]:
+        saving = Reply(calls=[("save", {"name": f"n{at}", "body": f"write to {address}"})], thought="To be saved.")
+        return asks(at), [saving, calls(f"k{at}", thought="Now the report."), answers(at)]
+
+    scenario = Scenario(lambda llm: clerk(llm, thinks=True, instruction=BRIEF), [turn(at) for at in range(3)])
+    with run(client, scenario, policy=MASKED) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        bodies = [str(request.body) for request in done.server.requests]
+        assert len(bodies) == 9
+        assert not any(address in body for body in bodies)
+        assert "write to [email]" in bodies[1]
+        assert [GEMINI_UNSIGNED in body for body in bodies] == [client == "gemini" and at > 0 for at in range(9)]
+        done.chat.replays()
+
+
+def test_a_signed_thought_that_holds_what_is_masked_is_told_of() -> None:
+    turns = [(asks(0), [calls("k0", thought="Ann is ann@example.com."), answers(0)])]
+    with run("claude", Scenario(lambda llm: clerk(llm, thinks=True), turns), policy=MASKED) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        notes = [" ".join(manifest.degradations) for manifest in done.chat.manifests()]
+        assert ["signed thought" in note for note in notes] == [False, True]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
