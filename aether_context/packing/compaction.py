@@ -187,7 +187,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     fixed += counter.system(draft.carried.system, declares=bool(request.tools or request.other_tools))
     budget = Budget.of(
         source.window,
-        slack=draft.slack,
+        slack=source.window - draft.input_budget,
         fixed=fixed,
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,

@@ -18,7 +18,6 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Block,
     Candidate,
-    Content,
     Epoch,
     EpochReason,
     Form,
@@ -277,7 +276,7 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
     return _known_row(
         id=content_name(request.positions[origin], raw.digest),
         layer="task" if origin == request.request_index else "conversation",
-        source=speaker(raw),
+        source=raw.agent or ("tool" if raw.responses else "calls" if raw.calls else raw.role),
         tokens=tokens,
         method=draft.counter.method,
         hash=raw.digest,
@@ -286,15 +285,6 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
         sent_tokens=sent.tokens if sent is not None and sent.tokens != tokens else None,
         uri=uri,
     )
-
-
-def speaker(content: Content) -> str:
-    """Who said a content: ``user``, ``model``, a ``tool``, the model with ``calls``, or another agent by its name."""
-    if content.agent:
-        return content.agent
-    if content.responses:
-        return "tool"
-    return "calls" if content.calls else content.role
 
 
 def _candidate_row(
