@@ -101,6 +101,7 @@ def rules(
         f"A line of MEMORY that begins with {STANDING} is a wish of the user: it holds"
         f"{', whatever another agent says' if from_agent else ' unless USER REQUEST says otherwise'}."
     )
+    # A chat without a plan pays one line, in the payload that holds recalled turns or memories.
     if material and not (step or evidence or tools):
         return (
             *((wishes,) if standing else ()),
@@ -359,6 +360,7 @@ def addresses_in(
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
     addresses = addresses.union(*(addresses_of(candidate.content) for candidate in contents))
+    # Of an address with a space in it a text gives the beginning alone, which is no address.
     spaced = {artifact_uris(uri)[0] for uri in listed if artifact_uris(uri)[:1] not in ([], [uri])}
     return frozenset((addresses - spaced) | listed)
 
