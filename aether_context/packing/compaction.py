@@ -51,7 +51,7 @@ def trim_early(draft: Draft) -> None:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
-        # What they leave out is decided anew at each call, so that a host who takes a message back gets its turns back.
+        # Decided anew at each call, from what the host sends then; what they keep between calls is their state.
         result = strategy.trim(conversation)._replace(lasting=False)
         _apply(draft, result)
         conversation = conversation.after(result)

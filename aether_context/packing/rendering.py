@@ -174,7 +174,7 @@ def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: i
     return Verdict(
         validity=validity,
         invalid_reason=invalid_reason,
-        evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
+        evidence_needed=missing_evidence(source, covered, contents),
         artifact_uris=addresses_in(
             source,
             draft.carried.system,
