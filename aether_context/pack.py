@@ -44,7 +44,7 @@ a field describes it in schema and docs, and a `TypeAdapter` is built at its fir
 METADATA: Final = "aether_context"
 """The key of this package in an event's ``custom_metadata``."""
 
-NOTHING: Final[Mapping[str, Any]] = {}
+NOTHING: Final[Mapping[Any, Any]] = {}
 """The default of a named tuple's mapping; what a value holds is never changed in place."""
 
 
@@ -158,16 +158,13 @@ class Part:
     mime_type: str = ""
     size_bytes: int = 0
     media_tokens: int = 0
+    is_signed: bool = False
+    """Whether the model's provider signed it, and may refuse it in other words."""
 
     @property
     def is_thought(self) -> bool:
         """Whether it is a model's thought, in words or (redacted) in a signature alone."""
         return self.kind == "thought" or (self.kind == "other" and json.loads(self.wire).get("thought") is True)
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether the model's provider signed it, and may refuse it in other words."""
-        return '"thought_signature":' in self.wire
 
 
 class Quote(NamedTuple):

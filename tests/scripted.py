@@ -34,6 +34,7 @@ from google.genai import types
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
+from aether_context.adk.artifact_tools import Reader
 from aether_context.store.replay import Replayer
 
 _numbers = itertools.count(1)
@@ -49,7 +50,8 @@ def new_store() -> PackStore:
 
 @dataclass(frozen=True)
 class Sent:
-    """One request as it was at one moment, all copies."""
+    """One request as it was at one moment, all copies. ``readers`` are those of evidence, which most agents with tools
+    have; ``declared`` and ``dispatched`` are the others."""
 
     model: str
     agent: str
@@ -59,6 +61,7 @@ class Sent:
     declared: tuple[str, ...]
     other_tools: tuple[str, ...]
     dispatched: tuple[str, ...]
+    readers: tuple[str, ...]
     tool_config: types.ToolConfig | None
     call: int = 0
     session: str = ""
@@ -96,6 +99,8 @@ def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
     config = request.config
     tools = list(config.tools or ()) if config is not None else []
     functions = [tool for tool in tools if isinstance(tool, types.Tool) and tool.function_declarations]
+    names = [one.name or "" for tool in functions for one in tool.function_declarations or ()]
+    readers = tuple(name for name, tool in request.tools_dict.items() if isinstance(tool, Reader))
     return Sent(
         model=request.model or "",
         agent=agent,
@@ -103,9 +108,10 @@ def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
         system=config.system_instruction if config is not None else None,
         pickled=pickle.dumps(tuple(request.contents), protocol=pickle.HIGHEST_PROTOCOL),
         faults=tuple(faults(request.contents)),
-        declared=tuple(one.name or "" for tool in functions for one in tool.function_declarations or ()),
+        declared=tuple(name for name in names if name not in readers),
         other_tools=tuple(exact(tool) for tool in tools if tool not in functions),
-        dispatched=tuple(request.tools_dict),
+        dispatched=tuple(name for name in request.tools_dict if name not in readers),
+        readers=tuple(name for name in names if name in readers),
         tool_config=config.tool_config.model_copy(deep=True) if config is not None and config.tool_config else None,
     )
 

@@ -9,6 +9,8 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
+from pydantic import BaseModel
 from scripted import Chat, Scripted, call, state_of
 
 from aether_context import PackPolicy
@@ -67,11 +69,82 @@ def test_nothing_is_other_where_the_window_holds_a_result_many_times(window, too
     assert auto.store.evidence("shop", "ann", "s1") == []
 
 
+class Note(BaseModel):
+    """A note in one field."""
+
+    text: str
+
+
+def rules(**settings: Any) -> PackPolicy:
+    return PackPolicy(max_input_tokens=128_000, **settings)
+
+
+NEVER = {"read_log": "never", "read_note": "never"}
+ONE = types.GenerateContentConfig(
+    tool_config=types.ToolConfig(
+        function_calling_config=types.FunctionCallingConfig(mode="ANY", allowed_function_names=["read_note"])
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "readers"),
+    [
+        ({"policy": rules()}, READERS),
+        ({"policy": None}, READERS),
+        ({"policy": rules(), "settings": {"output_schema": Note}}, READERS),
+        ({"policy": PackPolicy(max_input_tokens=29_000)}, ()),
+        ({"policy": None, "model": "of-no-known-window"}, ()),
+        ({"policy": rules(), "tools": []}, ()),
+        ({"policy": rules(), "tools": [], "settings": {"output_schema": Note}}, ()),
+        ({"policy": rules(), "settings": {"generate_content_config": ONE}}, ()),
+        ({"policy": rules(offload={"tools": NEVER})}, ()),
+        ({"policy": rules(offload={"mode": "off"})}, ()),
+        ({"policy": rules(record="hashes")}, ()),
+    ],
+    ids=[
+        "a large window",
+        "the model's own",
+        "a schema with tools",
+        "a small window",
+        "an assumed window",
+        "no tools",
+        "a schema without tools",
+        "calls that are told to be made",
+        "results that all stay",
+        "no offload",
+        "no texts in the store",
+    ],
+)
+def test_readers_are_declared_first_where_results_may_be_offloaded(settings, readers):
+    talk = chat(["hello"], **settings)
+    talk.say("hi", "and again")
+    assert [one.readers for one in talk.sent] == [readers, readers]
+
+
+def test_readers_take_one_part_in_a_hundred_of_the_least_window_that_has_them_first():
+    used = []
+    for mode in ("auto", "off"):
+        talk = chat(policy=PackPolicy(max_input_tokens=30_000, offload={"mode": mode}))
+        talk.say("hi")
+        used.append(talk.manifests()[0].allocation["tools"].used)
+    assert 0 < used[0] - used[1] <= 300
+
+
+def test_an_agent_without_tools_of_its_own_has_no_readers_beside_one_that_has_them():
+    sub = LlmAgent(name="teller", model=Scripted(script=["told"], sent=[]), description="Tells.", instruction="Tell.")
+    root = Scripted(script=[call("transfer_to_agent", agent_name="teller")], sent=[])
+    lead = LlmAgent(name="lead", model=root, instruction="You lead.", tools=[read_log], sub_agents=[sub])
+    talk = chat(agent=lead, policy=None)
+    talk.say("go")
+    assert [(one.agent, one.readers) for one in talk.sent] == [("lead", READERS), ("teller", ())]
+
+
 def test_a_result_that_is_long_for_the_window_is_an_extract_from_its_first_request_on():
     talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
     talk.say("what is the retention period?", "thanks")
     assert talk.sent[0].declared == ("read_log", "read_note")
-    assert all(one.declared[-2:] == READERS for one in talk.sent[1:])
+    assert all(one.readers == READERS for one in talk.sent[1:])
     assert ROWS[70] in shown(talk)["result"]
     assert shown(talk, "read_note") == {"result": "n is short"}
     (record,) = talk.store.evidence("shop", "ann", "s1")
@@ -94,7 +167,7 @@ def test_results_stay_whole_where_nobody_could_read_the_rest():
         talk = chat([call("read_log", name="a"), "done"], **settings)
         talk.say("go")
         assert shown(talk) == {"result": read_log("a")}
-        assert "search_artifact" not in talk.sent[-1].declared
+        assert talk.sent[-1].readers == ()
 
 
 def test_an_agent_used_as_a_tool_gets_readers_with_an_address_only():
@@ -119,7 +192,7 @@ def test_readers_stay_where_only_the_summary_of_a_cut_names_an_address():
     talk.say("and now?", recent_events=10)
     assert "artifact://evidence/" in talk.sent[-1].text
     assert "read_log" not in str(talk.raw[-1].wires)
-    assert talk.sent[-1].declared[-2:] == READERS
+    assert talk.sent[-1].readers == READERS
 
 
 # what other callbacks make of a result

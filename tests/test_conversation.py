@@ -148,3 +148,12 @@ def test_a_content_keeps_what_it_does_not_know():
     part = part_of({"executable_code": {"code": "1+1"}})
     assert part.kind == "other"
     assert json.loads(part.wire) == {"executable_code": {"code": "1+1"}}
+
+
+def test_what_is_signed_is_told_by_the_field_and_not_by_a_name_in_it() -> None:
+    call = {"name": "verify", "args": {"thought_signature": "c2ln", "inner": {"thought_signature": "c2ln"}}}
+    assert not part_of({"function_call": call}).is_signed
+    assert not part_of({"function_response": {"name": "verify", "response": call["args"]}}).is_signed
+    assert not part_of({"text": '"thought_signature":'}).is_signed
+    assert part_of({"function_call": call, "thought_signature": "c2ln"}).is_signed
+    assert part_of({"text": "so", "thought": True, "thought_signature": "c2ln"}).is_signed

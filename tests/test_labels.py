@@ -130,7 +130,7 @@ def test_an_agent_that_can_declare_no_reader_is_shown_the_results_themselves() -
     assert any(shown(sent) for sent in chat.sent)
     assert all("399: value 637 in a" in sent.text for sent in chat.sent if sent.agent == "judge")
     for sent, manifest in zip(chat.sent, chat.manifests(), strict=True):
-        assert not shown(sent) or {"read_artifact", "search_artifact"} <= set(sent.declared)
+        assert not shown(sent) or {"read_artifact", "search_artifact"} <= set(sent.readers)
         assert set(manifest.artifact_uris) == addresses(sent)
     chat.replays()
 

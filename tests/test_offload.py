@@ -68,7 +68,7 @@ def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     assert (record.source, record.form) == ("read_log", "extract")
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
     assert responses(history(talk), "read_log") == [{"result": read_log("a")}]
-    assert talk.sent[-1].declared[-2:] == ("read_artifact", "search_artifact")
+    assert talk.sent[-1].readers == ("read_artifact", "search_artifact")
 
 
 def test_the_model_reads_lines_and_finds_words():
@@ -171,7 +171,7 @@ def test_every_agent_that_can_see_an_address_can_read_it():
     ]
     talk.say("let the helper look")
     assert talk.sent[-1].agent == "helper"
-    assert talk.sent[-1].declared[-2:] == ("read_artifact", "search_artifact")
+    assert talk.sent[-1].readers == ("read_artifact", "search_artifact")
     assert ROWS[1_700] in responses(talk.sent[-1].contents, "search_artifact")[-1]["found"][0]["text"]
     assert len(talk.sent[-1].text) < len(LOG) / 10
 

@@ -78,8 +78,8 @@ def test_mask_restricts_calls_and_never_forces_one() -> None:
     assert one.declared == one.dispatched == ("look_up", "send_mail", "delete_all")
     calling = one.tool_config.function_calling_config
     assert calling.mode == types.FunctionCallingConfigMode.VALIDATED
-    assert calling.allowed_function_names == ["look_up"]
-    assert chat.manifests()[0].tools.allowed == ("look_up",)
+    assert calling.allowed_function_names == ["look_up", *one.readers]
+    assert chat.manifests()[0].tools.allowed == ("look_up", *one.readers)
 
 
 @pytest.mark.parametrize("model", ["claude-sonnet-4-5", "openai/gpt-5", "unknown"])

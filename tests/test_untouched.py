@@ -19,7 +19,7 @@ from google.genai import types
 from plans import messages, planned, small, turns, words
 from scripted import Chat, big_file, call, exact, look_up, new_store
 
-from aether_context import PackStore
+from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 
 # a plain chat
@@ -44,6 +44,17 @@ def test_thought_signatures_thoughts_and_code_parts_are_carried() -> None:
         assert models == [exact(content) for content in raw.contents if content.role == "model"]
     assert "signature" in exact(chat.sent[1].contents[1])
     chat.replays()
+
+
+def test_a_thought_that_nobody_signed_is_masked_where_the_prompt_is() -> None:
+    thought = types.Part(text="ask ann@example.com", thought=True)
+    chat = Chat(script=[[thought, call("look_up", key="a")], "done"], tools=[look_up], policy=MASKED)
+    chat.say("look")
+    assert chat.sent[1].contents[1].parts[0].text == "ask [email]"
+    chat.replays()
+
+
+MASKED = PackPolicy(redact=("personal",), redact_prompt=True)
 
 
 class HologramPart(types.Part):

@@ -444,7 +444,7 @@ def test_a_new_process_goes_on_where_the_last_one_was(sessions: BaseSessionServi
 def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_stands(
     place: str, scope: str, as_callbacks: bool
 ) -> None:
-    policy = limited("raise", **{scope: {"total_tokens": 900}})
+    policy = limited("raise", **{scope: {"total_tokens": 1_500}})
     callbacks: Any = context_pack_callbacks(policy=policy, store=scripted.new_store()) if as_callbacks else {}
 
     def clerk(name: str, script: list[Any], **more: Any) -> LlmAgent:
@@ -461,6 +461,6 @@ def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_
     chat = Chat(agent=root, policy=None if as_callbacks else policy, use_plugin=not as_callbacks)
     error = raised(chat)
     assert isinstance(error, BudgetExceededError)
-    assert (error.scope, error.limit) == (scope, 900)
+    assert (error.scope, error.limit) == (scope, 1_500)
     assert 0 < error.used <= 900
     assert 0 < len(worker.model.sent) < 20  # type: ignore[union-attr]

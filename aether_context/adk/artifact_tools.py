@@ -81,11 +81,8 @@ class Readers:
         self._mask = masker(redact) if redact else None
         self._counter = counter_for("")
         self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
-        self.tools = (_Reader(_READ_DECLARATION, self, self._read), _Reader(_SEARCH_DECLARATION, self, self._search))
-
-    def later(self, uri: str, context: ToolContext) -> str:
-        """The address of a later reading that differs from that of an address; empty where there is none."""
-        return self._records.of(context).readings.get(uri, "")
+        answers = ((_READ_DECLARATION, self._read), (_SEARCH_DECLARATION, self._search))
+        self.tools = tuple(Reader(declaration, records, answer) for declaration, answer in answers)
 
     async def _read(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
@@ -244,13 +241,13 @@ _SEARCH_DECLARATION = types.FunctionDeclaration(
 )
 
 
-class _Reader(BaseTool):
+class Reader(BaseTool):
     """One of the two tools. Whatever a model asks for, it gets an answer."""
 
-    def __init__(self, declaration: types.FunctionDeclaration, readers: Readers, answer: _Answer) -> None:
+    def __init__(self, declaration: types.FunctionDeclaration, records: SessionRecords, answer: _Answer) -> None:
         name, description = declaration.name or "", declaration.description or ""
         super().__init__(name=name, description=description, custom_metadata={ESSENTIAL_MARK: True})
-        self._declaration, self._readers, self._answer = declaration, readers, answer
+        self._declaration, self._records, self._answer = declaration, records, answer
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return self._declaration
@@ -262,7 +259,8 @@ class _Reader(BaseTool):
         uri = uri.strip()
         try:
             answer = await within(_SECONDS, self._answer(uri, args, tool_context))
-            later = self._readers.later(uri, tool_context)
+            # The address of a later reading, where that differs.
+            later = self._records.of(tool_context).readings.get(uri)
         except Unreadable as error:
             return {"error": str(error)}
         except Exception as error:

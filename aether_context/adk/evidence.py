@@ -43,6 +43,7 @@ from aether_context.adk.results import (
     with_parts,
 )
 from aether_context.adk.session import SessionRecords, has_cut, put_records
+from aether_context.adk.windows import Window
 from aether_context.canonical import Path, canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, check_rules, evidence_uri, offload
@@ -63,6 +64,8 @@ ASKED_CHARACTERS = 400
 _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
 _DEEPEST = 50
+_LEAST_WINDOW_DECLARED_FIRST = 30_000
+"""The window in tokens of which the readers' declarations, about 295 tokens, are one part in a hundred."""
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _INSTANT_CHARACTERS = 200_000
@@ -100,7 +103,9 @@ class Offloader:
         self._caught = caught
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
-        self._always = frozenset(name for name, rule in policy.offload.tools.items() if rule == "always")
+        rules = policy.offload.tools
+        self._always = frozenset(name for name in rules if rules[name] == "always")
+        self._never = frozenset(name for name in rules if rules[name] == "never")
         self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
         """Of results the hash of what the store keeps, and the size as JSON."""
@@ -228,8 +233,8 @@ class Offloader:
         asked last, and the tokens that extracts leave out of the history.
 
         An agent has the readers once an address is to be shown. To declare tools then makes the provider read again
-        what its cache had, so an agent with tools of its own has them from its first call on where instruction and
-        first message take a quarter of the window. Where they cannot be declared, results stay as they are.
+        what its cache had, so one whose results can be offloaded has them from its first call on (`_can_come`). Where
+        they cannot be declared, results stay as they are.
         """
         context, request, window = call.context, call.request, call.window.tokens
         if self._is_on:
@@ -259,20 +264,22 @@ class Offloader:
                     has_cut(call.state, call.key) and any(record.form in ("extract", "described") for record in records)
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
-                or (self._can_come(request, window) and is_free(request.config))
+                or (self._can_come(request, call.window) and is_free(request.config))
             )
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
         return problems, saved_tokens if request.contents is not before else 0
 
-    def _can_come(self, request: LlmRequest, window: int) -> bool:
-        """Whether an agent has tools of its own whose results are likely to be long for what its head leaves: the
-        instruction and the first message."""
-        names = request.tools_dict.keys()
+    def _can_come(self, request: LlmRequest, window: Window) -> bool:
+        """Whether an agent has tools whose results may be offloaded, and a window of which the readers take next to
+        nothing, or one of which instruction and first message leave so little that results are likely to be long. What
+        they take of a window that is only assumed nobody knows."""
+        names = request.tools_dict.keys() - essential_names(request) - self._never
+        names -= {name for name in names if _uses_computer(request.tools_dict[name])}
         first = request.contents[0].parts or () if request.contents else ()
         head = len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
-        has_long_head = head >= _HEAD_CHARACTERS * window
-        return bool((has_long_head and names - essential_names(request)) or names & self._always)
+        is_large = window.tokens >= _LEAST_WINDOW_DECLARED_FIRST and window.mark != "assumed"
+        return bool(names & self._always or (names and (is_large or head >= _HEAD_CHARACTERS * window.tokens)))
 
     def _show(self, call: ModelCall, records: Collection[EvidenceRecord]) -> tuple[bool, int]:
         """Puts extracts into a request where the session's history holds the results themselves; whether one of them

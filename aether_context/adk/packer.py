@@ -75,6 +75,7 @@ READ_TOKENS = 2_000
 _First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "RequestPacker | None"]
 _FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
 """Which agent is at work in which invocation, its latest request, and the packer that came to that first."""
+_SIGNED_THOUGHT = "redact_prompt: a signed thought holds what is masked, and is sent as the model wrote it"
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
 
@@ -152,7 +153,7 @@ class RequestPacker:
         self._recorder = recorder or Recorder(store, self._mirror.put if mirror_artifacts else None)
         self._calibrations = Calibrations(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
-        self._sent_contents = MaskedContents(thoughts=False)
+        self._sent_contents = MaskedContents(to_send=True)
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
         self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
@@ -465,7 +466,14 @@ class RequestPacker:
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
         """What a pack is built from: masked where the policy masks what the model is sent."""
-        return masked_input(source, policy.mask, self._sent_contents) if policy.redact_prompt else source
+        if not policy.redact_prompt:
+            return source
+        parts = (part for content in source.request.contents for part in content.parts)
+        thoughts = [part.text for part in parts if part.is_thought and part.is_signed]
+        if any(policy.mask(thought) != thought for thought in thoughts):
+            self._failures.warn_once(_SIGNED_THOUGHT)
+            source = source._replace(problems=(*source.problems, _SIGNED_THOUGHT))
+        return masked_input(source, policy.mask, self._sent_contents)
 
     def _report(self, made: PreviousCall, span: PackSpan) -> None:
         """Tells the log and the trace what a pack came to."""

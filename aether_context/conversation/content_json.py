@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aether_context.canonical import canonical_json, hash_text
@@ -34,38 +35,21 @@ def part_of(value: Mapping[str, Any], *, size_bytes: int = 0, media_tokens: int 
         size_bytes: size of its binary data, which the JSON names only by hash.
         media_tokens: what that data counts by the provider's rule.
     """
-    wire = canonical_json(value)
+    wire, is_signed = canonical_json(value), bool(value.get("thought_signature"))
+    part = Part(
+        kind="other", text=wire, wire=wire, size_bytes=size_bytes, media_tokens=media_tokens, is_signed=is_signed
+    )
     if (call := value.get("function_call")) is not None:
-        return Part(
-            kind="call",
-            text=canonical_json(call.get("args") or {}),
-            wire=wire,
-            name=call.get("name") or "",
-            call_id=call.get("id") or "",
-        )
-    if (response := value.get("function_response")) is not None:
-        return Part(
-            kind="response",
-            text=canonical_json(response.get("response")),
-            wire=wire,
-            name=response.get("name") or "",
-            call_id=response.get("id") or "",
-            size_bytes=size_bytes,
-            media_tokens=media_tokens,
-        )
-    for name in _MEDIA:
-        if (media := value.get(name)) is not None:
-            return Part(
-                kind="media",
-                text="",
-                wire=wire,
-                mime_type=media.get("mime_type") or "",
-                size_bytes=size_bytes,
-                media_tokens=media_tokens,
-            )
+        part = replace(part, kind="call", text=canonical_json(call.get("args") or {}))
+    elif (call := value.get("function_response")) is not None:
+        part = replace(part, kind="response", text=canonical_json(call.get("response")))
+    if call is not None:
+        return replace(part, name=call.get("name") or "", call_id=call.get("id") or "")
+    if (media := next((value[name] for name in _MEDIA if value.get(name) is not None), None)) is not None:
+        return replace(part, kind="media", text="", mime_type=media.get("mime_type") or "")
     if isinstance(value.get("text"), str) and value.keys() <= {"text", "thought", "thought_signature"}:
-        return Part(kind="thought" if value.get("thought") else "text", text=value["text"], wire=wire)
-    return Part(kind="other", text=wire, wire=wire, size_bytes=size_bytes, media_tokens=media_tokens)
+        return replace(part, kind="thought" if value.get("thought") else "text", text=value["text"])
+    return part
 
 
 def content_of_parts(role: str, parts: list[Part]) -> Content:

@@ -50,7 +50,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
     """
     source, settings, counter = draft.input, draft.policy.tools, draft.counter
     tools = source.request.tools
-    if not source.host.can_find or len(tools) <= _LEAST_TOOLS:
+    if not source.host.can_find or sum(not tool.essential for tool in tools) <= _LEAST_TOOLS:
         return None
     costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
     share = int(source.window * draft.policy.budget.floors.tools)

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed
-from aether_context.pack import Candidate, Content, Epoch, Pack, PackInput, Step, Tool
+from aether_context.pack import Candidate, Content, Epoch, Pack, PackInput, Part, Step, Tool
 from aether_context.packing import build_pack, payload
 from aether_context.packing.selection import render_line
 from aether_context.policy import PackPolicy
@@ -26,6 +26,9 @@ from aether_context.tokens.counters import SharedLRU
 
 _MOST_CONTENTS, _MOST_LAST = 20_000, 512
 _FIELDS = {"function_call": "args", "function_response": "response"}
+UNSIGNED = "skip_thought_signature_validator"
+"""The signature by which Gemini takes a part that its model has not written. Where a call has none, it refuses the
+request, and a call in other words is not what the model has signed."""
 OTHERWISE = "what is recorded is masked, and was packed otherwise than what was sent"
 
 
@@ -93,11 +96,12 @@ class MaskedContents:
     """Contents with their texts masked, and the hashes of what they were. Those that were masked are looked up.
 
     Args:
-        thoughts: whether a model's thoughts are masked, too: it may refuse its own in other words.
+        to_send: whether they are for a model. A thought that it signed then stays as it is, since the model may
+            refuse it in other words, and what else is signed is sent as nobody's (`UNSIGNED`).
     """
 
-    def __init__(self, *, thoughts: bool = True) -> None:
-        self._thoughts = thoughts
+    def __init__(self, *, to_send: bool = False) -> None:
+        self._to_send = to_send
         self._known: SharedLRU[tuple[str, str, str], Content] = SharedLRU(_MOST_CONTENTS)
 
     def of(self, content: Content, mask: Masker) -> Content:
@@ -105,18 +109,18 @@ class MaskedContents:
         key = (mask.name, content.digest, content.agent)
         known = self._known.get(key)
         if known is None:
-            parts = [
-                part
-                if part.kind == "thought" and not self._thoughts
-                else part_of(
-                    _part(json.loads(part.wire), mask), size_bytes=part.size_bytes, media_tokens=part.media_tokens
-                )
-                for part in content.parts
-            ]
-            made = content_of_parts(content.role, parts)
+            made = content_of_parts(content.role, [self._masked(part, mask) for part in content.parts])
             known = replace(attributed(made) if content.agent else made, digest=content.digest)
             self._known.put(key, known)
         return content if known.wire == content.wire else known
+
+    def _masked(self, part: Part, mask: Masker) -> Part:
+        if self._to_send and part.is_thought and part.is_signed:
+            return part
+        masked = _part(json.loads(part.wire), mask)
+        if self._to_send and part.is_signed and canonical_json(masked) != part.wire:
+            masked["thought_signature"] = UNSIGNED
+        return part_of(masked, size_bytes=part.size_bytes, media_tokens=part.media_tokens)
 
 
 def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> PackInput:

@@ -6,7 +6,6 @@ The counts are of what reaches the model: the texts as the provider writes them 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import TypeVar
 
 from aether_context.canonical import hash_text, short
@@ -106,7 +105,7 @@ class PackCounter:
         """
         framing = self.framing
         frame = framing.request + (framing.system if text else 0) + (framing.tools if declares else 0)
-        key = _system_key(frame, text)
+        key = short(hash_text(f"system+{frame}\n{text}"), 16)
         return self._count_items([(key, 0, text)], lambda text: (text, frame))[0]
 
     def media(self, part: Part) -> int:
@@ -159,12 +158,6 @@ class PackCounter:
             return self._recorded[key]
         cached = self._cache.counts.get(f"{self._scope}:{key}")
         return None if cached is None else cached + media
-
-
-@lru_cache(maxsize=64)
-def _system_key(frame: int, text: str) -> str:
-    """An instruction is the same at each call, and long: its text is hashed once."""
-    return short(hash_text(f"system+{frame}\n{text}"), 16)
 
 
 def frame_of(content: Content, framing: Framing) -> int:

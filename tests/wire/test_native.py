@@ -9,9 +9,26 @@ import pytest
 pytest.importorskip("anthropic")
 
 from scripted import Chat
-from wire.servers import Refusal
-from wire.sessions import NATIVE, SCENARIOS, Scenario, answers, arguments, asks, clerk, mixed, run, thinking
+from wire.rules import GEMINI_UNSIGNED
+from wire.servers import Refusal, Reply
+from wire.sessions import (
+    BRIEF,
+    NATIVE,
+    SCENARIOS,
+    Scenario,
+    answers,
+    arguments,
+    asks,
+    calls,
+    clerk,
+    look_up,
+    mixed,
+    run,
+    thinking,
+    words,
+)
 
+from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 
 pytestmark = pytest.mark.filterwarnings("ignore:The model .* is deprecated:DeprecationWarning")
@@ -36,6 +53,22 @@ def _used(chat: Chat) -> Any:
     report = chat.plugin.usage(app=chat.app_name, user=chat.user, session=chat.session)
     assert report is not None
     return report.session
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_the_first_extract_leaves_the_prefix_in_the_cache(client: str) -> None:
+    def export(name: str) -> dict[str, str]:
+        """Exports a journal."""
+        return {"journal": words(f"journal {name}", 4_000)}
+
+    turns = [(asks(at, 1_500), [calls(f"k{at}"), answers(at)]) for at in range(3)]
+    turns.append((asks(3), [Reply(calls=[("export", {"name": "a"})]), answers(3)]))
+    with run(client, Scenario(lambda llm: clerk(llm, tools=[look_up, export]), turns), window=32_000) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        before, after = (request.usage for request in done.server.requests[-2:])
+        assert "artifact://evidence/" in str(done.server.requests[-1].body)
+        assert after.cached >= 0.95 * before.input
 
 
 @pytest.mark.parametrize("client", NATIVE)
@@ -75,6 +108,38 @@ def test_what_is_signed_is_whole_or_absent(client: str, window: int, scenario: S
         assert done.server.faults == []
         assert done.server.over == []
         done.chat.replays()
+
+
+MASKED = PackPolicy(max_input_tokens=8_000, redact=("personal",), redact_prompt=True)
+
+
+@pytest.mark.parametrize("client", NATIVE)
+def test_a_masked_call_is_not_sent_under_the_signature_of_another(client: str) -> None:
+    address = "ann@example.com"
+
+    def turn(at: int) -> tuple[str, list[Reply]]:
+        saving = Reply(calls=[("save", {"name": f"n{at}", "body": f"write to {address}"})], thought="To be saved.")
+        return asks(at), [saving, calls(f"k{at}", thought="Now the report."), answers(at)]
+
+    scenario = Scenario(lambda llm: clerk(llm, thinks=True, instruction=BRIEF), [turn(at) for at in range(3)])
+    with run(client, scenario, policy=MASKED) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        bodies = [str(request.body) for request in done.server.requests]
+        assert len(bodies) == 9
+        assert not any(address in body for body in bodies)
+        assert "write to [email]" in bodies[1]
+        assert [GEMINI_UNSIGNED in body for body in bodies] == [client == "gemini" and at > 0 for at in range(9)]
+        done.chat.replays()
+
+
+def test_a_signed_thought_that_holds_what_is_masked_is_told_of() -> None:
+    turns = [(asks(0), [calls("k0", thought="Ann is ann@example.com."), answers(0)])]
+    with run("claude", Scenario(lambda llm: clerk(llm, thinks=True), turns), policy=MASKED) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        notes = [" ".join(manifest.degradations) for manifest in done.chat.manifests()]
+        assert ["signed thought" in note for note in notes] == [False, True]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])

@@ -119,7 +119,9 @@ def _changed(part: types.Part, known: Part, wanted: Part) -> types.Part:
         if value == before[name]:
             continue
         field = getattr(part, name)
-        if isinstance(field, BaseModel):
+        if name == "thought_signature":
+            value = value.encode()
+        elif isinstance(field, BaseModel):
             changed = {key: item for key, item in value.items() if item != before[name].get(key)}
             value = field.model_copy(update=changed | dict.fromkeys(before[name].keys() - value.keys()))
         update[name] = value
