@@ -77,9 +77,9 @@ def data_of(value: object, above: tuple[int, ...] = ()) -> Any:
 
 def opened(value: object) -> Any:
     """The object or list that a JSON text is, also in a fence; any other value as it is."""
-    if not isinstance(value, str):
+    text = value.strip() if isinstance(value, str) else ""
+    if not text.startswith(("{", "[", "```")):
         return value
-    text = value.strip()
     parsed, ends_early = json_in(text.strip("`").removeprefix("json") if text.startswith("```") else text)
     return value if parsed is None or ends_early else data_of(parsed)
 
