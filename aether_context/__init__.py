@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aether_context.packing import build_pack
     from aether_context.policy import PackPolicy
+    from aether_context.reading.why import why
     from aether_context.store import Manifest, PackStore
     from aether_context.store.replay import replay
     from aether_context.store.verification import verify
 
-__all__ = ["Manifest", "PackPolicy", "PackStore", "build_pack", "replay", "verify"]
+__all__ = ["Manifest", "PackPolicy", "PackStore", "build_pack", "replay", "verify", "why"]
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _HOMES = {
     "build_pack": "aether_context.packing",
     "replay": "aether_context.store.replay",
     "verify": "aether_context.store.verification",
+    "why": "aether_context.reading.why",
 }
 
 

@@ -44,7 +44,7 @@ a field describes it in schema and docs, and a `TypeAdapter` is built at its fir
 METADATA: Final = "aether_context"
 """The key of this package in an event's ``custom_metadata``."""
 
-NOTHING: Final[Mapping[str, Any]] = {}
+NOTHING: Final[Mapping[Any, Any]] = {}
 """The default of a named tuple's mapping; what a value holds is never changed in place."""
 
 

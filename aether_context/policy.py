@@ -180,8 +180,9 @@ class ConversationSettings(_Settings):
     compact_to: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that one cut goes down to."""
     last_turns: int = Field(default=3, ge=1)
-    """Latest turns, two at least, that other layers leave room for, so that they outlive a cut, which takes the oldest
-    first; a summary that needs their room can cost one of them."""
+    """Turns before the latest whose questions and answers outlive a cut while they find room. At an invocation's first
+    call the cut goes less deep for them, at most half of the way from ``compact_to`` to what fits; in a tool loop they
+    stay within what it goes down to. Other layers leave them room, two turns at least."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
     """Most tokens of the summary of the removed turns and the entity table together, as a share of the input budget. 0
     turns both off."""

@@ -29,7 +29,7 @@ from aether_context.tokens.framing import FRAMINGS
 PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 _OPERANDS: Mapping[str, str] = {
-    "PACK": "`latest`, the beginning of a pack's id, the hash at its end, or the path of its file.",
+    "PACK": "The number of a call in its session, `latest`, the beginning of a pack's id, the hash at its end, or the path of its file.",
     "OTHER": "The same.",
     "PACK_IDS": "The beginnings of packs' ids, or the hashes at their ends.",
     "QUERY": "What is looked for, in plain words.",
@@ -37,6 +37,7 @@ _OPERANDS: Mapping[str, str] = {
     "SESSION": "The session's id.",
     "STORE": "The store of packs: a folder or any fsspec URL; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
     "STORES": "The same, of any number of stores.",
+    "TEXT": "Some words, as somebody remembers them.",
     "URI": "The memory service: its file or folder, or its URI.",
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }

@@ -92,6 +92,7 @@ def paths(store: PackStore) -> list[str]:
         last = browser.open(session).leads("^/pack/")[-1]
         page = browser.open(last)
         found += [session, last, *page.leads("beside=")[:1], *page.leads("^/raw/")[:1]]
+        found.append(f"{session}&words=the")
     return found
 
 

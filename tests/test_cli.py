@@ -48,7 +48,7 @@ def change(store: PackStore, manifest: Manifest, before: bytes, after: bytes) ->
 def test_list_has_a_row_per_pack_in_order(store: PackStore) -> None:
     manifests = packs.talk(store)
     rows = run("list", store=store).stdout.splitlines()[1:]
-    assert [row.split()[0] for row in rows] == [one.pack_id for one in manifests]
+    assert [row.split()[:2] for row in rows] == [[str(one.number), one.pack_id] for one in manifests]
     cut = next(at for at, one in enumerate(manifests) if one.epoch_reason == "high_water")
     assert f"{manifests[cut].epoch.number} high_water" in rows[cut]
     assert f"{manifests[0].request_tokens:,} / 2,000" in rows[0]
@@ -99,7 +99,7 @@ def test_ids_may_be_abbreviated(store: PackStore) -> None:
     manifests = packs.chain(store, 3)
     wanted = manifests[1].pack_id
     for piece in (wanted, wanted[:-3], wanted.removeprefix("pack_")[:-3], wanted[-8:], wanted[-8:-2]):
-        assert run("inspect", piece, store=store).stdout.startswith(f"PACK {wanted}\n")
+        assert run("inspect", piece, store=store).stdout.splitlines()[3] == f"PACK {wanted}"
     error = run("inspect", "pack_", store=store, code=3).stderr
     assert "stands for 3 packs" in error
 

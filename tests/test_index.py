@@ -116,3 +116,46 @@ def test_a_long_text_is_found_by_one_place():
 )
 def test_masks(patterns, text, masked):
     assert masker(patterns)(text) == masked
+
+
+TALK = {
+    "q": ("Ben", "Where did you go on holiday, Ann?"),
+    "a": ("Ann", "To the mountains, for a week."),
+    "b": ("Ben", "I went to the mountains, too."),
+}
+
+
+def spoken(times=None):
+    texts, speakers = [text for _, text in TALK.values()], [speaker for speaker, _ in TALK.values()]
+    return HybridIndex.from_texts(list(TALK), texts, times, embedder="none", speakers=speakers)
+
+
+def test_who_is_named_in_a_question_said_the_answer():
+    assert ids(spoken().search("Which mountains did ann's week have?"))[0] == "a"
+    assert ids(spoken().search("Who was in the mountains, Ben?"))[0] == "b"
+
+
+def test_a_question_about_oneself_asks_for_what_the_user_said():
+    texts = ["My sister keeps bees.", "Your sister keeps bees, you say."]
+    index = HybridIndex.from_texts(["u", "a"], texts, embedder="none", speakers=["user", "agent"])
+    assert ids(index.search("What does my sister keep?"))[0] == "u"
+
+
+def test_names_of_agents_that_are_plain_words_stay_words():
+    texts = ["A search of the web found nothing.", "The plan is to wait."]
+    index = HybridIndex.from_texts(["s", "p"], texts, embedder="none", speakers=["planner", "search"])
+    hits = index.search("search the plan")
+    assert set(ids(hits)) == {"s", "p"}
+    assert {hit.scores["weight"] for hit in hits} == {1}
+
+
+def test_lines_lend_to_each_other_in_one_talk_alone():
+    near, far = spoken(), spoken([0.0, 86_400.0, 86_430.0])
+    assert "a" in ids(near.search("holiday"))
+    assert "a" not in ids(far.search("holiday"))
+
+
+def test_a_question_for_a_time_favours_what_tells_one():
+    texts = ["We saw the comet in the garden.", "We saw the comet last Tuesday."]
+    index = HybridIndex.from_texts(["g", "t"], texts, embedder="none")
+    assert ids(index.search("When did you see the comet?"))[0] == "t"

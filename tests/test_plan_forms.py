@@ -88,6 +88,16 @@ def test_a_reference_gives_way_to_what_the_board_says() -> None:
     assert state["plan"]["owner"] == "ann"
 
 
+def test_a_board_that_is_changed_keeps_a_step_without_tools_without_them() -> None:
+    state: dict[str, Any] = {
+        "plan": {"todos": [{"id": "a", "task": "Sort nails", "tools": "none"}, {"id": "b", "task": "Sell nails"}]}
+    }
+    change_plan(state, lambda board: board.claim("a", by="ann"))
+    assert read_state(state).step.tools == ()
+    change_plan(state, lambda board: board.complete("a", by="ann"))
+    assert read_state(state).step.tools is None
+
+
 @pytest.mark.parametrize("known_by", ["output_key", "planners"])
 def test_who_writes_the_plan_is_not_made_its_operator(known_by: str) -> None:
     plan = {"step": {"text": "Find the rule", "tools": ["look_up"]}}

@@ -37,7 +37,7 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("a risk that is denied", {"constraints": {"risk": "not high"}}, "plan.constraints.risk"),
     ("a risk in a range", {"constraints": {"risk": "Risk level: medium to high"}}, ""),
     ("latency", {"constraints": {"latency_seconds": "8s"}}, ""),
-    ("a vague latency", {"constraints": {"latency_seconds": "soon"}}, "plan.constraints.latency_seconds"),
+    ("a vague latency", {"constraints": {"latency_seconds": "soon"}}, ""),
     ("no constraints", {"constraints": None}, ""),
     ("constraints of another kind", {"constraints": 7}, "plan.constraints"), ("no role", {"role": None}, ""),
     ("a role of its own shape", {"role": {"level": 3}}, "plan.role"),

@@ -116,7 +116,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     shutil.copytree(SAMPLE, tmp_path / "artifacts" / "sample")
     lines = [line.split("#")[0].split() for source in blocks("shell") for line in source.splitlines()]
     commands = [words[1:] for words in lines if words[0] == "aether-context"]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for words in commands:
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, (words, result.output)

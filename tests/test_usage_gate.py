@@ -20,7 +20,7 @@ from scripted import Chat, call
 from aether_context import PackPolicy
 from aether_context.pack import Calibration, Content, Pack
 from aether_context.packing import build_pack
-from aether_context.packing.draft import sent_bytes
+from aether_context.packing.compaction import sent_bytes
 from aether_context.store import Manifest
 
 pack_input = partial(usual_input, cached_price=1.0)

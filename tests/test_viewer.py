@@ -108,7 +108,7 @@ def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Brows
     for number, (manifest, sent) in enumerate(zip(long_chat.manifests(), long_chat.sent, strict=True)):
         page = browser.open(at(manifest))
         assert "replayed: the request is the recorded one" in page.text
-        assert f"sent {manifest.request_tokens:,} of at most 2,500 tokens to {manifest.model}: " in page.text
+        assert f"{manifest.request_tokens:,} of 2,500 tokens; " in page.text
         assert all(layer in page.text for layer in LAYERS)
         assert bool(page.leads("beside=")) is bool(number)
         for content in sent.contents:
@@ -122,6 +122,16 @@ def test_a_cause_is_two_clicks_from_the_list(cause: str) -> None:
     plant, words = CAUSES[cause]
     page = Browser(plant().store).last_pack()
     assert re.search(words, page.text), page.text[:3_000]
+
+
+def test_a_session_tells_what_became_of_words_that_are_looked_for(long_chat: Chat, browser: Browser) -> None:
+    page = browser.open(f"{SESSION}&words=rate+is+19+percent")
+    assert "place holds these words" in page.text
+    assert "memory of user" in page.text
+    assert "line 3 of k0" in browser.open(f"{SESSION}&words=line+3+of+k0").text
+    assert "never reached the plugin" in browser.open(f"{SESSION}&words=zebras").text
+    assert "give some words to look for" in browser.open(f"{SESSION}&words=%E2%80%A6").text
+    assert browser.open(SESSION).text.count("question 0: q0w0") == 1, "the user's words stand above the turn"
 
 
 # what is hostile, damaged or not there

@@ -98,6 +98,7 @@ _store_option = click.option(
     show_envvar=True,
     help="The store of packs: a folder or any fsspec URL.",
 )
+_session_option = click.option("--session", help="The session whose calls are numbered; else that of the newest pack.")
 _all_option = click.option("--all", "everything", is_flag=True, help="Every row and every line, however many.")
 
 
@@ -126,21 +127,24 @@ def list_packs() -> None:
     """Lists packs, the oldest first."""
 
 
-@_command("inspection.show", "inspect", "inspect 9f86d081 --all", "inspect --json | jq .truncation_events")
+@_command("inspection.show", "inspect", "inspect 23", "inspect 9f86d081 --all", "inspect --json | jq .rows")
 @click.argument("pack", required=False)
 @_store_option
+@_session_option
 @_all_option
 @_json_option("The manifest as JSON, completed from the packs that it extends.")
 def inspect() -> None:
     """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
 
-    Without PACK the newest one is shown.
+    PACK is the number of a call in its session, or a pack's id, or the beginning or the hash of one. Without it the
+    newest pack is shown.
     """
 
 
-@_command("inspection.show_replay", "replay pack_20250102T0304", "replay 9f86d081 --policy my.toml --all")
+@_command("inspection.show_replay", "replay 23", "replay 9f86d081 --policy my.toml --all")
 @click.argument("pack")
 @_store_option
+@_session_option
 @_policy_option("Show what this policy would have sent instead, from the same input.")
 @_all_option
 @_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
@@ -154,10 +158,11 @@ def replay() -> None:
     """
 
 
-@_command("inspection.show_difference", "diff", "diff 9f86d081 0a1b2c3d --all", "diff 9f86d081 latest --json")
+@_command("inspection.show_difference", "diff", "diff 22 23 --all", "diff 9f86d081 latest --json")
 @click.argument("before", required=False, metavar="[PACK]")
 @click.argument("after", required=False, metavar="[OTHER]")
 @_store_option
+@_session_option
 @_all_option
 @_json_option("The whole comparison as a JSON object, with every piece of both requests.")
 def diff() -> None:
@@ -168,6 +173,25 @@ def diff() -> None:
 
     Exit codes: 0 the same request is sent, 1 the requests differ, 2 wrong usage, 3 a pack or a part of it cannot be
     read, or is not what was written.
+    """
+
+
+@_command("reasons.show", 'why "blue kayak"', 'why "blue kayak" --session s1 --call 23')
+@click.argument("text")
+@_store_option
+@_packs_of
+@click.option("--call", type=click.IntRange(min=1), metavar="N", help="The call with this number only.")
+@_all_option
+@_json_option("The same as JSON.")
+def why() -> None:
+    """Tells why the model saw some words, or did not.
+
+    TEXT is looked for in everything that a session's packs know: messages, tool calls and results, also those that
+    were taken out of requests, memories, notes, evidence, instructions and summaries. For each place it says at which
+    calls the words were in the request, in which form, what took them out, and which setting would have kept them.
+
+    Without --session the session of the newest pack is looked at, with those of the agents that ran as its tools. The
+    exit code is 1 where no call knew the words.
     """
 
 

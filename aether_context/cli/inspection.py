@@ -9,19 +9,27 @@ from aether_context.cli.rendering import difference_json, print_difference, prin
 from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, say, tell
 from aether_context.errors import ChecksumMismatch, PackNotFound
 from aether_context.policy import PackPolicy
-from aether_context.reading import Difference, difference, read_view, view_of, view_under
+from aether_context.reading import (
+    Difference,
+    call_titles,
+    difference,
+    read_view,
+    session_packs,
+    view_of,
+    view_under,
+)
 from aether_context.store import Manifest
 from aether_context.store.manifest import ContentList
 from aether_context.store.replay import Replayer
 from aether_context.store.verification import Verifier
 
 
-def show(url: str, pack: str | None, *, everything: bool, as_json: bool) -> int:
+def show(url: str, pack: str | None, *, session: str | None, everything: bool, as_json: bool) -> int:
     """Prints a pack.
 
     What is missing or unreadable is reported on stderr. Where a pack before it is, only its own rows are shown.
     """
-    store, place = packs.locate(url, pack)
+    store, place = packs.locate(url, pack, session)
     manifest, replayer = store.read(place), Replayer(store)
     gaps: tuple[str, ...] = ()
     if as_json:
@@ -33,7 +41,8 @@ def show(url: str, pack: str | None, *, everything: bool, as_json: bool) -> int:
         print_json(filled.model_dump(mode="json"))
     else:
         view = read_view(replayer, manifest, request=False)
-        print_pack(view, everything=everything)
+        titles = call_titles(session_packs(store, app=manifest.app, user=manifest.user, session=manifest.session))
+        print_pack(view, title=titles.get(manifest.pack_id, ""), everything=everything)
         gaps = view.gaps
     return _faults(manifest, gaps)
 
@@ -50,10 +59,12 @@ def _faults(manifest: Manifest, gaps: tuple[str, ...]) -> int:
     return NOT_THERE if gaps else 0
 
 
-def show_replay(url: str, pack: str, *, policy: str | None, everything: bool, as_json: bool) -> int:
+def show_replay(
+    url: str, pack: str, *, session: str | None, policy: str | None, everything: bool, as_json: bool
+) -> int:
     """Prints a request that was built again, or how another policy's request differs from it."""
     other_policy = PackPolicy.load(policy) if policy is not None else None
-    store, place = packs.locate(url, pack)
+    store, place = packs.locate(url, pack, session)
     manifest, replayer = store.read(place), Replayer(store)
     replayed = replayer.replay(manifest)
     view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(place, chain=True)
@@ -74,12 +85,14 @@ def show_replay(url: str, pack: str, *, policy: str | None, everything: bool, as
     return FAILED if fault else 0
 
 
-def show_difference(url: str, before: str | None, after: str | None, *, everything: bool, as_json: bool) -> int:
+def show_difference(
+    url: str, before: str | None, after: str | None, *, session: str | None, everything: bool, as_json: bool
+) -> int:
     """Prints how two packs differ, or a pack and the one before it."""
-    store, place = packs.locate(url, after or before)
+    store, place = packs.locate(url, after or before, session)
     manifest = store.read(place)
     if after is not None:
-        earlier, earlier_place = packs.locate(url, before)
+        earlier, earlier_place = packs.locate(url, before, session)
     elif manifest.call_before is not None:
         earlier, earlier_place = store, f"{place.rpartition('/')[0]}/{manifest.call_before}"
     else:

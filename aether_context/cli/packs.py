@@ -8,8 +8,12 @@ from pathlib import Path
 from aether_context.canonical import JSON
 from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, say, tell
 from aether_context.errors import AetherContextError, ManifestError, PackNotFound, SchemaVersionError, StoreError
+from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
 from aether_context.store.pack_file import ENDING, fields_of, read_manifest
+
+_MOST_DIGITS = 6
+"""Digits of a call's number; what has more is a hash."""
 
 # Finding packs. See `PackStore` for what a place is.
 
@@ -38,22 +42,29 @@ def whose(*, app: str | None, user: str | None, session: str | None) -> str:
     return f" of {selection}" if selection else ""
 
 
-def find(store: PackStore, pack_id: str | None) -> str:
-    """The place of the pack with this id, or of the newest one.
+def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
+    """The place of a pack.
 
     Args:
-        pack_id: an id, its beginning, or the hash at its end; None or `latest` for the newest one.
+        pack: the number of a call in a session, an id, its beginning, or the hash at its end; None or ``latest`` for
+            the newest one.
+        session: the session whose calls are numbered; None takes that of the newest pack.
     """
     require(store)
-    if pack_id not in (None, "latest"):
-        return store.find(pack_id)
-    newest = store.places()[-1:]
+    if pack is not None and pack.isdecimal() and len(pack) <= _MOST_DIGITS:
+        calls = [one for one in session_packs(store, session=session) if one.caller is None or session is not None]
+        for manifest in calls:
+            if manifest.number == int(pack):
+                return store.place(manifest)
+    if pack not in (None, "latest"):
+        return store.find(pack)
+    newest = store.places(session=session)[-1:]
     if not newest:
-        raise PackNotFound(f"no packs in {store.url}")
+        raise PackNotFound(f"no packs{whose(app=None, user=None, session=session)} in {store.url}")
     return newest[0]
 
 
-def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
+def locate(url: str, pack: str | None, session: str | None = None) -> tuple[PackStore, str]:
     """The store and the place of a pack, given what `find` takes, or the path of a file with its manifest."""
     if pack is not None and os.path.isfile(pack):
         located = in_file(url, Path(pack))
@@ -61,7 +72,7 @@ def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
             raise ManifestError(f"{pack} is no pack: it holds no manifest")
         return located
     store = PackStore(url)
-    return store, find(store, pack)
+    return store, find(store, pack, session)
 
 
 def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
@@ -113,7 +124,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     elif not places:
         tell(f"no packs{whose(app=app, user=user, session=session)} in {store.url}")
     else:
-        columns = ("pack", "time (UTC)", "app", "session", "agent", ">call", ">tokens / window", ">events", "epoch")
+        columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">tokens / window", "epoch", "asked")
         print_table(columns, map(_row, packs.values()))
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
@@ -125,13 +136,22 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
 def _row(manifest: Manifest) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch.number} {manifest.epoch_reason or ''}"
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
-    events = len(manifest.truncation_events)
-    return manifest.pack_id, time, manifest.app, manifest.session, manifest.agent, manifest.call, room, events, epoch
+    agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
+    asked = plain(manifest.words, 60)
+    return manifest.number, manifest.pack_id, time, manifest.app, manifest.session, agent, room, epoch, asked
 
 
 def _value(store: PackStore, manifest: Manifest) -> JSON:
     fields = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
-    tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
+    tokens = (
+        "request_tokens",
+        "request_tokens_method",
+        "over_window",
+        "last_event_time",
+        "validity",
+        "epoch_reason",
+        "words",
+    )
     return {field: getattr(manifest, field) for field in (*fields, *tokens)} | {
         "epoch": manifest.epoch.number,
         "events": len(manifest.truncation_events),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -22,9 +21,17 @@ _BAR = 32
 Lines = Sequence[str]
 
 
-def print_pack(view: PackView, *, everything: bool) -> None:
-    """Prints a pack in sections with titles; empty ones are left out."""
+def print_pack(view: PackView, *, title: str = "", everything: bool) -> None:
+    """Prints a pack in sections with titles; empty ones are left out.
+
+    Args:
+        title: which call of its session it is for.
+    """
     manifest = view.manifest
+    if title:
+        head(f"call {manifest.number} of session {manifest.session}: {title}")
+    say(view.in_short)
+    say()
     _print_sections(
         {
             f"PACK {manifest.pack_id}": _facts(manifest),
@@ -147,8 +154,6 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
 
     In a layer with many candidates, those that were kept whole are summed up in one line.
     """
-    forms = Counter(row.form for row in view.rows.values())
-    yield f"{len(view.rows):,} in all: " + ", ".join(f"{count} {form}" for form, count in sorted(forms.items()))
     shown, notes = list[Row](), dict[int, str]()
     for layer in LAYERS:
         members = [row for row in view.rows.values() if row.layer == layer]
@@ -160,7 +165,8 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
                 f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
             )
         shown += members
-    lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), map(_candidate, shown))
+    rows = (_candidate(row, view.tools.get(row.id, row.source)) for row in shown)
+    lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), rows)
     yield from lines[:1] if shown else ()
     for number, row in enumerate(shown):
         if note := notes.pop(number, ""):
@@ -171,12 +177,12 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
     yield from notes.values()
 
 
-def _candidate(row: Row) -> tuple[str, ...]:
+def _candidate(row: Row, source: str) -> tuple[str, ...]:
     scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""
     details = " · ".join(filter(None, (scores, moment(row.time), row.uri, covers)))
     tokens = f"{row.tokens:,}" if row.sent_tokens is None else f"{row.tokens:,} → {row.sent_tokens:,}"
-    return row.layer, row.id, row.source, tokens, row.form, row.reason or "", details
+    return row.layer, row.id, source, tokens, row.form, row.reason or "", details
 
 
 def _events(manifest: Manifest, everything: bool) -> Lines:

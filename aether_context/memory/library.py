@@ -174,8 +174,12 @@ class Memories:
 
     def _searched(self, rows: Sequence[Row]) -> list[Row]:
         """Rows with what they are searched by; without vectors where these cannot be made now."""
-        texts = [self.mask(memory_of(row.record).entry.searched) for row in rows]
-        said = [row._replace(terms=hashed(text)) for row, text in zip(rows, texts, strict=True)]
+        memories = [memory_of(row.record) for row in rows]
+        texts = [self.mask(memory.text) for memory in memories]
+        said = [
+            row._replace(terms=hashed(text, memory.author))
+            for row, text, memory in zip(rows, texts, memories, strict=True)
+        ]
         with contextlib.suppress(EmbeddingError):
             if (vectors := vectors_of(self._embedder, texts)).shape[1]:
                 name, made = made_by(self._embedder), zip(said, vectors, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.canonical import JSON, canonical_json
-from aether_context.retrieval.embedders import Embedder, Rows
+from aether_context.errors import EmbeddingError
+from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Hit, Places, Pool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
@@ -105,7 +107,7 @@ class Candidates:
         """So many had no vector of this embedder when they were taken in."""
         self.version: tuple[object, ...] = ()
         """What was read last."""
-        self._pool, self._made_by = Pool(), made_by(embedder)
+        self._pool, self._embedder, self._made_by = Pool(), embedder, made_by(embedder)
 
     def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
         """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
@@ -144,7 +146,11 @@ class Candidates:
             found.update(zip((entry.id for entry in entries), zip(numbers, memories, strict=True), strict=True))
             return entries
 
-        alone, scores = self._pool.answers(asked, vector)
+        plain = self._pool.without_names(asked)
+        if vector.size and plain != asked:
+            with contextlib.suppress(EmbeddingError):  # names and all are near enough then
+                vector = vectors_of(self._embedder, [plain], "query")
+        alone, scores = self._pool.answers(plain, vector)
         return [Found(hit, *found[hit.id]) for hit in self._pool.ranked(asked, limit, entries, alone, scores)]
 
 

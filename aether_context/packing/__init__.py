@@ -54,23 +54,24 @@ def build_pack(
     """
     model = source.request.model
     cached = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    given = _given(Draft(input=source, policy=policy, counter=cached))
+    given = _given(source, policy, cached)
     summary = source.epoch.summary
-    made = _fitted(given, given.items, summary)
-    standing = given.items
-    renews = source.candidates and not (given.begins and not given.keeps and made.stands_alone)
-    if made.cut and (given.tools.stands or renews):
-        given, summary = _given(Draft(input=source, policy=policy, counter=cached, at_cut=True)), ""
-        standing, made = made.items, _fitted(given, made.items, summary)
+    made = _fitted(given, given.history.items, summary)
+    standing = given.history.items
+    renews = source.candidates and not (given.begins and not given.carried.has_chosen and made.found.stands_alone)
+    if made.history.cut and (given.tools.stands or renews):
+        given, summary = _given(source, policy, cached, at_cut=True), ""
+        standing, made = made.history.items, _fitted(given, made.history.items, summary)
     for _ in range(_MOST_CHOICES - 1 - given.at_cut):
-        if made.stands_alone or not _lost(given.request_index, standing, made.items):
+        if made.found.stands_alone or not _lost(given.request_index, standing, made.history.items):
             break
-        standing, made = made.items, _fitted(given, made.items, summary)
+        standing, made = made.history.items, _fitted(given, made.history.items, summary)
     return render(made)
 
 
-def _given(draft: Draft) -> Draft:
+def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
     """What the call and its epoch determine, before anything is chosen."""
+    draft = Draft(input=source, policy=policy, counter=counter, at_cut=at_cut, step=source.step)
     select_tools(draft)
     restore_forms(draft)
     return draft

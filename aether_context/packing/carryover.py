@@ -13,7 +13,7 @@ from aether_context.conversation.extracts import query_of, quoted_alone, sent_pl
 from aether_context.conversation.strategy import gain
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput, SentForm
 from aether_context.packing import payload
-from aether_context.packing.draft import Draft, occurrence_keys
+from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
 from aether_context.text.json_lines import PIECE, pieces
 from aether_context.text.shorten import shorten, view_of
 from aether_context.tokens.cache import PackCounter
@@ -30,45 +30,49 @@ _REASONS: Mapping[str, EpochReason] = {
 
 def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
-    source = draft.input
-    epoch, request = source.epoch, source.request
+    request, epoch = draft.input.request, draft.input.epoch
+    draft.carried = carried = _carried(draft)
+    packed_by_index = _past(draft)
+    draft.carried = carried._replace(past=tuple(packed_by_index.values()))
+    if carried.packed is not None and carried.packed.before and draft.request_index is not None:
+        packed_by_index[draft.request_index] = carried.packed
+    draft.message = Message(largest=carried.packed.largest if carried.packed is not None else None)
+    keys = occurrence_keys(request.contents)
+    draft.history = _history(draft, keys, packed_by_index)
+    told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
+    for unit in units(request.contents) if told_tokens else ():
+        # The request and packed messages stay what they are, also where a host has put them into that exchange since.
+        origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
+        if origins and keys[origins[-1]] in told_tokens:
+            tell(draft, origins, told_tokens[keys[origins[-1]]])
+
+
+def _carried(draft: Draft) -> Carried:
+    """Which epoch goes on, and with which system instruction; without the packed messages before this invocation."""
+    source, epoch, request = draft.input, draft.input.epoch, draft.input.request
     explains = (
         draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
     )
     standing = epoch.contract and explains
     marks = _marks(draft, _system(request.system, standing))
-    if not epoch.number:
-        draft.changed = "first_call"
-    elif source.request.rewritten:
-        draft.changed = "history_rewritten"
-    else:
-        differs = (reason for mark, reason in _REASONS.items() if marks[mark] != epoch.marks.get(mark, ""))
-        draft.changed = next(differs, None)
-    new_step = draft.changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
-    draft.keeps = not draft.at_cut and not source.request.first_call and not new_step
+    differing = {mark for mark, digest in marks.items() if digest != epoch.marks.get(mark, "")}
+    changed = next((reason for mark, reason in _REASONS.items() if mark in differing), None)
+    if not epoch.number or request.rewritten:
+        changed = "history_rewritten" if epoch.number else "first_call"
+    new_step = changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
+    # An invocation chooses once, at its first call, unless its step changes. What is chosen stands in the human
+    # message, before all calls and results, so that another choice would have a provider read all of these again.
+    has_chosen = not draft.at_cut and not request.first_call and not new_step
     # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
     # payload explains itself, in as many words as its sections need.
-    new_head = any(marks[mark] != epoch.marks.get(mark, "") for mark in ("system", "tools"))
-    breaks = not epoch.number or source.request.rewritten or new_head
-    may_begin = explains and not draft.keeps and source.validity != "unplanned"
-    draft.contract = standing or (may_begin and breaks)
-    draft.system = _system(request.system, draft.contract)
-    draft.epoch_marks = {**marks, "system": short(hash_text(draft.system))}
-    if draft.keeps and draft.raw_human is not None:
-        key = (draft.raw_human.digest, source.identity.invocation)
-        draft.packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
-    draft.keys = occurrence_keys(request.contents)
-    packed_by_index = _packed_messages(draft)
-    draft.incoming = draft.items = _items(draft, packed_by_index)
-    draft.states = epoch.strategies
-    draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
-    draft.largest = draft.packed.largest if draft.packed is not None else None
-    draft.step = source.step
-    telling = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
-    for unit in units(request.contents) if telling else ():
-        origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
-        if origins and draft.keys[origins[-1]] in telling:
-            tell(draft, origins, telling[draft.keys[origins[-1]]])
+    breaks = not epoch.number or request.rewritten or not differing.isdisjoint(("system", "tools"))
+    contract = standing or (explains and breaks and not has_chosen and source.validity != "unplanned")
+    system, human, packed = _system(request.system, contract), draft.raw_human, None
+    if has_chosen and human is not None:
+        key = (human.digest, source.identity.invocation)
+        packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
+    marks["system"] = short(hash_text(system))
+    return Carried(system, contract, marks, changed, has_chosen, packed)
 
 
 def _system(text: str, contract: bool) -> str:
@@ -95,25 +99,31 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     }
 
 
-def _items(draft: Draft, packed_by_index: Mapping[int, PackedMessage]) -> tuple[Outgoing, ...]:
+def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, PackedMessage]) -> History:
+    """The history with packed messages and extracts as they were sent, each content by its `occurrence_keys`."""
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    forms: list[tuple[Content, SentForm, tuple[tuple[int, int], ...]]] = []
+    sent: list[tuple[Content, SentForm, tuple[tuple[int, int], ...]]] = []
+    forms: dict[int, Changed] = {}
     for index, raw in enumerate(request.contents):
+        form, tokens = epoch.forms.get(keys[index], ("whole", 0))
         if (packed := packed_by_index.get(index)) is not None:
             content, members = packed_message(raw, index, packed, counter)
-            forms.append((content, "payload", members))
-        elif (short_form := epoch.forms.get(draft.keys[index])) is not None and short_form[0] == "extract":
-            content, members = extract(draft, index, raw, short_form[1], query_of(request.contents, index))
-            draft.change("extract", "window", [index], short_form[1])
-            forms.append((content, "extract", members))
+            sent.append((content, "payload", members))
+        elif form == "extract":
+            content, members = extract(draft, index, raw, tokens, query_of(request.contents, index))
+            forms[index] = Changed("extract", "window", tokens)
+            sent.append((content, "extract", members))
         else:
-            forms.append((raw, "whole", ()))
-    counts = counter.contents([content for content, _, _ in forms])
-    return tuple(
+            sent.append((raw, "whole", ()))
+    counts = counter.contents([content for content, _, _ in sent])
+    items = tuple(
         Outgoing(content=content, raw=raw, origin=index, form=form, tokens=tokens, members=members)
         for index, (raw, (content, form, members), tokens) in enumerate(
-            zip(request.contents, forms, counts, strict=True)
+            zip(request.contents, sent, counts, strict=True)
         )
+    )
+    return History(
+        items, forms=forms, summary=epoch.summary, summary_place=epoch.summary_place, states=epoch.strategies
     )
 
 
@@ -149,8 +159,8 @@ def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
         members=tuple((last, -1) for _ in text.parts),
     )
     gone = frozenset(origins[:-1])
-    draft.items = tuple(made if item.origin == last else item for item in draft.items if item.origin not in gone)
-    draft.change("told", "window", origins, max_tokens)
+    items = tuple(made if item.origin == last else item for item in draft.history.items if item.origin not in gone)
+    draft.history = draft.history.changed("told", "window", origins, max_tokens)._replace(items=items)
 
 
 _TOLD = "[Calls and what they returned, in one text, since they find no room one by one]"
@@ -187,26 +197,21 @@ def indented(text: str) -> str:
     return "\n  ".join(piece for line in text.split("\n") for piece in pieces(line, PIECE))
 
 
-def _packed_messages(draft: Draft) -> dict[int, PackedMessage]:
-    """The packed form of each human message that is sent in one, by index; the earlier ones among them are ``past``.
+def _past(draft: Draft) -> dict[int, PackedMessage]:
+    """The packed form of each message of an earlier invocation that keeps it, by index.
 
-    Which earlier messages return to their own words is decided once an invocation, and where the prefix ends.
+    Which of them return to their own words is decided once an invocation, and where the prefix ends.
     """
     source, past = draft.input, dict[int, PackedMessage]()
-    request, invocation = source.request, source.identity.invocation
-    if not draft.begins:
-        # By its place, too: of equal messages each has a form of its own.
-        by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}
-        for index, raw in enumerate(request.contents):
-            packed = by_place.get((request.positions[index], raw.digest))
-            if packed is not None and index != draft.request_index and packed.invocation != invocation:
-                past[index] = packed
-        if not draft.keeps:
-            past = {index: past[index] for index in _still_packed(draft, past)}
-    draft.past = tuple(past.values())
-    if draft.request_index is not None and draft.packed is not None and draft.packed.before:
-        return {**past, draft.request_index: draft.packed}
-    return past
+    if draft.begins:  # The prefix ends anyway, so nothing is saved by an earlier pack in the request.
+        return past
+    # By its place, too: of equal messages each has a form of its own.
+    by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}
+    for index, raw in enumerate(source.request.contents):
+        packed = by_place.get((source.request.positions[index], raw.digest))
+        if packed is not None and index != draft.request_index and packed.invocation != source.identity.invocation:
+            past[index] = packed
+    return past if draft.carried.has_chosen else {index: past[index] for index in _still_packed(draft, past)}
 
 
 def plan_digest(source: PackInput) -> str:

@@ -33,13 +33,12 @@ from aether_context.conversation.extracts import (
 )
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
-from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Stage, TruncationEvent
+from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
-from aether_context.packing.draft import Draft
+from aether_context.packing.draft import Changed, Draft, History
 from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
-from aether_context.policy import PackPolicy
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
@@ -53,11 +52,9 @@ def trim_early(draft: Draft) -> None:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
+        # What they leave out is decided anew at each call, so that a host who takes a message back gets its turns back.
         result = strategy.trim(conversation)._replace(lasting=False)
-        before = {item.origin: item for item in draft.incoming}
         _apply(draft, result)
-        before |= {item.origin: item for item in draft.items}
-        draft.incoming = tuple(before.values())
         conversation = conversation.after(result)
 
 
@@ -66,49 +63,48 @@ def compact(draft: Draft) -> None:
 
     A cut by hand goes down to the low-water mark, or to that share of what there is where that is less.
     """
-    if draft.input.host.passthrough_reason:
-        draft.degradations, draft.states = (draft.input.host.passthrough_reason,), {}
+    if reason := draft.input.host.passthrough_reason:
+        draft.account = draft.account._replace(degradations=(reason,))
+        draft.history = draft.history._replace(states={})
         return
     draft.budget = budget = _budget(draft)
-    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken(draft.items, draft.summary)
+    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken()
     late = [strategy for strategy in strategies_of(settings) if not strategy.early]
     if forced:
         budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * spoken)))
     elif all(
         isinstance(strategy, Cutting)
-        and (spoken <= strategy.mark(budget) or draft.gated(spoken + budget.fixed, budget.input))
+        and (spoken <= strategy.mark(budget) or _is_gated(draft, spoken + budget.fixed, budget.input))
         for strategy in (*late, net(settings))
     ):
-        return
+        return  # No mark is passed, as at most calls, which need not read the history for that.
     for strategy in late:
         _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
-    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.acts)))
+    # What was asked for by hand is done once: by the net where no strategy did it.
+    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.account.acts)))
 
 
 def _apply(draft: Draft, result: Decision) -> None:
     """Writes a strategy's decision into the draft."""
-    items = draft.items
-    draft.normalize = draft.normalize or result.normalize
-    if result.state is not None:
-        draft.states = result.state
-    if result.note and result.note not in draft.degradations:
-        draft.degradations = (*draft.degradations, result.note)
+    history, account = draft.history, draft.account
+    draft.history = history = history._replace(
+        normalize=history.normalize or result.normalize,
+        states=history.states if result.state is None else result.state,
+    )
+    if result.note and result.note not in account.degradations:
+        draft.account = account = account._replace(degradations=(*account.degradations, result.note))
     if not result.changes:
         return
-    gone = {items[removed.index].origin for removed in result.removed}
+    items, forms = list(history.items), dict(history.forms)
     for removed in result.removed:
-        draft.change("left_out", removed.reason, [items[removed.index].origin])
-    changed = list(items)
+        forms[items[removed.index].origin] = Changed("left_out", removed.reason)
     for replaced in result.replaced:
+        item, content = items[replaced.index], replaced.content
         form: Literal["placeholder", "extract"] = "placeholder" if replaced.ceiling is None else "extract"
-        item = items[replaced.index]
-        draft.change(form, replaced.reason, [item.origin], replaced.ceiling)
-        changed[replaced.index] = item._replace(
-            content=replaced.content, form=form, tokens=draft.counter.content(replaced.content)
-        )
-    draft.items = tuple(changed)
+        forms[item.origin] = Changed(form, replaced.reason, replaced.ceiling)
+        items[replaced.index] = item._replace(content=content, form=form, tokens=draft.counter.content(content))
     if result.act is not None:
-        draft.acts = (*draft.acts, result.act)
+        draft.account = account._replace(acts=(*account.acts, result.act))
         placeholders = [change for change in result.replaced if change.new and change.ceiling is None]
         left: list[Removed | Replaced] = [change for change in result.removed if change.new]
         left += [change for change in result.replaced if change.ceiling is not None]
@@ -118,25 +114,44 @@ def _apply(draft: Draft, result: Decision) -> None:
         )
         for stage, changes in stages:
             if changes or (stage == "cut" and result.cuts):
-                event = TruncationEvent(
-                    layer="conversation",
-                    stage=stage,
-                    reason=changes[0].reason if changes else "window",
-                    item_ids=tuple(draft.content_id(items[change.index].origin) for change in changes),
-                    tokens_before=result.tokens_before,
-                    tokens_after=result.tokens_after,
-                    strategy=result.act.strategy,
-                )
-                draft.events = (*draft.events, event)
+                reason = changes[0].reason if changes else "window"
+                origins = [items[change.index].origin for change in changes]
+                after, name = result.tokens_after, result.act.strategy
+                _note(draft, stage, origins, result.tokens_before, after, reason=reason, strategy=name)
+    gone = {items[removed.index].origin for removed in result.removed}
     if not result.cuts:
-        draft.items = tuple(item for item in draft.items if item.origin not in gone)
+        draft.history = history._replace(items=tuple(item for item in items if item.origin not in gone), forms=forms)
         return
+    summary, place = history.summary if result.summary is None else result.summary, history.summary_place
     if result.summary_at is not None:
-        place = draft.input.request.positions[items[result.summary_at].origin]
-        draft.summary_place = min(place, draft.summary_place) if draft.summary else place
-    if result.summary is not None:
-        draft.summary = result.summary
+        at = draft.input.request.positions[items[result.summary_at].origin]
+        place = min(at, place) if history.summary else at
+    draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=place)
     _take_out(draft, gone)
+
+
+def _note(
+    draft: Draft,
+    stage: Stage,
+    origins: Iterable[int],
+    before: int,
+    after: int | None = None,
+    *,
+    layer: Layer = "conversation",
+    reason: Reason = "window",
+    strategy: str = "",
+) -> None:
+    """Adds the event of an act on contents; the conversation's tokens ``after`` it are those that are there."""
+    event = TruncationEvent(
+        layer=layer,
+        stage=stage,
+        reason=reason,
+        item_ids=tuple(map(draft.content_id, origins)),
+        tokens_before=before,
+        tokens_after=draft.spoken() if after is None else after,
+        strategy=strategy,
+    )
+    draft.note(event)
 
 
 def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int], budget: Budget) -> Conversation:
@@ -162,12 +177,15 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     The tokens of packed messages are those of what is sent.
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
-    request = source.request
-    items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.items]
+    request, spare = source.request, source.usage.spare_tokens
+    items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.history.items]
     tokens = [item.tokens for item in items]
-    declares = bool(request.tools or request.other_tools)
-    fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.uncounted_tokens
-    fixed += sum(counter.count_all(request.other_tools))
+    # All that the host declares, not what is sent of it: declarations that become shorter at an invocation's first call
+    # would move the ceiling at the second, and with it what `sliding_turns` leaves out, which ends the cached prefix.
+    fixed = (
+        source.usage.uncounted_tokens + sum(counter.tools(request.tools)) + sum(counter.count_all(request.other_tools))
+    )
+    fixed += counter.system(draft.carried.system, declares=bool(request.tools or request.other_tools))
     budget = Budget.of(
         source.window,
         slack=draft.slack,
@@ -175,13 +193,13 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(most=max(0, budget.most + draft.spare_tokens))
+    budget = budget._replace(most=max(0, budget.most + spare))
     return replace(
         _conversation(draft, items, tokens, budget),
         anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
         forced=draft.by_hand,
-        gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.spare_tokens),
+        gated=_is_gated(draft, fixed + sum(tokens), draft.input_budget + spare),
     )
 
 
@@ -190,8 +208,8 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
     The human message's tokens are counted elsewhere, and so is what earlier messages have beside their own words.
     """
-    items = [_unpacked(draft, item) for item in draft.items]
-    spoken = draft.spoken(draft.items, draft.summary)
+    items = [_unpacked(draft, item) for item in draft.history.items]
+    spoken = draft.spoken()
     conversation = _conversation(
         draft, items, [0 if item.origin == draft.request_index else item.tokens for item in items], budget
     )
@@ -200,15 +218,15 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         conversation,
         request_tokens=0 if conversation.request_index is None else items[conversation.request_index].tokens,
         anchors=ranked([*draft.input.host.anchors, *standing]),
-        state=draft.states,
-        summary=draft.summary,
-        summary_tokens=draft.summary_tokens(draft.summary),
-        payload_tokens=spoken - draft.spoken(items, draft.summary),
+        state=draft.history.states,
+        summary=draft.history.summary,
+        summary_tokens=draft.summary_tokens,
+        payload_tokens=spoken - draft.spoken(items),
         forced=forced,
-        gated=draft.gated(spoken + budget.fixed, budget.input),
-        recalls=any(candidate.source == RECALLED for candidate in draft.memory),
+        gated=_is_gated(draft, spoken + budget.fixed, budget.input),
+        recalls=any(candidate.source == RECALLED for candidate in draft.chosen.memory),
         cached_price=draft.input.host.cached_price,
-        summaries=draft.summaries,
+        summaries=draft.account.summaries,
     )
 
 
@@ -216,41 +234,67 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 
 
 def _budget(draft: Draft) -> Budget:
-    """The marks of the conversation beside what the other layers are to hold."""
-    net = draft.byte_net((item.content for item in draft.items), draft.spoken(draft.items, draft.summary))
-    budget = marks(draft.policy, draft.shares, draft.fixed, net)
-    if leaves_latest(draft, draft.memory):
-        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
-        most = latest if net is None else int(draft.policy.conversation.compact_to * net)
-        budget = budget._replace(cut_to=max(budget.cut_to, min(latest, most)))
-    return budget
-
-
-def marks(policy: PackPolicy, allocation: Allocation, fixed: int, net: int | None) -> Budget:
-    """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them.
-
-    Args:
-        fixed: tokens of all other layers as they are sent.
-        net: tokens that the byte net takes, None where it takes all.
-    """
-    room = allocation.budget
+    """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them."""
+    allocation, fixed, settings, net = draft.allocation, draft.fixed, draft.policy.conversation, _byte_net(draft)
     budget = Budget(
-        window=room + allocation.slack,
+        window=allocation.budget + allocation.slack,
         slack=allocation.slack,
         fixed=fixed,
-        most=max(allocation.layers["conversation"].final, room - fixed),
+        most=max(allocation.layers["conversation"].final, allocation.budget - fixed),
         cut_above=0,
         cut_to=0,
         net=net,
     )
-    settings = policy.conversation
-    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=budget.mark(settings.compact_to))
+    cut_to = budget.mark(settings.compact_to)
+    # Recalled turns say what a cut took, so the conversation keeps what its latest turns need beside them, and no share
+    # of the window that has been given to these.
+    if leaves_latest(draft):
+        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
+        cut_to = max(cut_to, min(latest, budget.most if net is None else int(settings.compact_to * net)))
+    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=cut_to)
+
+
+_NET_BYTES_PER_TOKEN = 3.6
+"""The size of the byte net, by the tokens of the window."""
+
+
+def _byte_net(draft: Draft) -> int | None:
+    """How many tokens of the conversation the byte net takes; None where it takes all of them.
+
+    The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
+    a provider reports nothing. It catches texts that the estimate counts too low.
+    """
+    known = draft.input.usage.calibration
+    if not draft.policy.usage.gate or (known is not None and known.report_minus_count is not None):
+        return None
+    most, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(item.content for item in draft.history.items)
+    return int(most / size * draft.spoken()) if size > most else None
+
+
+def sent_bytes(contents: Iterable[Content]) -> int:
+    """Bytes of contents as JSON in UTF-8."""
+    wires = (content.wire for content in contents)
+    return sum(len(wire) if wire.isascii() else len(wire.encode("utf-8", "surrogatepass")) for wire in wires)
+
+
+def _is_gated(draft: Draft, counted: int, budget: int) -> bool:
+    """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
+
+    Args:
+        counted: tokens of the whole request and what is unseen of it.
+        budget: the input budget, which the count may not pass.
+    """
+    known = draft.input.usage.calibration
+    if known is None or known.report_minus_count is None or counted > budget:
+        return False
+    mark = min(draft.policy.usage.gate * draft.input.window, draft.policy.conversation.compact_at * budget)
+    return counted - known.uncounted_tokens + known.report_minus_count < mark
 
 
 def _take_out(draft: Draft, gone: Collection[int]) -> None:
     """Cuts contents for good, by origin; earlier messages return to their own text with it."""
-    draft.cut = draft.cut.union(gone)
-    draft.items = tuple(_unpacked(draft, item) for item in draft.items if item.origin not in gone)
+    items = tuple(_unpacked(draft, item) for item in draft.history.items if item.origin not in gone)
+    draft.history = draft.history._replace(items=items, cut=draft.history.cut.union(gone))
 
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
@@ -271,7 +315,9 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 _LEAST_REQUEST = 96
 _MOST_REQUEST = 0.77
 """The share of a request that finds no room whole, of what system instruction and declarations leave, where there are
-tools: the calls and their results have to stand beside it."""
+tools: the calls and their results have to stand beside it. A tenth of it is for the names in what is left out; six and
+eight tenths for the words are as good at one window and worse at another."""
+_MOST_NAMED = 8
 _LEAST_QUOTE = 8
 _ROUNDS = 12
 _MOST_TRIES = 3
@@ -292,48 +338,39 @@ def bring_within_window(draft: Draft) -> None:
         _leave_out_summary,
         _tell_last,
     ):
-        if _over(draft, draft.items) <= 0:
+        if _over(draft) <= 0:
             break
         act(draft)
-    if not draft.summary and (draft.cut or draft.input.epoch.summary) and draft.policy.conversation.summary_share:
-        draft.degradations = (*draft.degradations, _NO_SUMMARY)
+    # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
+    cut = draft.history.cut or draft.input.epoch.summary
+    if cut and not draft.history.summary and draft.policy.conversation.summary_share:
+        draft.account = draft.account._replace(degradations=(*draft.account.degradations, _NO_SUMMARY))
 
 
-def _over(draft: Draft, items: Sequence[Outgoing]) -> int:
-    """Tokens over the input budget with these contents."""
-    return draft.spoken(items, draft.summary) + draft.fixed - draft.budget.input
-
-
-def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = False) -> None:
-    """Adds the event of an act on the conversation, which held so many tokens before it."""
-    event = TruncationEvent(
-        layer="conversation",
-        stage="cut" if cut else "emergency",
-        reason="window",
-        item_ids=tuple(draft.content_id(origin) for origin in origins),
-        tokens_before=before,
-        tokens_after=draft.spoken(draft.items, draft.summary),
-        strategy=NET if cut else "",
-    )
-    draft.events = (*draft.events, event)
+def _over(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
+    """Tokens over the input budget, with these contents in the place of those that are sent."""
+    return draft.spoken(items) + draft.fixed - draft.budget.input
 
 
 def _leave_out_thoughts(draft: Draft) -> None:
-    """Signed thoughts of turns that are over go; the rest of their contents stays as it is."""
+    """Signed thoughts of turns that are over go; the rest of their contents stays as it is.
+
+    They go first, since providers ignore or refuse them anyway.
+    """
     thoughtful = [
         at
-        for at, item in enumerate(draft.items)
+        for at, item in enumerate(draft.history.items)
         if item.form in ("whole", "extract")
         and is_past(draft, item.origin)
         and any(part.is_thought and part.is_signed for part in item.content.parts)
     ]
-    if thoughtful:
-        _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window), draft.budget.window)
+    # A ceiling of the whole window: thoughts go by the rule for what is signed, and nothing else is long enough.
+    _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window))
 
 
 def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
-    items, counter, budget = draft.items, draft.counter, draft.budget
+    items, counter, budget = draft.history.items, draft.counter, draft.budget
     last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
     tokens_by_index = {
         at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())
@@ -342,15 +379,15 @@ def _shorten_responses(draft: Draft) -> None:
     sizes = [size for tokens in tokens_by_index.values() for size in tokens]
     if not sizes:
         return
-    beside = draft.spoken(items, draft.summary) - sum(sizes)
+    beside = draft.spoken(items) - sum(sizes)
     enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
     room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
-    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed, draft.summary) - room - beside) > 0:
+    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed.items) - room - beside) > 0:
         ceiling = max(LEAST_EXTRACT, ceiling - excess)
         changed = _with_extracts(draft, targets, ceiling)
-    _shorten_to(draft, changed, ceiling)
+    _shorten_to(draft, changed)
 
 
 def _shorten_parts(draft: Draft) -> None:
@@ -358,34 +395,30 @@ def _shorten_parts(draft: Draft) -> None:
 
     The request is measured with them, so that it gives way before what is shorter than it.
     """
-    items = draft.items
-    asked = draft.request_index
+    items, asked, request = draft.history.items, draft.request_index, _request_tokens(draft)
     targets = [at for at, item in enumerate(items) if item.origin != asked and item.form not in ("payload", "told")]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
     }
-    request = _request_tokens(draft)
-    all_sizes = [size for part_sizes in sizes.values() for size in part_sizes]
-    room = sum(all_sizes) + request - _over(draft, items)
-    ceiling = max(LEAST_EXTRACT, level([*all_sizes, request], room))
-    changed: tuple[Outgoing, ...] = items
-    used_ceiling = ceiling
+    all_sizes = [request, *(size for part_sizes in sizes.values() for size in part_sizes)]
+    ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - _over(draft)))
     for _ in range(_ROUNDS):
         long = [at for at in targets if max(sizes[at], default=0) > ceiling]
-        changed, used_ceiling = _with_extracts(draft, long, ceiling), ceiling
-        if _over(draft, changed) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
+        changed = _with_extracts(draft, long, ceiling)
+        if _over(draft, changed.items) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
             break
         ceiling = max(LEAST_EXTRACT, ceiling * 4 // 5)
-    _shorten_to(draft, changed, used_ceiling)
+    _shorten_to(draft, changed)
 
 
-def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[Outgoing, ...]:
-    """The contents, those at ``targets`` with parts of at most ``ceiling`` tokens each."""
-    raws = [item.raw for item in draft.items]
-    items = list(draft.items)
+def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> History:
+    """The history, its contents at ``targets`` with parts of at most ``ceiling`` tokens each."""
+    history, items, forms = draft.history, list(draft.history.items), dict(draft.history.forms)
+    raws = [item.raw for item in items]
     for at in targets:
-        item = items[at]
-        most = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
+        item, change = items[at], forms.get(items[at].origin)
+        # An extract only becomes shorter: what was left out of it once is never sent again at a later call.
+        most = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
         stands_in = item.form == "placeholder"
         raw, query = item.content if stands_in else item.raw, query_of(raws, at)
         content, members = extract(draft, item.origin, raw, most, query)
@@ -393,35 +426,23 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
             tokens = draft.counter.content(content)
             items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
-    return tuple(items)
+            reason: Reason = change.reason if change is not None and stands_in else "window"
+            forms[item.origin] = Changed(form, reason, most)
+    return history._replace(items=tuple(items), forms=forms)
 
 
-def _extract_tokens(draft: Draft, origin: int) -> int | None:
-    """Tokens that the parts of a content were cut down to so far; None where they were not."""
-    change = draft.forms.get(origin)
-    return change.tokens if change is not None else None
-
-
-def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> None:
-    """Takes contents over that are cut down to a ceiling, with their event."""
-    pairs = zip(draft.items, changed, strict=True)
-    touched = [after for before, after in pairs if before.content is not after.content]
-    if not touched:
-        return
-    before = draft.spoken(draft.items, draft.summary)
-    for item in touched:
-        least = min(ceiling, _extract_tokens(draft, item.origin) or ceiling)
-        if item.form == "placeholder":
-            draft.change("placeholder", draft.forms[item.origin].reason, [item.origin], least)
-        else:
-            draft.change("extract", "window", [item.origin], least)
-    draft.items = changed
-    _note(draft, before, [item.origin for item in touched])
+def _shorten_to(draft: Draft, changed: History) -> None:
+    """Takes over a history with shorter contents, with their event."""
+    pairs = zip(draft.history.items, changed.items, strict=True)
+    touched = [after.origin for before, after in pairs if before.content is not after.content]
+    if touched:
+        before, draft.history = draft.spoken(), changed
+        _note(draft, "emergency", touched, before)
 
 
 def _leave_out_neighbours(draft: Draft) -> None:
     """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
-    raw, items = draft.raw_human, draft.items
+    raw, items = draft.raw_human, draft.history.items
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
     request_index = next((at for at, item in enumerate(items) if item.origin == draft.request_index), None)
@@ -436,8 +457,9 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
 
     Earlier messages return to their own text with it, which may be longer than their packed one.
     """
+    # Whole groups, an exchange each: providers refuse a call without its response, and a response without its call.
     gone: set[int] = set()
-    after = [_unpacked(draft, item) for item in draft.items]
+    after = [_unpacked(draft, item) for item in draft.history.items]
     over = _over(draft, after) - spare
     for places in groups:
         if over <= 0:
@@ -446,72 +468,63 @@ def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> Non
         over -= sum(after[at].tokens for at in places)
     if not gone:
         return
-    before = draft.spoken(draft.items, draft.summary)
-    origins = [item.origin for at, item in enumerate(draft.items) if at in gone]
-    draft.change("left_out", "window", origins)
+    before = draft.spoken()
+    origins = [item.origin for at, item in enumerate(draft.history.items) if at in gone]
+    draft.history = draft.history.changed("left_out", "window", origins)
     _take_out(draft, origins)
-    _note(draft, before, origins, cut=True)
+    _note(draft, "cut", origins, before, strategy=NET)
 
 
 def _shorten_request(draft: Draft) -> None:
     """What stands in the human message becomes shorter, until the pack is within the budget or nothing more may go."""
-    task, over = draft.measured["task"], _over(draft, draft.items)
+    raw, index = draft.raw_human, draft.request_index
+    if raw is None or index is None:
+        return
+    task, over = draft.measured["task"], _over(draft)
     for _ in range(_MOST_TRIES):
-        _shorten_message(draft, task, over)
+        _shorten_message(draft, raw, task, over)
         write_payload(draft)
-        if (rest := _over(draft, draft.items)) <= 0:
+        if (rest := _over(draft)) <= 0:
             break
         over += rest
-    if draft.measured["task"] == task:
-        return
-    event = TruncationEvent(
-        layer="task",
-        stage="emergency",
-        reason="window",
-        item_ids=(draft.content_id(draft.request_index),) if draft.request_index is not None else (),
-        tokens_before=task,
-        tokens_after=draft.measured["task"],
-    )
-    draft.events = (*draft.events, event)
+    if draft.measured["task"] != task:
+        _note(draft, "emergency", [index], task, draft.measured["task"], layer="task")
 
 
-def _shorten_message(draft: Draft, task: int, over: int) -> None:
+def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     """Decides how a human message of ``task`` tokens loses about ``over`` of them.
 
     The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store. Where that
     would not be enough, its media go first, the largest first, since words without them say more than they do without
     words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
     """
-    raw, counter = draft.raw_human, draft.counter
-    size, least = _request_tokens(draft), _least_request(raw, counter) if raw is not None else 0
-    freed = 0
-    if raw is not None:
-        sizes = sizes_beside_text(raw, counter)
-        most = draft.packed.largest if draft.packed is not None else None
-        sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
-        if sent and (more := over - max(0, size - least)) > 0:
-            fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
-            draft.largest = max(fitting, default=0)
-            freed = sum(tokens for tokens in sent if tokens > draft.largest)
-        out = [at for at, tokens in sizes.items() if draft.largest is not None and tokens > draft.largest]
-        note = _media_note([f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out])
-        if freed:
-            freed -= counter.count(note)
-            draft.request = f"{raw.text}{note}".lstrip("\n")
-        if over > freed and size > least:
-            text = _shorter_request(draft, raw, size - (over - freed), least)
-            freed += size - counter.count(text)
-            draft.request = f"{text}{note}"
-    plan = task - size - (sum(map(counter.media, raw.parts)) if raw is not None else 0)
-    rest = over - freed - draft.summary_tokens(draft.summary)
-    if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.keeps:
-        draft.task_ceiling = max(LEAST_EXTRACT, plan - rest)
-
-
-def _media_note(names: Sequence[str]) -> str:
-    """A line that names what is left out beside a request's words."""
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"\n[Left out of this message: {', '.join(names[:8])}{more}]" if names else ""
+    counter, message, freed, note = draft.counter, draft.message, 0, ""
+    size, least = _request_tokens(draft), _least_request(raw, counter)
+    request, largest, most_before = message.request, message.largest, message.most_before
+    sizes = sizes_beside_text(raw, counter)
+    most = draft.carried.packed.largest if draft.carried.packed is not None else None
+    sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
+    if sent and (more := over - max(0, size - least)) > 0:
+        fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
+        largest = max(fitting, default=0)
+        freed = sum(tokens for tokens in sent if tokens > largest)
+    out = [at for at, tokens in sizes.items() if largest is not None and tokens > largest]
+    if out:
+        names = ", ".join(f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out[:_MOST_NAMED])
+        others = f" and {len(out) - _MOST_NAMED} more" if len(out) > _MOST_NAMED else ""
+        note = f"\n[Left out of this message: {names}{others}]"
+    if freed:
+        freed -= counter.count(note)
+        request = f"{raw.text}{note}".lstrip("\n")
+    if over > freed and size > least:
+        text = _shorter_request(draft, raw, size - (over - freed), least)
+        freed += size - counter.count(text)
+        request = f"{text}{note}"
+    plan = task - size - sum(map(counter.media, raw.parts))
+    rest = over - freed - draft.summary_tokens
+    if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.carried.has_chosen:
+        most_before = max(LEAST_EXTRACT, plan - rest)
+    draft.message = draft.message._replace(request=request, largest=largest, most_before=most_before)
 
 
 def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
@@ -524,7 +537,7 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
     if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))
     room = max(least, room) - counter.count(note) - 4
-    draft.saved = {uri: raw.text} if records else {}
+    draft.message = draft.message._replace(saved={uri: raw.text} if records else {})
     if raw.quotes:
         # Each thing that is quoted is cut down; where there are too many of them, only what was said last stays.
         sizes = counter.count_all([quote.text for quote in raw.quotes])
@@ -543,7 +556,7 @@ def _least_request(raw: Content, counter: PackCounter) -> int:
 
 def _request_tokens(draft: Draft) -> int:
     """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
-    raw, packed = draft.raw_human, draft.packed
+    raw, packed = draft.raw_human, draft.carried.packed
     if raw is None:
         return 0
     if packed is None or not packed.before:
@@ -554,32 +567,34 @@ def _request_tokens(draft: Draft) -> int:
 
 def _leave_out_summary(draft: Draft) -> None:
     """The summary of earlier cuts goes."""
-    if draft.summary:
-        before = draft.spoken(draft.items, draft.summary)
-        draft.summary, draft.summary_place = "", 0
-        _note(draft, before, ())
+    if draft.history.summary:
+        before = draft.spoken()
+        draft.history = draft.history._replace(summary="", summary_place=0)
+        _note(draft, "emergency", (), before)
 
 
 def _tell_last(draft: Draft) -> None:
     """What other agents handed over goes, the oldest first, then what comes last becomes one text.
 
-    Messages go after what answers them: an answer does not come first.
+    Messages go after what answers them: an answer does not come first. One text, since sending some of its calls would
+    need a record of which of them stay, kept right through whatever a host makes of its history: a call without its
+    response gets the request refused.
     """
-    parts = sorted(units([item.content for item in draft.items]), key=lambda unit: unit.kind == "human")
+    parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
     if not parts:
         return
     last = max(parts, key=lambda unit: unit.indices[-1])
-    beside = [at for at, item in enumerate(draft.items) if item.origin != draft.request_index]
-    origins = [draft.items[at].origin for at in last.indices if at in beside]
+    beside = [at for at, item in enumerate(draft.history.items) if item.origin != draft.request_index]
+    origins = [draft.history.items[at].origin for at in last.indices if at in beside]
     _leave_out(draft, 0, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
-    over = _over(draft, draft.items)
+    over = _over(draft)
     if over <= 0 or not origins:
         return
-    before = draft.spoken(draft.items, draft.summary)
-    most = before - draft.summary_tokens(draft.summary)
+    before = draft.spoken()
+    most = before - draft.summary_tokens
     for _ in range(_MOST_TRIES):
         most = max(LEAST_EXTRACT, most - over)
         tell(draft, origins, most)
-        if (over := _over(draft, draft.items)) <= 0:
+        if (over := _over(draft)) <= 0:
             break
-    _note(draft, before, origins)
+    _note(draft, "emergency", origins, before)

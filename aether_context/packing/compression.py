@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 from aether_context.conversation.summary import Summaries
@@ -15,8 +16,6 @@ from aether_context.pack import (
     Allocation,
     Candidate,
     Layer,
-    PackInput,
-    Signals,
     Stage,
     Tool,
     TruncationEvent,
@@ -26,7 +25,6 @@ from aether_context.packing.allocation import allocate as allocate_window
 from aether_context.packing.draft import Draft
 from aether_context.packing.selection import render_line, signals, wanted
 from aether_context.packing.tools import trimmed
-from aether_context.policy import PackPolicy
 from aether_context.retrieval import rank
 from aether_context.text.shorten import level, shorten_line
 from aether_context.tokens.cache import PackCounter
@@ -45,9 +43,9 @@ _BRIEF_LINE = 32
 def tighten(draft: Draft) -> None:
     """Shortens declarations, then the step, only as far as is asked for.
 
-    An epoch under way keeps its declarations and drops rather than break its prefix.
+    An epoch under way keeps its declarations and drops rather than break its prefix: they stand at the head of it.
     """
-    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.keeps:
+    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.carried.has_chosen:
         return
     floors, window, measured = draft.policy.budget.floors, draft.input.window, draft.measured
     spare = [
@@ -67,13 +65,12 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
     Args:
         spare: what declarations and task hold above their floors.
     """
-    found: Mapping[Layer, Sequence[Candidate]] = {
-        "memory": draft.found_memory.chosen,
-        "evidence": draft.found_evidence.chosen,
-    }
-    # At once, since each will be asked for.
-    draft.counter.count_all([candidate.text for chosen in found.values() for candidate in chosen])
-    least = {layer: sum(least_tokens(draft, candidate) for candidate in chosen) for layer, chosen in found.items()}
+    chosen = draft.chosen.by_layer
+    # Counted in one pass, since a counter may be behind a network.
+    draft.counter.count_all([candidate.text for candidates in chosen.values() for candidate in candidates])
+    least = {layer: sum(_least_tokens(draft, one) for one in candidates) for layer, candidates in chosen.items()}
+    if not any(least.values()):
+        return 0
     divided = _divided(draft)
 
     def suffices(freed: int) -> bool:
@@ -85,20 +82,13 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
             return False
         return all(layers[layer].final >= tokens for layer, tokens in least.items())
 
-    return bisect_left(range(over, max(over, sum(spare))), True, key=suffices) if any(least.values()) else 0
+    return bisect_left(range(over, max(over, sum(spare))), True, key=suffices)
 
 
 def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
-    event = TruncationEvent(
-        layer=layer,
-        stage="compress",
-        reason="over_allocation",
-        item_ids=tuple(names),
-        tokens_before=draft.measured[layer],
-        tokens_after=tokens,
-    )
+    events = _event(layer, "compress", names, draft.measured[layer], tokens)
+    draft.account = draft.account._replace(tightened=(*draft.account.tightened, *events))
     draft.measured = {**draft.measured, layer: tokens}
-    draft.tightened = (*draft.tightened, event)
 
 
 def _trim_tools(draft: Draft, tokens: int) -> None:
@@ -125,33 +115,26 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if over <= 0 and lacking <= 0:
         return
     step, counter = draft.step, draft.counter
-    names = [name for name in ("task", "goal", "text") if getattr(step, name)]
-    lists = [(name, at) for name in ("constraints", "next", "stop_when") for at in range(len(getattr(step, name)))]
-    texts = [getattr(step, name) for name in names] + [getattr(step, name)[at] for name, at in lists]
-    sizes = [counter.count(text) for text in texts]
+    fields = {name: getattr(step, name) for name in ("task", "goal", "text", "constraints", "next", "stop_when")}
+    sizes = [counter.count(line) for text in fields.values() for line in ([text] if isinstance(text, str) else text)]
 
     def ceiling(tokens: int, least: int) -> int:
         return max(least, level(sizes, max(0, sum(sizes) - tokens)))
 
     most = min(ceiling(over, _LEAST_LINE), ceiling(lacking, _BRIEF_LINE))
-    short = [
-        shorten_line(text, most, counter=counter) if size > most else text
-        for text, size in zip(texts, sizes, strict=True)
-    ]
-    changes: dict[str, Any] = dict(zip(names, short, strict=False))
-    for (name, _), text in zip(lists, short[len(names) :], strict=True):
-        changes[name] = (*changes.get(name, ()), text)
+
+    def shorter(line: str) -> str:
+        return shorten_line(line, most, counter=counter) if counter.count(line) > most else line
+
+    changes: dict[str, Any] = {
+        name: shorter(text) if isinstance(text, str) else tuple(map(shorter, text)) for name, text in fields.items()
+    }
     changed = replace(step, **changes)
     freed = counter.count(payload.step_text(step)) - counter.count(payload.step_text(changed))
-    if freed <= 0:
-        return
-    touched = [
-        name
-        for name in (*names, *dict.fromkeys(name for name, _ in lists))
-        if getattr(step, name) != getattr(changed, name)
-    ]
-    draft.step = changed
-    _tightened(draft, "task", draft.measured["task"] - freed, touched)
+    if freed > 0:
+        draft.step = changed
+        touched = [name for name, text in fields.items() if text != changes[name]]
+        _tightened(draft, "task", draft.measured["task"] - freed, touched)
 
 
 # The allocation of a pack, or the refusal of a step that is too large, with the texts that make it so.
@@ -168,10 +151,12 @@ def allocate(draft: Draft) -> None:
     try:
         draft.allocation = divided(measured=draft.measured)
     except StepTooLarge as error:
-        draft.too_large = error.naming(_texts(draft))
+        too_large = error.naming(_texts(draft))
         if draft.policy.on_invalid != "warn":
-            raise draft.too_large from None
-        # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer.
+            raise too_large from None
+        draft.account = draft.account._replace(too_large=f"step_too_large: {too_large}")
+        # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer, of
+        # which the last resort can shorten the task alone.
         left = draft.input_budget
         squeezed: dict[Layer, int] = {}
         for layer in ("system", "tools", "task"):
@@ -182,29 +167,13 @@ def allocate(draft: Draft) -> None:
 
 def _divided(draft: Draft) -> Callable[..., Allocation]:
     """The allocation of a draft's window, by what is measured."""
-    wanted_tokens = wanted(draft, at_cut=draft.at_cut)
-    return partial(allocation_of, draft.input, draft.policy, signals=signals(draft), wanted=wanted_tokens)
-
-
-def allocation_of(
-    source: PackInput,
-    policy: PackPolicy,
-    *,
-    signals: Signals,
-    measured: Mapping[Layer, int],
-    wanted: Mapping[Layer, int],
-) -> Allocation:
-    """The allocation of a window by what its layers ask for.
-
-    Raises:
-        StepTooLarge: the given layers exceed the input budget.
-    """
-    return allocate_window(
+    source = draft.input
+    return partial(
+        allocate_window,
         source.window,
-        measured=measured,
-        wanted=wanted,
-        signals=signals,
-        settings=policy.budget,
+        wanted=wanted(draft),
+        signals=signals(draft),
+        settings=draft.policy.budget,
         output_tokens=source.output_tokens,
         spare_tokens=source.usage.spare_tokens,
     )
@@ -232,92 +201,110 @@ def _texts(draft: Draft) -> dict[str, int]:
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
 #
-# Order and rules: memory to a summary, older evidence to a query-focused summary,
-# then memory out by lowest score and evidence by lowest coverage and age. A layer inside its ceiling is never
-# touched, and each rung goes only as far as needed.
+# Their rungs, in the order of the events: memory to a summary, older evidence to a query-focused summary, examples of
+# tools and words of the step, which `tighten` has shortened; then memory out by lowest score, and evidence by lowest
+# coverage and age. A layer inside its ceiling is never touched, and each rung goes only as far as needed. Nothing is
+# paraphrased but by a model that the policy names, so that what is shortened can still be cited.
 
 
 def compress(draft: Draft) -> None:
-    """Brings memory and evidence inside their shares; a layer inside its allocation stays as it is."""
-    policy = draft.policy.compress
-    draft.summaries = Summaries(policy.summarizer if policy.enabled else "", draft.input.summaries)
+    """Brings memory and evidence inside their shares; a layer inside its allocation stays as it is.
+
+    Of memory the longest are shortened to one ceiling, then the lowest scores go; of what a search found all goes
+    before any of what the app put there. Of evidence older pieces become query-focused summaries, then the least worth
+    go: by the number of the step's acceptance items that a piece covers, then by its time.
+    """
+    policy, items = draft.policy.compress, {item.id for item in draft.input.step.acceptance}
+    summaries = Summaries(policy.summarizer if policy.enabled else "", draft.input.summaries)
+    draft.account = draft.account._replace(summaries=summaries)
     if draft.input.host.passthrough_reason:
         return
-    layers = draft.shares.layers
-    memory_dropped = _reduce_memory(draft, layers["memory"].final)
-    evidence_dropped = _reduce_evidence(draft, layers["evidence"].final)
-    draft.events = (*draft.events, *draft.tightened, *memory_dropped, *evidence_dropped)
+    memory = sorted(draft.chosen.memory, key=lambda memory: (rank(memory), -memory.score, memory.id))
+    evidence = sorted(
+        draft.chosen.evidence,
+        key=lambda piece: (-len(items.intersection(piece.covers)), -(piece.time or 0.0), piece.id),
+    )
+    dropped = _reduce(draft, "memory", memory, _shorten_longest)
+    dropped += _reduce(draft, "evidence", evidence, _shorten_oldest)
+    draft.note(*draft.account.tightened, *dropped)
 
 
-def _reduce_memory(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
-    """Memories within ``room`` tokens: the longest are shortened to one ceiling, then the lowest scores go.
+def _reduce(
+    draft: Draft,
+    layer: Literal["memory", "evidence"],
+    ranked: Sequence[Candidate],
+    shorten: Callable[[Draft, Sequence[Candidate], Sequence[int], int], Sequence[Candidate]],
+) -> tuple[TruncationEvent, ...]:
+    """Brings a layer inside its share: notes what becomes shorter, and returns the event of what is dropped.
 
-    Of what a search found all goes before any of what the app put there.
+    Args:
+        ranked: its candidates, the first to go last.
+        shorten: makes as many of them shorter as there are, by their least tokens and the room for all.
     """
-    draft.memory = draft.found_memory.chosen
-    ranked = sorted(draft.memory, key=lambda memory: (rank(memory), -memory.score, memory.id))
-    if sum(candidate.tokens for candidate in ranked) <= room:
+    room, before = draft.allocation.layers[layer].final, sum(candidate.tokens for candidate in ranked)
+    if before <= room:
         return ()
-    least = _staying(draft, ranked, room)
-    ceiling = level([candidate.tokens for candidate in ranked[: len(least)]], room)
-    shortened = [
-        _within(draft, candidate, max(ceiling, floor)) for candidate, floor in zip(ranked, least, strict=False)
-    ]
-    over = sum(candidate.tokens for candidate in shortened) - room
+    # How many stay is decided before how long they are. To shorten first and drop what is over would let the kept set
+    # depend on where sentences end, and a larger window could lose what a smaller one kept.
+    least = [_least_tokens(draft, candidate) for candidate in ranked]
+    least = least[: _fitting(least, room)]
+    staying = shorten(draft, ranked[: len(least)], least, room)
+    staying = staying[: _fitting((candidate.tokens for candidate in staying), room)]
+    dropped = tuple(reversed(ranked[len(staying) :]))
+    shortened = tuple(
+        whole.id for whole, candidate in zip(ranked, staying, strict=False) if candidate.tokens < whole.tokens
+    )
+    after = sum(candidate.tokens for candidate in staying)
+    compressed = after + sum(candidate.tokens for candidate in dropped)
+    draft.note(*_event(layer, "compress", shortened, before, compressed))
+    by_id, order = {candidate.id: candidate for candidate in staying}, getattr(draft.chosen, layer)
+    changes: dict[str, Any] = {layer: tuple(by_id[candidate.id] for candidate in order if candidate.id in by_id)}
+    draft.chosen = draft.chosen._replace(
+        shortened=draft.chosen.shortened.union(shortened), dropped=draft.chosen.dropped + dropped, **changes
+    )
+    return _event(layer, "drop", [candidate.id for candidate in dropped], compressed, after)
+
+
+def _shorten_longest(
+    draft: Draft, memories: Sequence[Candidate], least: Sequence[int], room: int
+) -> Sequence[Candidate]:
+    """Memories shortened to one ceiling; where sentences leave them over the room, the last ones to their least."""
+    ceiling = level([memory.tokens for memory in memories], room)
+    shortened = [_within(draft, memory, max(ceiling, floor)) for memory, floor in zip(memories, least, strict=True)]
+    over = sum(memory.tokens for memory in shortened) - room
     for at in range(len(shortened) - 1, -1, -1):
         if over <= 0:
             break
         over += least[at] - shortened[at].tokens
-        shortened[at] = _within(draft, ranked[at], least[at])
-    draft.memory, dropped = _reduced(draft, "memory", draft.memory, ranked, shortened, room)
-    return dropped
+        shortened[at] = _within(draft, memories[at], least[at])
+    return shortened
 
 
-def _reduce_evidence(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
-    """Evidence within ``room`` tokens: older pieces become query-focused summaries, then the least worth go.
-
-    Worth is the number of the step's acceptance items that a piece covers, then its time.
-    """
-    draft.evidence = draft.found_evidence.chosen
-    items = {item.id for item in draft.input.step.acceptance}
-
-    def worth(candidate: Candidate) -> tuple[int, float, str]:
-        return (-len(items.intersection(candidate.covers)), -(candidate.time or 0.0), candidate.id)
-
-    ranked = sorted(draft.evidence, key=worth)
-    if sum(candidate.tokens for candidate in ranked) <= room:
-        return ()
-    least = _staying(draft, ranked, room)
-    shortened = ranked[: len(least)]
-    over = sum(candidate.tokens for candidate in shortened) - room
-    for at in sorted(range(len(shortened)), key=lambda at: (shortened[at].time or 0.0, shortened[at].id)):
+def _shorten_oldest(draft: Draft, pieces: Sequence[Candidate], least: Sequence[int], room: int) -> Sequence[Candidate]:
+    """Evidence shortened from the oldest, each piece only as far as needed."""
+    shortened = list(pieces)
+    over = sum(piece.tokens for piece in pieces) - room
+    for at in sorted(range(len(pieces)), key=lambda at: (pieces[at].time or 0.0, pieces[at].id)):
         if over <= 0:
             break
-        unshortened = shortened[at]
-        shortened[at] = _within(draft, unshortened, max(least[at], unshortened.tokens - over))
-        over -= unshortened.tokens - shortened[at].tokens
-    draft.evidence, dropped = _reduced(draft, "evidence", draft.evidence, ranked, shortened, room)
-    return dropped
+        shortened[at] = _within(draft, pieces[at], max(least[at], pieces[at].tokens - over))
+        over -= pieces[at].tokens - shortened[at].tokens
+    return shortened
 
 
-LEAST_TOKENS = 12
+_LEAST_TOKENS = 12
 """What a shortened memory or piece of evidence keeps at least, besides its date or URI."""
 
 
-def least_tokens(draft: Draft, candidate: Candidate) -> int:
+def _least_tokens(draft: Draft, candidate: Candidate) -> int:
     """Tokens that a candidate always can be shortened to.
 
-    What was said in the conversation, and a wish that holds always, is sent word for word or not at all.
+    What was said in the conversation, and a wish that holds always, is sent word for word or not at all: cut to its
+    first words a turn takes room and says nothing.
     """
     if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "preference":
         return candidate.tokens
-    return min(candidate.tokens, _overhead(candidate, draft.counter) + LEAST_TOKENS)
-
-
-def _staying(draft: Draft, ranked: Sequence[Candidate], room: int) -> list[int]:
-    """The least tokens of as many of ``ranked``, from the beginning, as find room at these."""
-    least_tokens_each = [least_tokens(draft, candidate) for candidate in ranked]
-    return least_tokens_each[: _fitting(least_tokens_each, room)]
+    return min(candidate.tokens, _overhead(candidate, draft.counter) + _LEAST_TOKENS)
 
 
 def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
@@ -327,22 +314,18 @@ def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
         return candidate
     room = ceiling - _overhead(candidate, draft.counter)
     kind: Literal["memory", "evidence"] = "memory" if candidate.layer == "memory" else "evidence"
-    written = draft.summaries.line(kind, candidate.text, max_tokens=room, query=draft.query)
+    written = draft.account.summaries.line(kind, candidate.text, max_tokens=room, query=draft.found.query)
     if written is not None and (summarized := _reworded(candidate, written, draft.counter)).tokens <= ceiling:
         return summarized
-    return _extracted(draft, candidate, ceiling)
-
-
-def _extracted(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
-    """A candidate of at most ``ceiling`` tokens in sentences of its own; itself where not a word fits."""
-    room = max(1, ceiling - _overhead(candidate, draft.counter))
+    room = max(1, room)
     while room > 0:
-        text = shorten_line(candidate.text, room, counter=draft.counter, query=draft.query)
+        text = shorten_line(candidate.text, room, counter=draft.counter, query=draft.found.query)
         extracted = _reworded(candidate, text, draft.counter)
         if extracted.tokens <= ceiling:
             return extracted
+        # A text and the line around it are counted otherwise together than apart.
         room -= max(extracted.tokens - ceiling, 1 + room // 8)
-    return candidate
+    return candidate  # not a word of it fits
 
 
 def _reworded(candidate: Candidate, text: str, counter: PackCounter) -> Candidate:
@@ -355,53 +338,19 @@ def _overhead(candidate: Candidate, counter: PackCounter) -> int:
     return max(0, candidate.tokens - counter.count(candidate.text))
 
 
-def _fitting(sizes: Sequence[int], room: int) -> int:
+def _fitting(sizes: Iterable[int], room: int) -> int:
     """How many from the beginning fit."""
-    used = 0
-    for at, size in enumerate(sizes):
-        used += size
-        if used > room:
-            return at
-    return len(sizes)
+    return bisect_right(list(accumulate(sizes)), room)
 
 
-def _reduced(
-    draft: Draft,
-    layer: Layer,
-    chosen: Sequence[Candidate],
-    ranked: Sequence[Candidate],
-    fitting: Sequence[Candidate],
-    room: int,
-) -> tuple[tuple[Candidate, ...], tuple[TruncationEvent, ...]]:
-    """What stays of a layer, in the order given, and the event of what is dropped, the first to go first."""
-    fitting = fitting[: _fitting([candidate.tokens for candidate in fitting], room)]
-    dropped = tuple(reversed(ranked[len(fitting) :]))
-    shortened_ids = tuple(
-        unshortened.id for unshortened, after in zip(ranked, fitting, strict=False) if after.tokens < unshortened.tokens
+def _event(layer: Layer, stage: Stage, names: Sequence[str], before: int, after: int) -> tuple[TruncationEvent, ...]:
+    """The event of what was shortened or dropped; none where nothing was."""
+    event = TruncationEvent(
+        layer=layer,
+        stage=stage,
+        reason="over_allocation",
+        item_ids=tuple(names),
+        tokens_before=before,
+        tokens_after=after,
     )
-    before = sum(candidate.tokens for candidate in ranked)
-    after = sum(candidate.tokens for candidate in fitting)
-    compressed_tokens = after + sum(candidate.tokens for candidate in dropped)
-    staying = {candidate.id: candidate for candidate in fitting}
-    draft.shortened |= frozenset(shortened_ids)
-    draft.dropped += dropped
-    draft.events += _event(layer, "compress", shortened_ids, before, compressed_tokens)
-    staying_in_order = tuple(staying[candidate.id] for candidate in chosen if candidate.id in staying)
-    return staying_in_order, _event(
-        layer, "drop", tuple(candidate.id for candidate in dropped), compressed_tokens, after
-    )
-
-
-def _event(layer: Layer, stage: Stage, names: tuple[str, ...], before: int, after: int) -> tuple[TruncationEvent, ...]:
-    if not names:
-        return ()
-    return (
-        TruncationEvent(
-            layer=layer,
-            stage=stage,
-            reason="over_allocation",
-            item_ids=names,
-            tokens_before=before,
-            tokens_after=after,
-        ),
-    )
+    return (event,) if names else ()

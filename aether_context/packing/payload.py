@@ -182,12 +182,7 @@ def render(
         from_agent: whether ``request`` is another agent's turn.
     """
     top, other = evidence[:_TOP_EVIDENCE], evidence[_TOP_EVIDENCE:]
-    head = _sections(
-        ("TASK", _task(step)),
-        ("ROLE", bullets(role_lines(step))),
-        ("GOAL", bullets([step.goal])),
-        ("STEP", bullets([_named(step.step_id, step.text)])),
-        ("CONSTRAINTS", bullets(_constraints(step))),
+    head = _plan(step) + _sections(
         ("TOOLS", bullets(tool.signature for tool in tools)),
         ("EVIDENCE", "\n".join(candidate.line for candidate in other)),
         ("MEMORY", "\n".join(candidate.line for candidate in sorted(memory, key=_moment))),
@@ -211,13 +206,9 @@ def render(
     if not (explains or settings.contract == "payload"):
         lines = (HANDED_RULE,) if from_agent and settings.contract == "system" else ()
     return Payload(
-        before=f"{FIRST_LINE}\n{explanation(lines)}{head}", after=f"{tail}{HANDED if from_agent else REQUEST}{request}"
+        before=f"{FIRST_LINE}\n{_sections(('INTERPRETATION RULES', bullets(lines)))}{head}",
+        after=f"{tail}{HANDED if from_agent else REQUEST}{request}",
     )
-
-
-def explanation(lines: Iterable[str]) -> str:
-    """The section that explains a payload."""
-    return _sections(("INTERPRETATION RULES", bullets(lines)))
 
 
 def answered(text: str) -> str:
@@ -228,13 +219,26 @@ def answered(text: str) -> str:
 
 def step_text(step: Step) -> str:
     """All that a step adds to a payload, to be counted before anything else is chosen."""
+    return _plan(step) + _sections(("ACCEPTANCE", checklist(step)))
+
+
+def _plan(step: Step) -> str:
+    """The sections of a step at the head of a payload."""
     return _sections(
-        ("TASK", _task(step)),
+        ("TASK", bullets([_named(step.task_id, step.task)])),
         ("ROLE", bullets(role_lines(step))),
         ("GOAL", bullets([step.goal])),
         ("STEP", bullets([_named(step.step_id, step.text)])),
-        ("CONSTRAINTS", bullets(_constraints(step))),
-        ("ACCEPTANCE", checklist(step)),
+        (
+            "CONSTRAINTS",
+            bullets(
+                [
+                    *step.constraints,
+                    *(f"NEXT: {line}" for line in step.next),
+                    *(f"STOP WHEN: {line}" for line in step.stop_when),
+                ]
+            ),
+        ),
     )
 
 
@@ -312,19 +316,8 @@ def _sections(*sections: tuple[str, str]) -> str:
     return "".join(f"{header}:\n{body}\n" for header, body in sections if body)
 
 
-def _task(step: Step) -> str:
-    return bullets([_named(step.task_id, step.task)])
-
-
 def _named(name: str, text: str) -> str:
     return f"{name}: {text}" if name and text else text
-
-
-def _constraints(step: Step) -> list[str]:
-    listed = list(step.constraints)
-    listed += [f"NEXT: {line}" for line in step.next]
-    listed += [f"STOP WHEN: {line}" for line in step.stop_when]
-    return listed
 
 
 # What a request really holds of its step: the checklist, the evidence, and every address.
@@ -380,11 +373,6 @@ def covered_by(text: str, sent: Iterable[Candidate], standing: Iterable[Candidat
     return tuple(sorted({item for candidate in (*shown, *standing) for item in candidate.covers}))
 
 
-def unsent(items: Sequence[AcceptanceItem], text: str) -> tuple[AcceptanceItem, ...]:
-    """The items of a checklist that a payload does not hold word for word."""
-    return tuple(item for item in items if f"\n{checklist_line(item)}\n" not in text)
-
-
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
     """Whether a pack is valid, and why not: a step counts as sent where its words and its whole checklist are."""
     step = source.step
@@ -393,10 +381,9 @@ def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validi
     if source.request.request_index is None:
         return "invalid", "the request has no message of the user that the step could stand in"
     text = packed.text if packed is not None else ""
-    missing = unsent(step.acceptance, text)
-    if missing:
-        total = len(step.acceptance)
-        return "invalid", f"the window has room for {total - len(missing)} of {total} acceptance items"
+    held = [f"\n{checklist_line(item)}\n" in text for item in step.acceptance]  # word for word
+    if not all(held):
+        return "invalid", f"the window has room for {sum(held)} of {len(held)} acceptance items"
     if "\nSTEP:\n" not in text:
         return "invalid", "the window has no room for the step"
     return "valid", ""

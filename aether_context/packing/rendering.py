@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aether_context.canonical import hash_text, short
-from aether_context.conversation import Normal, normalize
+from aether_context.conversation import normalize
 from aether_context.conversation.content_json import content_of_parts
 from aether_context.conversation.epoch import as_ranges, is_live
 from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
@@ -16,15 +16,12 @@ from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import units
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
-    Accuracy,
-    Allocation,
     Block,
     Candidate,
     Content,
     Epoch,
     EpochReason,
     Form,
-    Layer,
     Outgoing,
     Pack,
     PackedMessage,
@@ -51,27 +48,25 @@ from aether_context.usage.calibration import estimated
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
 
-def normalized(contents: Sequence[Outgoing], counter: PackCounter) -> tuple[Outgoing, ...]:
+def _normalized(contents: Sequence[Outgoing], counter: PackCounter) -> tuple[Outgoing, ...]:
     """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
 
     One that needs none of it stays the same object.
     """
-    normal_contents = normalize([item.content for item in contents], strip_tags=STRIPPED_TAGS, empty=PLACEHOLDER)
-    return tuple(_outgoing(contents, normal, counter) for normal in normal_contents)
-
-
-def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: PackCounter) -> Outgoing:
-    first = contents[normal.sources[0]]
-    if normal.content is first.content:
-        return first
-    return Outgoing(
-        content=normal.content,
-        raw=first.raw,
-        origin=first.origin,
-        form="merged",
-        tokens=counter.content(normal.content),
-        members=tuple(_member(contents[index], place) for index, place in normal.members),
-    )
+    outgoing = []
+    for normal in normalize([item.content for item in contents], strip_tags=STRIPPED_TAGS, empty=PLACEHOLDER):
+        first = contents[normal.sources[0]]
+        if normal.content is not first.content:
+            first = Outgoing(
+                content=normal.content,
+                raw=first.raw,
+                origin=first.origin,
+                form="merged",
+                tokens=counter.content(normal.content),
+                members=tuple(_member(contents[index], place) for index, place in normal.members),
+            )
+        outgoing.append(first)
+    return tuple(outgoing)
 
 
 def _member(item: Outgoing, place: int) -> tuple[int, int]:
@@ -90,12 +85,13 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 
 def render(draft: Draft) -> Pack:
     """Puts the contents in order, and writes down what became of each of them and of every candidate."""
-    source, scope, counter = draft.input, draft.tools, draft.counter
-    packed = draft.message
+    source, scope, counter, packed = draft.input, draft.tools, draft.counter, draft.message.packed
+    carried, history, account, uncounted = draft.carried, draft.history, draft.account, source.usage.uncounted_tokens
+    raws = source.request.contents
     plain = _contents(draft)
-    contents = _begun_by_user(draft, normalized(plain, counter) if draft.normalize else plain)
+    contents = _begun_by_user(draft, _normalized(plain, counter) if history.normalize else plain)
     sent = Sent(
-        system=Block(hash_text(draft.system), draft.measured["system"] - draft.uncounted_tokens),
+        system=Block(hash_text(carried.system), draft.measured["system"] - uncounted),
         tools=tuple(
             Block(tool.digest, tokens) for tool, tokens in zip(scope.sent, counter.tools(scope.sent), strict=True)
         )
@@ -103,75 +99,78 @@ def render(draft: Draft) -> Pack:
         contents=tuple(Block(item.content.digest, item.tokens) for item in contents),
     )
     reason = _reason(draft)
-    epoch = _epoch(draft, packed, reason)
+    epoch = _epoch(draft, reason)
     # What is sent of each content that came in, before it was merged with its neighbours.
     present_origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
     rows = _rows(draft, {item.origin: item for item in plain if item.origin in present_origins})
-    if draft.cut:
+    if history.cut:
         # What a strategy leaves out of this request alone does not come back either where a cut passed it.
         positions = source.request.positions
         gone = sum(rows[at].tokens for at, place in enumerate(positions) if not is_live(epoch, place))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + gone)
+    # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
+    request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
+    spoken = sum(item.tokens for item in contents) - request_tokens
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
     # The acceptance items whose proof the sent payloads hold.
     written = {item.raw.digest for item in plain if item.form == "payload"}
     covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
-    excess_tokens = counted + draft.uncounted_tokens - draft.shares.budget
-    excess = f"{excess_tokens} tokens over the input budget" if excess_tokens > 0 and not draft.degradations else ""
-    too_large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
+    excess_tokens = counted + uncounted - draft.allocation.budget
+    excess = f"{excess_tokens} tokens over the input budget" if excess_tokens > 0 and not account.degradations else ""
+    problems = (*source.problems, scope.problem, account.too_large, *account.degradations, excess)
     payload_text = packed.text if packed is not None and packed.before else ""
     wires = (*(tool.wire for tool in scope.sent), *source.request.other_tools)
     calibration = source.usage.calibration
     anchored = calibration is not None and calibration.anchored and counter.method != "exact"
     return Pack(
         source=source,
-        system=draft.system,
+        system=carried.system,
         tools=scope,
         contents=contents,
         sent=sent,
-        allocation=_spent(draft, plain, contents),
+        allocation=spend(draft.allocation, {**draft.measured, **draft.payload_tokens, "conversation": spoken}),
         rows=rows,
-        events=draft.events,
-        acts=draft.acts,
+        events=account.events,
+        acts=account.acts,
         epoch=epoch,
         epoch_reason=reason,
         prefix=_prefix(draft, sent, contents),
         verdict=Verdict(
             validity=validity,
             invalid_reason=invalid_reason,
-            evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
-            artifact_uris=addresses_in(source, draft.system, wires, contents, payload_text),
-            problems=tuple(filter(None, (*source.problems, scope.problem, too_large, *draft.degradations, excess))),
+            evidence_needed=missing_evidence(source, covered, contents, raws),
+            artifact_uris=addresses_in(source, carried.system, wires, contents, payload_text),
+            problems=tuple(filter(None, problems)),
         ),
         tokens=RequestTokens(
             counted=counted,
             expected=counted if calibration is None else estimated(calibration, counted),
             whole_history=_whole_history_tokens(draft, rows),
-            over_window=max(0, counted + draft.uncounted_tokens - draft.shares.spare_tokens - source.window),
+            over_window=max(0, counted + uncounted - draft.allocation.spare_tokens - source.window),
             method="anchored" if anchored else counter.method,
         ),
         to_store=ToStore(
-            chose=not draft.keeps,
-            saved=draft.saved,
-            summary_requests=draft.summaries.summary_requests,
+            chose=not carried.has_chosen,
+            saved=draft.message.saved,
+            summary_requests=account.summaries.summary_requests,
             counts=counter.counts,
-            read=hash_text("\n".join([item.raw.digest for item in draft.incoming])),
-            sizes=hash_text("\n".join([str(row.tokens) for row in rows[: len(draft.incoming)]])),
+            read=hash_text("\n".join([raw.digest for raw in raws])),
+            sizes=hash_text("\n".join([str(row.tokens) for row in rows[: len(raws)]])),
             stages={
                 "count": dict(draft.measured),
                 "retrieve": [
-                    [candidate.id for candidate in found.chosen] for found in (draft.found_memory, draft.found_evidence)
+                    [candidate.id for candidate in found.chosen] for found in (draft.found.memory, draft.found.evidence)
                 ],
-                "allocate": [layer.final for layer in draft.shares.layers.values()],
+                "allocate": [layer.final for layer in draft.allocation.layers.values()],
                 "trim": [
-                    as_ranges(sorted(draft.forms.keys() - draft.cut - {item.origin for item in plain})),
-                    draft.states,
+                    as_ranges(sorted(history.forms.keys() - history.cut - {item.origin for item in plain})),
+                    history.states,
                 ],
                 "fit": [
-                    draft.summary,
-                    [candidate.id for candidate in draft.dropped],
-                    [draft.incoming[at].raw.digest for at in sorted(draft.cut)],
+                    history.summary,
+                    [candidate.id for candidate in draft.chosen.dropped],
+                    [raws[at].digest for at in sorted(history.cut)],
                 ],
                 "render": [packed.before, packed.after] if packed is not None else None,
             },
@@ -193,17 +192,17 @@ def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
 
 def _reason(draft: Draft) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
-    chosen = draft.changed == "tools_changed" and bool(draft.tools.scores)
-    if draft.changed is not None and not (draft.made_cut and chosen):
-        return draft.changed
+    chosen = draft.carried.changed == "tools_changed" and bool(draft.tools.scores)
+    if draft.carried.changed is not None and not (draft.made_cut and chosen):
+        return draft.carried.changed
     if draft.tools.trimmed != frozenset(draft.input.epoch.trimmed):
         return "tools_changed"
-    if draft.by_hand and (draft.made_cut or draft.acts):
+    if draft.by_hand and (draft.made_cut or draft.account.acts):
         return "by_hand"
     if draft.made_cut or draft.begins:
-        cuts = [event.reason for event in draft.events if event.stage == "cut"]
+        cuts = [event.reason for event in draft.account.events if event.stage == "cut"]
         return _CUTS.get(cuts[-1], "high_water") if cuts else "high_water"
-    return "replaced" if any(act.replaced for act in draft.acts) else None
+    return "replaced" if any(act.replaced for act in draft.account.acts) else None
 
 
 def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
@@ -233,28 +232,27 @@ def write_payload(draft: Draft) -> None:
     What is counted is the message as it is sent, so nothing of a payload has to be foreseen: the task layer is all of
     it but its memories and its evidence. Where all that it is made of is as it was, the message stands.
     """
-    made_of = (
-        draft.memory, draft.evidence, draft.step, draft.tools, draft.request, draft.largest, draft.task_ceiling,
-    )  # fmt: skip
-    if draft.message_of == made_of:
+    message = draft.message
+    made_of = (draft.chosen, draft.step, draft.tools, message.request, message.largest, message.most_before)
+    if message.made_of == made_of:
         return
-    draft.message_of = made_of
     source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
-    draft.message = message = _message(draft)
-    tokens = 0
+    packed, tokens = _message(draft), 0
+    draft.message = message._replace(packed=packed, made_of=made_of)
     if request_index is not None:
         raw = source.request.contents[request_index]
         written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
-        if message is not None and message.before:
-            content, members = packed_message(raw, request_index, message, counter)
+        if packed is not None and packed.before:
+            content, members = packed_message(raw, request_index, packed, counter)
             written = written._replace(
                 content=content, form="payload", tokens=counter.content(content), members=members
             )
-        draft.items = tuple(written if item.origin == request_index else item for item in draft.items)
-        tokens = written.tokens
+        items = tuple(written if item.origin == request_index else item for item in draft.history.items)
+        draft.history, tokens = draft.history._replace(items=items), written.tokens
     other_tools = source.request.other_tools
+    system = counter.system(draft.carried.system, declares=bool(scope.sent or other_tools))
     draft.measured = {
-        "system": counter.system(draft.system, declares=bool(scope.sent or other_tools)) + draft.uncounted_tokens,
+        "system": system + source.usage.uncounted_tokens,
         "task": max(0, tokens - sum(draft.payload_tokens.values())),
         "tools": sum(counter.tools(scope.sent)) + sum(counter.count_all(other_tools)),
     }
@@ -262,22 +260,22 @@ def write_payload(draft: Draft) -> None:
 
 def _message(draft: Draft) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
-    source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.packed
+    source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.carried.packed
     if raw is None or source.host.passthrough_reason:
         return None
-    if draft.keeps and packed is not None and packed.before:
-        return replace(_shorter(packed, draft.request), largest=draft.largest)
-    if draft.keeps and draft.request is None:
+    if draft.carried.has_chosen and packed is not None and packed.before:
+        return replace(_shorter(packed, draft.message.request), largest=draft.message.largest)
+    if draft.carried.has_chosen and draft.message.request is None:
         return packed
-    request = raw.text if draft.request is None else draft.request
+    request = raw.text if draft.message.request is None else draft.message.request
     rendered = payload.render(
         step=draft.step,
         request=request,
         tools=draft.tools.listed,
-        evidence=draft.evidence,
-        memory=draft.memory,
+        evidence=draft.chosen.evidence,
+        memory=draft.chosen.memory,
         settings=policy.payload,
-        explains=draft.explains_in_payload,
+        explains=policy.payload.contract == "system" and not draft.carried.contract,
         from_agent=source.request.from_agent,
     )
     message = PackedMessage(
@@ -288,14 +286,14 @@ def _message(draft: Draft) -> PackedMessage | None:
         used=draft.payload_tokens,
         place=source.request.positions[draft.request_index or 0],
         plan=plan_digest(source),
-        largest=draft.largest,
+        largest=draft.message.largest,
     )
     if rendered is not None:
-        before, after = _within(rendered, request, draft.task_ceiling, draft.counter)
-        standing = [left.candidate for left in draft.found_evidence.left if left.reason == "already_in_conversation"]
+        before, after = _within(rendered, request, draft.message.most_before, draft.counter)
+        standing = [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
         text = before + after
-        return replace(message, text=text, split=len(before), covers=covered_by(text, draft.evidence, standing))
-    if draft.request is not None:
+        return replace(message, text=text, split=len(before), covers=covered_by(text, draft.chosen.evidence, standing))
+    if draft.message.request is not None:
         return replace(message, text=request, split=len(request), used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.
     return replace(message, used={}) if raw.agent else None
@@ -316,15 +314,15 @@ def _shorter(packed: PackedMessage, request: str | None) -> PackedMessage:
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     """What is sent, the summary in its place."""
-    counter, outgoing = draft.counter, list(draft.items)
-    if draft.summary and draft.policy.conversation.summary_share:
-        content = summary_content(draft.summary)
+    counter, outgoing = draft.counter, list(draft.history.items)
+    if draft.history.summary and draft.policy.conversation.summary_share:
+        content = summary_content(draft.history.summary)
         summary_message_out = Outgoing(
             content=content, raw=content, origin=-1, form="summary", tokens=counter.content(content)
         )
         positions = draft.input.request.positions
-        at = sum(positions[item.origin] < draft.summary_place for item in draft.items)
-        for unit in reversed(units([item.content for item in draft.items])):
+        at = sum(positions[item.origin] < draft.history.summary_place for item in draft.history.items)
+        for unit in reversed(units([item.content for item in draft.history.items])):
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
                 at = unit.indices[0]
         outgoing.insert(at, summary_message_out)
@@ -348,67 +346,47 @@ def _begun_by_user(draft: Draft, contents: tuple[Outgoing, ...]) -> tuple[Outgoi
 
 def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
-    rows = [_content_row(draft, before, sent.get(before.origin)) for before in draft.incoming]
-    counter, dropped_ids = draft.counter, {candidate.id for candidate in draft.dropped}
-    shortened_tokens = {
-        candidate.id: candidate.tokens
-        for candidate in (*draft.memory, *draft.evidence)
-        if candidate.id in draft.shortened
-    }
-    for found in (draft.found_memory, draft.found_evidence):
+    sizes, counter, chosen = draft.counter.contents(draft.input.request.contents), draft.counter, draft.chosen
+    rows = [_content_row(draft, at, tokens, sent.get(at)) for at, tokens in enumerate(sizes)]
+    dropped_ids = {candidate.id for candidate in chosen.dropped}
+    sent_tokens = {candidate.id: candidate.tokens for candidate in (*chosen.memory, *chosen.evidence)}
+    for found in (draft.found.memory, draft.found.evidence):
         for candidate in found.chosen:
-            form: Form = (
-                "left_out" if candidate.id in dropped_ids else "extract" if candidate.id in draft.shortened else "whole"
-            )
-            reason: Reason | None = "over_allocation" if form != "whole" else None
-            rows.append(_candidate_row(candidate, form, reason, counter, shortened_tokens.get(candidate.id)))
+            if candidate.id in dropped_ids:
+                rows.append(_candidate_row(candidate, "left_out", "over_allocation", counter))
+            elif candidate.id in chosen.shortened:
+                rows.append(_candidate_row(candidate, "extract", "over_allocation", counter, sent_tokens[candidate.id]))
+            else:
+                rows.append(_candidate_row(candidate, "whole", None, counter))
         rows += [_candidate_row(left.candidate, "left_out", left.reason, counter) for left in found.left]
     return tuple(rows)
 
 
-def _content_row(draft: Draft, incoming: Outgoing, sent: Outgoing | None) -> Row:
-    raw, origin, counter = incoming.raw, incoming.origin, draft.counter
-    tokens = incoming.tokens if incoming.content is raw else counter.content(raw)
-    change = draft.forms.get(origin)
+_known_row = lru_cache(maxsize=20_000)(Row)  # the rows of a session are made again at each of its calls
+
+
+def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) -> Row:
+    raw, change, request = draft.input.request.contents[origin], draft.history.forms.get(origin), draft.input.request
     form: Form = "whole" if change is None else change.form
     reason: Reason | None = None if change is None else change.reason
     uri = ""
-    if origin in draft.cut and draft.summary:
+    if origin in draft.history.cut and draft.history.summary:
         form = "summarized"
     elif sent is None and form != "told":
         # What was not left out for another reason repeats an answer to the same call.
         form, reason = "left_out", reason or "duplicate"
     elif change is None and (uri := offloaded_to(raw)):
         form = "offloaded"
-    layer: Layer = "task" if origin == draft.input.request.request_index else "conversation"
-    sent_tokens = sent.tokens if sent is not None and sent.tokens != tokens else None
-    place = draft.input.request.positions[origin]
-    return _row(place, raw.digest, speaker(raw), tokens, counter.method, layer, form, reason, sent_tokens, uri)
-
-
-@lru_cache(maxsize=20_000)  # the rows of a session are made again at each of its calls
-def _row(
-    place: int,
-    digest: str,
-    source: str,
-    tokens: int,
-    method: Accuracy,
-    layer: Layer,
-    form: Form,
-    reason: Reason | None,
-    sent_tokens: int | None,
-    uri: str,
-) -> Row:
-    return Row(
-        id=content_name(place, digest),
-        layer=layer,
-        source=source,
+    return _known_row(
+        id=content_name(request.positions[origin], raw.digest),
+        layer="task" if origin == request.request_index else "conversation",
+        source=speaker(raw),
         tokens=tokens,
-        method=method,
-        hash=digest,
+        method=draft.counter.method,
+        hash=raw.digest,
         form=form,
         reason=reason,
-        sent_tokens=sent_tokens,
+        sent_tokens=sent.tokens if sent is not None and sent.tokens != tokens else None,
         uri=uri,
     )
 
@@ -443,26 +421,12 @@ def _candidate_row(
     )
 
 
-def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> Allocation:
-    """The allocation with what each layer really used.
-
-    Args:
-        plain: the contents before neighbours were merged.
-    """
-    request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
-    spoken = sum(item.tokens for item in contents) - request_tokens
-    return spend(draft.shares, {**draft.measured, **draft.payload_tokens, "conversation": spoken})
-
-
 def _forms(draft: Draft) -> dict[str, ShortForm]:
     """What stands for contents that are still sent; where contents are cut, those after them are counted anew."""
-    forms = {item.origin: draft.forms.get(item.origin) for item in draft.items}
-    live = [at for at in range(len(draft.incoming)) if at not in draft.cut]
-    keys = (
-        dict(zip(live, occurrence_keys([draft.incoming[at].raw for at in live]), strict=True))
-        if any(forms.values())
-        else {}
-    )
+    forms = {item.origin: draft.history.forms.get(item.origin) for item in draft.history.items}
+    contents = draft.input.request.contents
+    live = [at for at in range(len(contents)) if at not in draft.history.cut] if any(forms.values()) else []
+    keys = dict(zip(live, occurrence_keys([contents[at] for at in live]), strict=True))
     return {
         keys[origin]: ("told" if change.form == "told" else "extract", change.tokens)
         for origin, change in forms.items()
@@ -470,34 +434,36 @@ def _forms(draft: Draft) -> dict[str, ShortForm]:
     }
 
 
-def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | None) -> Epoch:
-    before, request = draft.input.epoch, draft.input.request
-    live = {item.raw.digest for item in draft.items}
+def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
+    before, request, packed = draft.input.epoch, draft.input.request, draft.message.packed
+    live = {item.raw.digest for item in draft.history.items}
     # Packed messages that later calls send again: this invocation's, and earlier ones up to the next cut.
-    past = () if draft.made_cut else tuple(message for message in draft.past if message.of in live)
+    past = () if draft.made_cut else tuple(message for message in draft.carried.past if message.of in live)
     changed = replace(
         before,
         number=before.number + (reason is not None),
-        summary=draft.summary,
-        summary_place=draft.summary_place if draft.summary else 0,
-        contract=draft.contract,
+        summary=draft.history.summary,
+        summary_place=draft.history.summary_place if draft.history.summary else 0,
+        contract=draft.carried.contract,
         trimmed=tuple(sorted(draft.tools.trimmed)),
         payloads=(*past, packed) if packed is not None else past,
-        marks=draft.epoch_marks,
-        strategies=draft.states,
+        marks=draft.carried.marks,
+        strategies=draft.history.states,
         asked=draft.input.host.asked,
         tools=draft.tools.kept or before.tools,
         forms=_forms(draft),
     )
-    if not draft.cut:
+    if not draft.history.cut:
         return changed
-    last = max(draft.cut)
+    last = max(draft.history.cut)
     count = max(before.cut_count, request.positions[last] + 1)
-    kept_positions = [request.positions[item.origin] for item in draft.items if request.positions[item.origin] < count]
+    kept_positions = [
+        request.positions[item.origin] for item in draft.history.items if request.positions[item.origin] < count
+    ]
     if request.positions[last] + 1 < count:
         return replace(changed, kept=as_ranges(kept_positions))
-    places = [(request.positions[item.origin], item) for item in draft.incoming]
-    known = [(at, short(item.raw.digest)) for at, item in places if at < count]
+    places = zip(request.positions, request.contents, strict=True)
+    known = [(at, short(content.digest)) for at, content in places if at < count]
     anchors = before.anchors or tuple(known[:1])
     return replace(
         changed,
@@ -513,13 +479,17 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     source, previous = draft.input, draft.input.previous.sent
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
-    was_cut = draft.made_cut or bool(draft.acts)
+    was_cut = draft.made_cut or bool(draft.account.acts)
     before, after = previous.blocks, sent.blocks
     pairs = enumerate(zip(before, after, strict=False))
     shared_blocks = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
     shared = sum(block.tokens for block in after[:shared_blocks])
     summary, head = source.epoch.summary, len(after) - len(sent.contents)
-    grown = bool(summary) and draft.summary.startswith(summary) and source.epoch.summary_place == draft.summary_place
+    grown = (
+        bool(summary)
+        and draft.history.summary.startswith(summary)
+        and source.epoch.summary_place == draft.history.summary_place
+    )
     if was_cut and grown and head <= shared_blocks < len(after) and contents[shared_blocks - head].form == "summary":
         # What ends the common prefix is a summary that only grew.
         shared += draft.counter.count(summary_message(summary))

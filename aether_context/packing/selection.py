@@ -14,7 +14,7 @@ from aether_context.conversation.strategies import RECAP_SHARE
 from aether_context.conversation.turns import is_human
 from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput, Part, Signals, recalled_id
 from aether_context.packing import payload
-from aether_context.packing.draft import Draft
+from aether_context.packing.draft import Chosen, Draft, Found
 from aether_context.policy import ConversationSettings
 from aether_context.retrieval import Left, Ranking, answers, weakest
 from aether_context.tokens.cache import PackCounter
@@ -31,17 +31,20 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         summary: the summary of those that were cut; the same holds for it.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
-    if draft.keeps or source.host.passthrough_reason or not source.candidates:
+    if draft.carried.has_chosen or source.host.passthrough_reason or not source.candidates:
         return
     if draft.request_index is None:
-        draft.found_memory, draft.found_evidence = _nowhere(source, "memory"), _nowhere(source, "evidence")
+        draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
+    # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == draft.request_index else item.content for item in kept]
     tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
+    # Turns that are still sent are ranked with those that are not, and left out here. So a search for turns depends on
+    # the history alone, and not on what the pack before it cut.
     sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
     def found(layer: Layer, k: int, more: int = 0) -> Ranking:
@@ -56,10 +59,9 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         )
         return result._replace(chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
 
-    draft.query = query
-    draft.found_memory = found("memory", settings.memory_k, settings.most_memories(source.window) - settings.memory_k)
-    draft.found_evidence = found("evidence", settings.evidence_k)
-    draft.memory, draft.evidence = draft.found_memory.chosen, draft.found_evidence.chosen
+    memory = found("memory", settings.memory_k, settings.most_memories(source.window) - settings.memory_k)
+    draft.found = Found(query, memory, found("evidence", settings.evidence_k))
+    draft.chosen = Chosen(memory.chosen, draft.found.evidence.chosen)
 
 
 def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
@@ -107,26 +109,21 @@ def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Cand
 # What the layers ask for: the allocator's inputs, read off the pack so far.
 
 
-def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
-    """The tokens that memory, evidence and conversation would use if nothing limited them.
-
-    Args:
-        at_cut: whether the conversation asks for no more than its low-water mark, or than its latest turns need where
-            that is more.
-    """
-    spoken = draft.spoken(draft.items, draft.input.epoch.summary)
-    if at_cut:
-        compact_to = draft.policy.conversation.compact_to
-        low_mark = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
-        makes_way = leaves_latest(draft, draft.memory)
-        spoken = min(spoken, latest_need(draft) if makes_way else max(low_mark, latest_need(draft)))
+def wanted(draft: Draft) -> dict[Layer, int]:
+    """The tokens that memory, evidence and conversation would use if nothing limited them."""
+    spoken = draft.spoken()
+    if draft.at_cut:
+        # A conversation that asks for everything is given nearly all by lending, and a cut has no room for memories
+        # then. So it asks for what is left of it after a cut, or for what its latest turns need, where that is more.
+        low_mark = int(draft.policy.conversation.compact_to * (draft.input_budget - sum(draft.measured.values())))
+        spoken = min(spoken, max(0 if leaves_latest(draft) else low_mark, latest_need(draft)))
     return {**draft.payload_tokens, "conversation": spoken}
 
 
 def latest_need(draft: Draft) -> int:
     """What the conversation has to be given so that its latest turns outlive a cut, beside a recap that may take half
     of what a cut leaves, and so that the session can grow."""
-    items, settings = draft.items, draft.policy.conversation
+    items, settings = draft.history.items, draft.policy.conversation
     parts = units([item.content for item in items])
     # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.
     first = max((unit.turn for unit in parts), default=0) - max(settings.last_turns, 2) + 1
@@ -136,9 +133,10 @@ def latest_need(draft: Draft) -> int:
     return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
 
 
-def leaves_latest(draft: Draft, memory: Sequence[Candidate]) -> bool:
+def leaves_latest(draft: Draft) -> bool:
     """Whether a cut leaves the conversation what its latest turns need, since turns were recalled into the rest."""
-    return _wants_all(draft.policy.conversation) and any(candidate.source == RECALLED for candidate in memory)
+    recalls = any(candidate.source == RECALLED for candidate in draft.chosen.memory)
+    return recalls and _wants_all(draft.policy.conversation)
 
 
 def _wants_all(settings: ConversationSettings) -> bool:
@@ -148,16 +146,18 @@ def _wants_all(settings: ConversationSettings) -> bool:
 
 def signals(draft: Draft) -> Signals:
     source, step, settings = draft.input, draft.input.step, draft.policy.retrieval
-    memory = tuple(candidate for candidate in draft.found_memory.chosen if answers(candidate, settings))
+    memory = tuple(candidate for candidate in draft.found.memory.chosen if answers(candidate, settings))
     pool = [candidate.layer for candidate in source.candidates].count("memory")
-    humans = [item for item in draft.items if item.content.role == "user" and is_human(item.raw)]
+    humans = [item for item in draft.history.items if item.content.role == "user" and is_human(item.raw)]
     proofs = [item.needs_evidence for item in step.acceptance]
     newest = max((candidate.time for candidate in memory if candidate.time is not None), default=None)
     return Signals(
         checklist_evidence_ratio=sum(proofs) / len(proofs) if proofs else None,
         expected_tool_calls=step.expected_tool_calls,
         risk=step.risk,
-        retrieval_hit_rate=(len(memory) / max(1, min(pool, settings.memory_k)) if pool and not draft.keeps else None),
+        retrieval_hit_rate=(
+            len(memory) / max(1, min(pool, settings.memory_k)) if pool and not draft.carried.has_chosen else None
+        ),
         similarity=max((candidate.score for candidate in memory), default=None),
         freshness_days=(None if newest is None else max(0.0, source.identity.last_event_time - newest) / _DAY_SECONDS),
         unresolved_questions=None if step.open_questions is None else len(step.open_questions),
@@ -177,33 +177,31 @@ def fill(draft: Draft) -> None:
     message, so a further memory takes nothing from another layer and shortens nothing. At a cut the conversation's
     latest turns find room beside them: how much more of it stays follows from what the other layers leave.
     """
-    found, settings = draft.found_memory, draft.policy.retrieval
-    weak_candidates = weakest(found.chosen, settings)
-    if not (found.more or weak_candidates):
+    found, settings = draft.found.memory, draft.policy.retrieval
+    weak = weakest(found.chosen, settings)
+    if not (found.more or weak):
         return
-    wanted_tokens = wanted(draft)
+    given, asked = sum(draft.measured.values()), wanted(draft)
     left: list[Left] = []
-    if weak_candidates and (
-        draft.at_cut or sum(draft.measured.values()) + sum(wanted_tokens.values()) > draft.input_budget
-    ):
-        names = {candidate.id for candidate in weak_candidates}
-        chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
-        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
-        draft.memory = chosen
-        wanted_tokens = wanted(draft)
-    other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
-    usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve
-    most_tokens = max(0, usable_tokens)
+    if weak and (draft.at_cut or given + sum(asked.values()) > draft.input_budget):
+        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak]
+        strong = tuple(candidate for candidate in found.chosen if candidate not in weak)
+        draft.chosen = draft.chosen._replace(memory=strong)
+        asked = wanted(draft)
+    most = max(0, int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve)
+    others = given + asked["memory"] + asked["evidence"]
     if draft.at_cut:
-        room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))
+        room = min(most - asked["memory"], draft.input_budget - others - latest_need(draft))
     else:
-        room = most_tokens - other_tokens - wanted_tokens["conversation"]
-    taken = list(draft.memory)
+        room = most - others - asked["conversation"]
+    taken = list(draft.chosen.memory)
     for candidate in found.more:
+        # Whole or not at all: further memories that were cut to a common length told less in more tokens.
         if candidate.tokens <= room:
             taken.append(candidate)
             room -= candidate.tokens
         else:
             left.append(Left(candidate=candidate, reason="beyond_k"))
-    draft.memory = tuple(taken)
-    draft.found_memory = found._replace(chosen=draft.memory, more=(), left=(*found.left, *left))
+    draft.chosen = draft.chosen._replace(memory=tuple(taken))
+    memory = found._replace(chosen=draft.chosen.memory, more=(), left=(*found.left, *left))
+    draft.found = draft.found._replace(memory=memory)

@@ -13,9 +13,12 @@ from aether_context.reading.difference import (
     difference,
 )
 from aether_context.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
+from aether_context.reading.sessions import call_titles, session_packs
+from aether_context.reading.why import Answer, Place, Span, why
 
 __all__ = [
     "WHY",
+    "Answer",
     "CandidateChange",
     "Comparison",
     "Difference",
@@ -24,10 +27,15 @@ __all__ = [
     "PackView",
     "Parting",
     "Piece",
+    "Place",
     "Reading",
+    "Span",
     "TextChange",
+    "call_titles",
     "difference",
     "read_view",
+    "session_packs",
     "view_of",
     "view_under",
+    "why",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -14,6 +16,9 @@ from aether_context.pack import Content, Pack, Part, Row, SentForm, content_name
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, record
 from aether_context.store.replay import Replayer, contents_of
+
+_MOST_WORDS = 60
+"""Characters of a call's arguments that stand in the names of rows."""
 
 PiecePart: TypeAlias = Literal["system", "tool", "content"]
 
@@ -74,6 +79,7 @@ class PackView:
     Attributes:
         rows: its candidates by their ids, with those of the packs that it extends.
         texts: the texts of rows by the rows' ids, where they were recorded.
+        tools: the tools whose calls or results rows hold, with the first words of the arguments, by the rows' ids.
         request: system, tools and contents in the order in which a provider's prefix cache reads them; None where it is
             unknown.
         outcome: how the model call ended; None where that is not recorded.
@@ -83,9 +89,27 @@ class PackView:
     manifest: Manifest
     rows: Mapping[str, Row]
     texts: Mapping[str, str] = field(default_factory=dict)
+    tools: Mapping[str, str] = field(default_factory=dict)
     request: tuple[Piece, ...] | None = None
     outcome: Mapping[str, JSON] | None = None
     gaps: tuple[str, ...] = ()
+
+    @property
+    def in_short(self) -> str:
+        """``1,049 of 4,000 tokens; 7 of 9 items whole, 1 offloaded, 1 left out; 3 tools``."""
+        manifest = self.manifest
+        forms = Counter("shortened" if is_shortened(row) else row.form for row in self.rows.values())
+        whole = forms.pop("whole", 0)
+        others = [f"{count:,} {form.replace('_', ' ')}" for form, count in forms.most_common()]
+        items = ", ".join([f"{whole:,} of {len(self.rows):,} items whole", *others])
+        tools = f"{len(manifest.tools.sent):,} of {len(manifest.tools.sent) + len(manifest.tools.left_out):,} tools"
+        return f"{manifest.request_tokens:,} of {manifest.window:,} tokens; {items}; {tools}"
+
+
+def is_shortened(row: Row) -> bool:
+    """Whether less of a candidate is sent than there is of it."""
+    is_less = row.sent_tokens is not None and row.sent_tokens < row.tokens
+    return row.form in ("extract", "told", "placeholder") or (row.form == "whole" and is_less)
 
 
 def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -> PackView:
@@ -104,7 +128,8 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
         gaps.append(f"{error}: rows of earlier packs are not shown")
     else:
         try:
-            view = replace(view, texts=_texts(replayer, manifest, view.rows.values()))
+            texts, contents = _texts(replayer, manifest, view.rows.values())
+            view = replace(view, texts=texts, tools=_tool_names(contents))
         except (AetherContextError, ValueError, LookupError, TypeError, AttributeError) as error:
             gaps.append(f"{error}: texts are not shown")
         if request and manifest.texts:
@@ -125,14 +150,16 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
 def view_of(pack: Pack, manifest: Manifest) -> PackView:
     """A pack that was just built, with its manifest."""
     request = pack.source.request
-    names = zip(request.positions, request.contents, strict=True)
-    texts = {content_name(place, content.digest): _joined_text(content) for place, content in names}
+    pairs = zip(request.positions, request.contents, strict=True)
+    contents = {content_name(place, content.digest): content for place, content in pairs}
+    texts = {name: _joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
     rows = {row.id: row for row in pack.rows}
     return PackView(
         manifest=manifest,
         rows=rows,
         texts={name: text for name, text in texts.items() if name in rows},
+        tools=_tool_names(contents),
         request=tuple(_pieces(pack)),
     )
 
@@ -147,10 +174,11 @@ def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pa
     return view_of(pack, record(pack, policy, manifest.counter, None).manifest)
 
 
-def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> dict[str, str]:
-    """The texts of rows, by the rows' ids, from the recordings of the manifest and those before it in its chain."""
+def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple[dict[str, str], dict[str, Content]]:
+    """The texts of rows, and the contents among them, by the rows' ids, from the packs of the manifest's chain."""
     hashes = {row.id: row.hash for row in rows}
     texts: dict[str, str] = {}
+    found: dict[str, Content] = {}
     for link in replayer.line(manifest):
         if not link.texts or texts.keys() == hashes.keys():
             break
@@ -161,8 +189,24 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> dict[
             if name in candidates:
                 texts[name] = candidates[name]
             elif hashes[name] in contents:
-                texts[name] = _joined_text(content_from_wire(contents[hashes[name]]))
-    return texts
+                found[name] = content_from_wire(contents[hashes[name]])
+                texts[name] = _joined_text(found[name])
+    return texts, found
+
+
+def _tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
+    arguments: dict[str, str] = {}
+    for part in (part for content in contents.values() for part in content.calls):
+        given = json.loads(part.text)
+        words = ", ".join(f"{key}: {value}" for key, value in given.items()) if isinstance(given, dict) else ""
+        arguments[part.call_id] = words if len(words) <= _MOST_WORDS else f"{words[: _MOST_WORDS - 1]}…"
+    return {
+        name: ", ".join(
+            f"{part.name}({arguments.get(part.call_id, '')})" for part in content.calls or content.responses
+        )
+        for name, content in contents.items()
+        if content.calls or content.responses
+    }
 
 
 def _joined_text(content: Content) -> str:

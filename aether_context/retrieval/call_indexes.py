@@ -20,6 +20,7 @@ from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.passages import passages
 from aether_context.retrieval.pool import Entry, Hit
 from aether_context.retrieval.ranking import similarity
+from aether_context.retrieval.terms import USER
 
 # Tools are few and chosen before a call, so that the static model compares them, whatever compares memories.
 
@@ -99,8 +100,9 @@ def ranked(
 
 def scores_of(hit: Hit) -> dict[str, float]:
     """A hit's scores as a candidate carries them: ``similarity`` is what it is ranked by, on a scale of 0 to 1."""
-    names = ("bm25", "cosine", "neighbours", "time", "recency")
-    return {name: hit.scores[name] for name in names if hit.scores.get(name)} | {"similarity": similarity(hit.score)}
+    names = ("bm25", "cosine", "neighbours", "time", "recency", "weight")
+    scores = {name: hit.scores[name] for name in names if hit.scores.get(name, 0) not in (0, 1)}
+    return scores | {"similarity": similarity(hit.score)}
 
 
 # Turns that are not sent whole any more, as memories.
@@ -110,7 +112,6 @@ _MORE_HITS = 4
 _TELLING = 0.2
 """The share of the best turn's score under which no turn returns."""
 _LEAST_WEIGHT = 0.25
-_USER = "user"
 _TOKEN_CHARACTERS = 4
 
 
@@ -164,7 +165,7 @@ def recalled(
                 source=RECALLED,
                 text=hit.text,
                 speaker=hit.entry.speaker or "",
-                digest=hash_text(hit.entry.searched),
+                digest=hash_text(f"{hit.entry.speaker}: {hit.text}"),
                 time=hit.entry.time,
                 scores=scores_of(hit),
             )
@@ -181,7 +182,7 @@ def _telling(hits: Sequence[Hit]) -> list[Hit]:
     said: Counter[str | None] = Counter()
     for hit in hits:
         said[hit.entry.speaker] += len(hit.text)
-    users = said[_USER] or max(said.values(), default=0)
+    users = said[USER] or max(said.values(), default=0)
     weighted = [
         replace(hit, score=hit.score * max(_LEAST_WEIGHT, min(1.0, users / said[hit.entry.speaker]))) for hit in hits
     ]

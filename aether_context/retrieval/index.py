@@ -63,12 +63,17 @@ class HybridIndex:
             known.add(entry.id)
         threads: dict[str | None, int] = {None: -1}
         numbers = [threads.setdefault(entry.thread, len(threads)) for entry in self._entries]
-        texts = [self._redact(entry.searched) for entry in self._entries]
-        self._texts = self._pool(texts, [entry.time for entry in self._entries], numbers)
+        texts = [self._redact(entry.text) for entry in self._entries]
+        said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, self._entries, strict=True)]
+        self._texts = Pool()
+        times = [entry.time for entry in self._entries]
+        self._texts.extend(said, vectors_of(self._embedder, texts), times, numbers)
         # Passages of all entries where one is long, else of none; of a short text the passage is the text.
         pieces = list(map(titled_passages, texts)) if passages and max(map(len, texts), default=0) > LONGEST else []
         parts = list(chain.from_iterable(pieces))
-        self._passages = self._pool(parts, [None] * len(parts), [-1] * len(parts))
+        self._passages, none = Pool(), [-1] * len(parts)
+        said = list(map(terms.hashed, parts))
+        self._passages.extend(said, vectors_of(self._embedder, parts), [None] * len(parts), none)
         self._owners = np.repeat(np.arange(len(pieces)), np.array(list(map(len, pieces)), dtype=np.int64))
         """The place of each passage's entry."""
 
@@ -81,22 +86,22 @@ class HybridIndex:
         embedder: str | Embedder | None = None,
         speakers: Sequence[str | None] | None = None,
     ) -> HybridIndex:
-        """An index of these texts, with their times in seconds since 1970 UTC and who said them.
+        """An index of these texts, with their times in seconds since 1970 UTC and who said them; with speakers they are
+        one conversation in its order.
 
         Raises:
             SearchIndexError: there are not as many ids, texts, times and speakers, or `HybridIndex` does not take them.
         """
+        thread = None if speakers is None else ""
         times, speakers = times or [None] * len(ids), speakers or [None] * len(ids)
         if not len(ids) == len(texts) == len(times) == len(speakers):
             counts = f"{len(ids)}, {len(texts)}, {len(times)} and {len(speakers)}"
             raise SearchIndexError(f"ids, texts, times and speakers have {counts} items: give one of each an entry")
         rows = zip(ids, texts, times, speakers, strict=True)
-        return cls((Entry(id=id, text=text, time=time, speaker=speaker) for id, text, time, speaker in rows), embedder)
-
-    def _pool(self, texts: Sequence[str], times: Sequence[float | None], threads: Sequence[int]) -> Pool:
-        pool = Pool()
-        pool.extend(list(map(terms.hashed, texts)), vectors_of(self._embedder, texts), times, threads)
-        return pool
+        entries = (
+            Entry(id=id, text=text, time=time, speaker=speaker, thread=thread) for id, text, time, speaker in rows
+        )
+        return cls(entries, embedder)
 
     def search(self, query: str, limit: int = 10, *, asked: float | None = None) -> list[Hit]:
         """The best entries for a query, best first; ties go to the id that sorts first.
@@ -107,10 +112,11 @@ class HybridIndex:
         if not self._entries or limit <= 0:
             return []
         query = self._redact(query)
-        vector = vectors_of(self._embedder, [query], "query")
-        alone, scores = self._texts.answers(query, vector)
+        plain = self._texts.without_names(query)
+        vector = vectors_of(self._embedder, [plain], "query")
+        alone, scores = self._texts.answers(plain, vector)
         if len(self._passages) > len(self._entries):
-            scores["passages"] = self._by_passages(self._passages.answers(query, vector)[0])
+            scores["passages"] = self._by_passages(self._passages.answers(plain, vector)[0])
             alone = (1 - _PASSAGES_WEIGHT) * alone + _PASSAGES_WEIGHT * scores["passages"]
 
         def entries(places: Places) -> list[Entry]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,23 @@ Places: TypeAlias = NDArray[np.int64]
 K1, B = 1.5, 0.75
 _FULL_WORDS = 8
 _TERM = np.dtype("<u4")
+_MARKS = 2 * _TERM.itemsize
 _LOW, _FEW = np.uint32(2**16 - 1), 20
 _CACHED_ROWS = 256
 """So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
 _SEMANTIC_WEIGHT = 0.4
 """The share of meaning in the sum; words have the rest. Anything from 0.3 to 0.5 finds as much."""
-_NEIGHBOURS = (0.5, 0.25, 0.125)
-"""How much of its score an entry lends to those one, two and three places from it in its thread."""
+_NEIGHBOURS = (0.4, 0.2, 0.1)
+"""How much of its score an entry lends to those one, two and three places from it in its talk."""
+_BEFORE = 0.5
+"""The share of the vector of the text before in what a text means: what is said answers that."""
+_TALK = 0.2
+"""The share of what the best of its talk answers that each text of it has, beside one of the poorest talk."""
+_PAUSE_SECONDS = 6 * 3_600.0
+"""What is said so much later in a thread is another talk."""
+_NAMED, _DATED, _ASKING = 1.5, 1.4, 0.9
+"""Factors for what somebody said who is meant in the query, for texts with a time where one is asked for, and for
+those that end in a question."""
 _SMALL_POOL = 10
 _TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
 """Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
@@ -43,7 +53,7 @@ class Entry:
 
     Attributes:
         time: seconds since 1970 UTC, None where it is unknown.
-        speaker: who said it; found by name.
+        speaker: who said it, "user" for who asks.
         thread: the conversation it belongs to; entries of one thread are neighbours in the order they were added.
     """
 
@@ -52,11 +62,6 @@ class Entry:
     time: float | None = None
     speaker: str | None = None
     thread: str | None = None
-
-    @property
-    def searched(self) -> str:
-        """The text with its speaker."""
-        return f"{self.speaker}: {self.text}" if self.speaker else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ class Hit:
         score: the one it is ranked by.
         scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
             and what it exceeds the pool's median by, ``semantic``; then ``passages``, ``neighbours``, ``time`` and
-            ``recency`` where they played a part.
+            ``recency`` where they played a part, and the factor of all of it, ``weight``.
     """
 
     entry: Entry
@@ -89,11 +94,12 @@ class Pool:
     """Texts, by the hashes of their terms, their vectors, times and threads. All vectors are of one embedder."""
 
     def __init__(self) -> None:
+        self._marks = np.empty((0, 2), dtype=_TERM)
         self._terms, self._lengths = packed([])
         self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
-        self._norms = np.empty(0)
         self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
+        self._talks: _Talks | None = None
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -109,7 +115,9 @@ class Pool:
             times: seconds since 1970 UTC.
             threads: a number for each thread, below 0 for none.
         """
-        new_terms, new_lengths = packed(said)
+        marks = np.frombuffer(b"".join(of_text[:_MARKS] for of_text in said), dtype=_TERM).reshape(-1, 2)
+        new_terms, new_lengths = packed([of_text[_MARKS:] for of_text in said])
+        self._marks = np.concatenate([self._marks, marks])
         self._terms = np.concatenate([self._terms, new_terms])
         self._lengths = np.concatenate([self._lengths, new_lengths])
         self._times = np.concatenate([self._times, np.array(times, dtype=np.float64)])  # None becomes NaN
@@ -117,7 +125,7 @@ class Pool:
         width = max(self.vectors.shape[1], vectors.shape[1])
         tables = (self.vectors, vectors)
         self.vectors = np.concatenate([rows if rows.size else np.zeros((len(rows), width), np.int8) for rows in tables])
-        self._norms = np.concatenate([self._norms, _norms(vectors)])
+        self._talks = None
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Forgets all other texts; those behind them move up.
@@ -126,13 +134,39 @@ class Pool:
             kept: says so of each place.
         """
         self._terms = self._terms[np.repeat(kept, self._lengths)]
-        self._lengths, self._times, self._threads = self._lengths[kept], self._times[kept], self._threads[kept]
-        self.vectors, self._norms = self.vectors[kept], self._norms[kept]
+        self._marks, self._lengths, self.vectors = self._marks[kept], self._lengths[kept], self.vectors[kept]
+        self._times, self._threads, self._talks = self._times[kept], self._threads[kept], None
+
+    def without_names(self, query: str) -> str:
+        """A query without the names of those who speak here: they stand in half of all texts."""
+        return self._named(query)[0]
+
+    def _named(self, query: str) -> tuple[str, NDArray[np.bool_]]:
+        """A query without names, and whose texts are those of speakers that it means."""
+        talks = self._in_talks()
+        rest, marks = terms.without_names(query, talks.speakers)
+        return rest, np.isin(self._marks[:, 0], np.frombuffer(b"".join(marks), dtype=_TERM))
+
+    def _in_talks(self) -> _Talks:
+        if self._talks is None:
+            order = np.flatnonzero(self._threads >= 0)
+            order = order[np.argsort(self._threads[order], kind="stable")]
+            threads, times, vectors = self._threads[order], self._times[order], self.vectors[order]
+            begins = (np.diff(threads) != 0) | (np.abs(np.diff(times)) > _PAUSE_SECONDS)
+            numbers = np.cumsum(np.concatenate([np.zeros(min(1, len(order)), np.bool_), begins]))
+            norms = _norms(self.vectors)
+            alike = np.einsum("ij,ij->i", vectors[1:], vectors[:-1], dtype=np.int32).astype(np.float64)
+            lengths = norms[order][1:] * norms[order][:-1]
+            alike = np.divide(alike, lengths, out=np.zeros(len(alike)), where=lengths > 0)
+            speakers = frozenset(mark.tobytes() for mark in np.unique(self._marks[:, 0]))
+            self._talks = _Talks(order, numbers, norms, alike, speakers)
+        return self._talks
 
     def answers(self, query: str, asked: Rows) -> tuple[Floats, dict[str, Floats]]:
         """How well each text answers a masked query without its neighbours and its time; and what that is made of.
 
         Args:
+            query: as of `without_names`.
             asked: the vector of the query, of no dimensions where meanings are not compared.
         """
         found, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
@@ -152,11 +186,19 @@ class Pool:
         return alone, {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
 
     def _cosines(self, asked: Rows) -> Floats:
-        """The cosine of each text with a query; 0 where either has no vector."""
+        """The cosine of each text, and half of the one before it in its talk, with a query; 0 where either has no
+        vector."""
         if not asked.any() or not self.vectors.size:
             return np.zeros(len(self))
-        lengths = self._norms * _norms(asked)
-        return np.divide(_products(self.vectors, asked[0]), lengths, out=np.zeros(len(self)), where=lengths > 0)
+        order, numbers, norms, alike, _ = self._in_talks()
+        lengths = norms * _norms(asked)
+        found = np.divide(_products(self.vectors, asked[0]), lengths, out=np.zeros(len(self)), where=lengths > 0)
+        at, before = order[1:], order[:-1]
+        share = _BEFORE * (numbers[1:] == numbers[:-1])
+        lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[before] > 0) + 2 * share * alike)
+        joined = found.copy()
+        joined[at] = np.divide(found[at] + share * found[before], lengths, out=np.zeros(len(at)), where=lengths > 0)
+        return joined
 
     def ranked(
         self,
@@ -175,6 +217,8 @@ class Pool:
             alone: how well each text answers by itself; ``scores`` is what that is made of, both as of `answers`.
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
         """
+        if terms.asks_when(query):
+            alone = alone * np.where(self._dated(), _DATED, 1.0)
         total = self._beside_neighbours(alone)
         scores = {**scores, "neighbours": total - alone}
         if not np.isnan(self._times).all():
@@ -185,7 +229,10 @@ class Pool:
             if terms.asks_for_recent(query):
                 scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
-        total = np.round(total, 9)
+        scores["weight"] = np.where(self._named(query)[1], _NAMED, 1.0) * np.where(
+            self._marks[:, 1] == np.frombuffer(terms.hash_of(terms.QUESTION), dtype=_TERM), _ASKING, 1.0
+        )
+        total = np.round(total * scores["weight"], 9)
 
         places = best(total, limit)
         found = entries(places)
@@ -197,19 +244,44 @@ class Pool:
             for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
         ]
 
+    def _dated(self) -> NDArray[np.bool_]:
+        """Whether texts have a word or a number that tells a time."""
+        places = np.flatnonzero(_among(self._terms, terms.DATED))
+        places = places[np.isin(self._terms[places], terms.DATED)]
+        found = np.zeros(len(self), dtype=np.bool_)
+        found[np.searchsorted(np.cumsum(self._lengths), places, side="right")] = True
+        return found
+
     def _beside_neighbours(self, alone: Floats) -> Floats:
-        """Scores with what the texts before and behind lend, in their threads."""
-        order = np.flatnonzero(self._threads >= 0)
-        order = order[np.argsort(self._threads[order], kind="stable")]
-        threads, own = self._threads[order], alone[order]
+        """Scores with what the texts before and behind lend in their talks, and the best of them."""
+        order, numbers, *_ = self._in_talks()
+        own = alone[order]
         lent = own.copy()
         for distance, share in enumerate(_NEIGHBOURS, start=1):
-            near = threads[distance:] == threads[:-distance]
+            near = numbers[distance:] == numbers[:-distance]
             lent[distance:] += share * own[:-distance] * near
             lent[:-distance] += share * own[distance:] * near
+        if len(order):
+            highest = np.maximum.reduceat(own, np.flatnonzero(np.diff(numbers, prepend=-1)))
+            lent += _TALK * (highest - highest.min())[numbers]
         total = alone.copy()
         total[order] = lent
         return total
+
+
+class _Talks(NamedTuple):
+    """How texts follow each other, worked out once.
+
+    ``order`` is the places of those in threads, by thread; ``numbers`` those of their talks, in that order; ``norms``
+    the lengths of all vectors; ``alike`` the cosine of each in ``order`` with the one before, of all but the first;
+    ``speakers`` the marks of whoever speaks.
+    """
+
+    order: Places
+    numbers: Places
+    norms: Floats
+    alike: Floats
+    speakers: frozenset[bytes]
 
 
 def packed(said: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
@@ -234,13 +306,7 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
     if not words or not len(keys):
         return found, 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
-    if len(keys) <= _FEW:
-        asked_for = np.isin(said, keys)
-    else:  # nearly all others go in one pass, however many are asked for
-        low = np.zeros(2**16, dtype=np.bool_)
-        low[keys & _LOW] = True
-        asked_for = low[said & _LOW]
-    places = np.flatnonzero(asked_for)
+    places = np.flatnonzero(np.isin(said, keys) if len(keys) <= _FEW else _among(said, keys))
     hashes, texts = said[places], np.searchsorted(np.cumsum(lengths), places, side="right")
     weights = []
     for key in keys:
@@ -250,6 +316,14 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
         weights.append(math.log((len(lengths) + 1) / max(1, len(holders))))
         found[holders] += weights[-1] * (K1 + 1) * counts / (norms[holders] + counts)
     return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
+
+
+def _among(said: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Where any of many keys stands, and a few other terms: in one pass, however many are asked for."""
+    low = np.zeros(2**16, dtype=np.bool_)
+    low[keys & _LOW] = True
+    found: NDArray[np.bool_] = low[said & _LOW]
+    return found
 
 
 def _products(rows: Rows, wanted: NDArray[np.int8]) -> Floats:

@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -73,15 +73,56 @@ def terms(text: str) -> list[str]:
     return found
 
 
-def hashed(text: str) -> bytes:
-    """`hash_of` each term of a text, in its order."""
-    return b"".join(map(hash_of, terms(text)))
+def hashed(text: str, speaker: str | None = None) -> bytes:
+    """What an index knows a text by: a mark of its speaker, one of whether it ends in a question, and `hash_of` each
+    term in its order."""
+    ends = QUESTION if text.rstrip().endswith("?") else _MARK
+    return b"".join(map(hash_of, (speaker_mark(speaker or ""), ends, *terms(text))))
 
 
 @lru_cache(maxsize=50_000)
 def hash_of(term: str) -> bytes:
     """What an index knows a term by: 32 bits, the lowest first."""
     return hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()[:4]
+
+
+# Speakers. No term begins with the character of a mark, so that none has a mark's hash but by chance.
+
+USER = "user"
+_MARK = "\n"
+QUESTION = f"{_MARK}?"
+_NAME = re.compile(r"\w+")
+_NAME_IN_QUERY = re.compile(r"(\w+)(?:['\u2019]s\b)?")
+_SELF = re.compile(r"\b(?:i|my|mine|myself)\b", re.I)
+
+
+def speaker_mark(speaker: str) -> str:
+    """What those are known by who may be meant in a question: the user, and whoever has a name that is no plain word,
+    since agents are called ``search`` or ``booking``."""
+    name = _NAME.search(speaker)
+    known = speaker == USER or (name and (name[0][0].isupper() or "_" in name[0]))
+    return f"{_MARK}{name[0].casefold()}" if name and known else _MARK
+
+
+def without_names(query: str, known: Container[bytes]) -> tuple[str, list[bytes]]:
+    """A query without the names of speakers that are known, unless it is nothing else, and the marks of those it means.
+
+    Args:
+        known: `hash_of` the marks of the speakers.
+    """
+    found: list[bytes] = []
+
+    def left(match: re.Match[str]) -> str:
+        mark = hash_of(_MARK + match[1].casefold())
+        if match[1].casefold() == USER or mark not in known:
+            return match[0]
+        found.append(mark)
+        return " "
+
+    rest = _NAME_IN_QUERY.sub(left, query)
+    if _SELF.search(query):
+        found.append(hash_of(_MARK + USER))
+    return rest if rest.strip() else query, found
 
 
 def query_terms(text: str) -> list[str]:
@@ -174,6 +215,25 @@ _AGO = re.compile(
     r"\b(?P<many>\d{1,9}|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I
 )
 _LAST = re.compile(r"\b(?:last|past|previous)\s+(?P<unit>week|month|year)\b", re.I)
+_WHEN = re.compile(
+    r"\bwhen (?:are|can|could|did|do|does|had|has|have|is|should|was|were|will|would)\b"
+    r"|\b(?:what|which) (?:date|day|month|time|year)\b|\bhow (?:long|often)\b",
+    re.I,
+)
+DATED = np.frombuffer(
+    b"".join(
+        map(
+            hash_of,
+            query_terms(
+                " ".join((*_MONTHS, *_SEASONS, *map(str, range(1950, 2051))))
+                + """ monday tuesday wednesday thursday friday saturday sunday yesterday today tomorrow tonight morning
+                day week weekend month year last next ago since"""
+            ),
+        )
+    ),
+    dtype="<u4",
+)
+"""Hashes of terms that texts tell a time by."""
 _RECENT = re.compile(
     r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I
 )
@@ -222,6 +282,11 @@ def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
 def asks_for_recent(question: str) -> bool:
     """Whether a question wants the latest of what is known."""
     return _RECENT.search(question) is not None
+
+
+def asks_when(question: str) -> bool:
+    """Whether a question wants a time."""
+    return _WHEN.search(question) is not None
 
 
 def closeness(times: NDArray[np.float64], spans: Sequence[Span]) -> NDArray[np.float64]:

@@ -18,14 +18,11 @@ from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from pydantic import BaseModel
-
 from aether_context.canonical import plain
 from aether_context.errors import BoardError
 from aether_context.pack import AcceptanceItem
 from aether_context.state.plans import Reading, acceptance_of, done_steps, read_plan, read_step, ready_steps
 from aether_context.state.schema import WRITING, NoteShape, PlanShape, Problems, SessionState, StepShape, read_shape
-from aether_context.text.spellings import field_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +145,7 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
     """Reads the board from a state, changes it and writes it back, under a lock of this process.
 
     Working notes in ``state["knowledge"]`` that belong to a step which is done now move to that step. Both keys are
-    assigned anew; fields in them that this package does not know stay as they are.
+    assigned anew, the plan in this package's own words; what stands under other keys stays as it is.
 
     Args:
         change: returns the changed board; it must not wait for another change.
@@ -178,7 +175,7 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
             step.model_copy(update={"notes": _merged(step.notes, moved[step.id])}) if step.id in moved else step
             for step in after.steps
         )
-        plan = _as_json(reading, before.plan, after.plan.model_copy(update={"steps": steps}))
+        plan = _as_json(reading, after.plan.model_copy(update={"steps": steps}))
         board = TaskBoard.read(plan)
         if before.plan != board.plan:
             state["plan"] = plan
@@ -224,40 +221,21 @@ def _merged(notes: Sequence[str], new_notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*notes, *new_notes]))
 
 
-def _as_json(reading: Reading, before: PlanShape, after: PlanShape) -> dict[str, Any]:
-    """A plan as plain JSON: what has changed stands under a field's own name, in the place of its other words."""
-    steps = [
-        _changed("step", item, _difference(alone, step))
-        for item, alone, step in zip(reading.items, reading.alone, after.steps, strict=False)
-    ]
-    steps += [step.model_dump(mode="json", exclude_defaults=True) for step in after.steps[len(steps) :]]
-    changes = _difference(before, after) | ({"steps": steps} if steps else {})
-    if before.step is None and (after.current_step or before.current_step):
-        changes["current_step"] = after.current_step
-    return _changed("plan", reading.fields, changes)
+def _as_json(reading: Reading, plan: PlanShape) -> dict[str, Any]:
+    """A plan as plain JSON, in this package's words; what it holds under other keys stays."""
+    left = [*reading.steps_left, *[{}] * (len(plan.steps) - len(reading.steps_left))]
+    steps = [_written(step, beside) for step, beside in zip(plan.steps, left, strict=True)]
+    return _written(plan, reading.left) | ({"steps": steps} if steps else {})
 
 
-_OTHER_WORDS = {
-    "current_step": {"current_step", "step", "index", "step_id", "doing"},
-    "steps": {"steps", "open", "statuses"},
-}
-"""The fields of the plan that say the same as one, where that is written."""
-
-
-def _changed(words: str, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    replaced = {name for change in changes for name in _OTHER_WORDS.get(change, {change})}
-    kept = {
-        str(key): plain(value)
-        for key, value in fields.items()
-        if (field_of(words, str(key)) or ("",))[0] not in replaced
-    }
-    return {**kept, **changes}
-
-
-def _difference(before: BaseModel, after: BaseModel) -> dict[str, Any]:
-    """The fields that changed, as plain JSON."""
-    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
-    return {name: value for name, value in new.items() if value != old[name]}
+def _written(shape: PlanShape | StepShape, left: Mapping[str, Any]) -> dict[str, Any]:
+    # An empty list of tools is read as no restriction.
+    tools = {"tools": "none"} if shape.tools == () else {}
+    return (
+        {key: plain(value) for key, value in left.items()}
+        | shape.model_dump(mode="json", exclude_defaults=True)
+        | tools
+    )
 
 
 def _names(names: Iterable[str]) -> str:

@@ -123,12 +123,8 @@ def _material(key: str, text: str) -> Candidate:
 
 def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> Step:
     own, limits = step.constraints, plan.constraints
-    tokens = own.token_budget if own.token_budget is not None else limits.token_budget
-    seconds = own.latency_seconds if own.latency_seconds is not None else limits.latency_seconds
     risk = own.risk or limits.risk
     constraints = [*dict.fromkeys([*own.notes, *limits.notes])]
-    constraints += [f"token budget: {tokens}"] if tokens is not None else []
-    constraints += [f"latency: at most {seconds:g} s"] if seconds is not None else []
     constraints += [f"risk: {risk}"] if risk is not None else []
     calls, questions = step.expected_tool_calls, step.open_questions
     return Step(

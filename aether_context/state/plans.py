@@ -20,8 +20,9 @@ from aether_context.state.schema import (
     PlanShape,
     Problems,
     StepShape,
+    data_of,
     each,
-    items_of,
+    entries,
     known_fields,
     opened,
     raw_items,
@@ -64,8 +65,8 @@ class Reading(NamedTuple):
 
     ``faults`` say what could not be read, which makes the current step uncertain. ``closed`` is set where that may have
     named tools. ``unread`` are the places of items that are no steps, with the number of steps before each.
-    ``material`` is what can be of use although it stands for no field. ``fields`` and ``items`` are what the plan and
-    its steps were read from, ``alone`` the steps by themselves.
+    ``material`` is what can be of use although it stands for no field. ``left`` and ``steps_left`` are what the plan
+    and each of its steps hold under keys that stand for no field.
     """
 
     plan: PlanShape | None = None
@@ -73,43 +74,37 @@ class Reading(NamedTuple):
     closed: bool = False
     unread: tuple[tuple[str, int], ...] = ()
     material: tuple[tuple[str, str], ...] = ()
-    fields: Mapping[str, Any] = {}
-    items: tuple[Mapping[str, Any], ...] = ()
-    alone: tuple[StepShape, ...] = ()
+    left: Mapping[str, Any] = {}
+    steps_left: tuple[Mapping[str, Any], ...] = ()
 
 
 def read_plan(value: object, problems: Problems) -> Reading:
     """Reads a plan of any form: a mapping, a model, a list of steps, or a text that holds one or says it in lines."""
-    if value is None or value == "" or value == []:
+    raw = opened(data_of(value))
+    if raw in (None, "", []):
         return Reading()
-    try:
-        return _read(value, problems)
-    except RecursionError:
-        problems.lose("plan", "it is nested too deeply")
-        return Reading(faults=("the plan cannot be read",), closed=True)
-
-
-def _read(value: object, problems: Problems) -> Reading:
-    raw, ends_early = opened(value), False
-    located = _locate(raw) if not isinstance(raw, str) else None
-    for data, early in readings(raw) if isinstance(raw, str) else ():
-        if (found := _locate(data)) is not None and (early or found[0].keys() & {"step", "steps", "open", "doing"}):
-            located, ends_early = found, early
-            break
-    if located is None and isinstance(raw, Mapping):
-        located = ({}, raw, raw)
-    if located is None:
-        is_text = isinstance(raw, str)
-        broken = isinstance(raw, list) or (is_text and raw.lstrip().startswith(("{", "[", "```")))
-        problems.lose("plan", "its JSON cannot be read" if broken and is_text else "it is not a mapping")
-        material = (("plan", raw[:_MOST_MATERIAL]),) if is_text and not broken and _says_much(raw) else ()
-        return Reading(faults=("the plan cannot be read",), closed=broken or lists_tools(raw), material=material)
-    return _Reader(problems).read(*located, ends_early)
+    if not isinstance(raw, str):
+        located = _locate(raw) or (({}, raw) if isinstance(raw, Mapping) else None)
+        if located is not None:
+            return _Reader(problems).read(*located)
+        problems.lose("plan", "it is not a mapping")
+        return Reading(faults=("the plan cannot be read",), closed=isinstance(raw, list) or lists_tools(raw))
+    for data, ends_early in readings(raw):
+        located = _locate(data_of(data))
+        if located is not None and (ends_early or located[0].keys() & {"step", "steps", "open", "doing"}):
+            return _Reader(problems).read(*located, ends_early)
+    is_broken = raw.lstrip().startswith(("{", "[", "```"))
+    problems.lose("plan", "its JSON cannot be read" if is_broken else "it is not a mapping")
+    return Reading(
+        faults=("the plan cannot be read",),
+        closed=is_broken or lists_tools(raw),
+        material=(("plan", raw[:_MOST_MATERIAL]),) if not is_broken and _says_much(raw) else (),
+    )
 
 
 def read_step(value: object, place: str, problems: Problems) -> StepShape | None:
     """A single step; None where it cannot be read."""
-    leaf = _Reader(problems).leaf(value, place)
+    leaf = _Reader(problems).leaf(data_of(value), place)
     return leaf.step if leaf is not None else None
 
 
@@ -119,81 +114,77 @@ def _says_much(text: str) -> bool:
 
 
 def lists_tools(plan: object) -> bool:
-    """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list.
-
-    A plan too large or too deep to be searched is assumed to list some.
-    """
-    try:
-        text = plan if isinstance(plan, str) else canonical_json(plain(_unfolded(plan)))
-    except (RecursionError, ValueError):
-        return True
+    """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list. One
+    too large to be searched is assumed to list some."""
+    text = plan if isinstance(plan, str) else canonical_json(plain(_unfolded(data_of(plan))))
     text = text.replace("\\n", "\n").replace('\\"', '"')
     return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
 
 
-def _unfolded(value: object, depth: int = 0) -> Any:
-    value = opened(value) if depth < 2 * _MOST_DEPTH else str(value)
+def _unfolded(value: object) -> Any:
+    value = opened(value)
     if isinstance(value, Mapping):
-        return {str(key): _unfolded(item, depth + 1) for key, item in [*value.items()][:MOST_ITEMS]}
-    return [_unfolded(item, depth + 1) for item in value[:MOST_ITEMS]] if isinstance(value, list) else value
+        return {key: _unfolded(item) for key, item in value.items()}
+    return [_unfolded(item) for item in value] if isinstance(value, list) else value
 
 
 # Where in a value the plan is.
 
 
-def _locate(value: object) -> tuple[Known, Mapping[str, Any], Mapping[str, Any]] | None:
-    """The fields of the plan in a value, what it has under other keys, and all of it; None where no field is known.
+def _locate(value: object) -> tuple[Known, dict[str, Any]] | None:
+    """The fields of the plan in a value, and what it has under other keys; None where no field is known.
 
     The shallowest mapping that holds steps is the plan, and what stands in the mappings around it belongs to it. Where
     none holds steps, it is the shallowest that holds a current step, reads as a step itself, or says what is next.
     """
-    items = value[:_MOST_PLACES] if isinstance(value, list) else []
+    items = value if isinstance(value, list) else []
     is_wrapper = len(items) == 1 and isinstance(items[0], Mapping) and _holds_steps(items[0])
     if not is_wrapper and any(isinstance(item, str) or _reads_as_step(item) for item in items):
         value = {"steps": value}
     queue: deque[tuple[Any, tuple[Mapping[str, Any], ...]]] = deque([(value, ())])
-    best: tuple[int, tuple[Mapping[str, Any], ...]] = (5, ())
+    found: list[tuple[int, tuple[Mapping[str, Any], ...]]] = []
     for _ in range(_MOST_PLACES):
-        if not queue or best[0] == 0:
+        if not queue or (found and found[-1][0] == 0):
             break
         node, above = queue.popleft()
         node = opened(node)
         if isinstance(node, list):
-            queue.extend((item, above) for item in node[:_MOST_PLACES])
+            queue.extend((item, above) for item in node)
         elif isinstance(node, str) and "\n" in node:
             queue.extend([(data, above) for data, _ in readings(node) if isinstance(data, dict)][:1])
-        if not isinstance(node, Mapping) or len(above) >= _MOST_DEPTH:
-            continue
-        known, _ = known_fields("plan", node)
-        is_at_step = any(not isinstance(item, bool) for item in known.get("step", ()))
-        says_next = bool(known.keys() & {"next", "open", "doing"})
-        ranks = (_holds_steps(node), is_at_step, _is_only_step(node), says_next, bool(known), True)
-        rank = ranks.index(True)
-        best = min(best, (rank, (*above, node)), key=lambda one: one[0])
-        skipped = {id(item) for name in ("step", "tools", "acceptance") for item in known.get(name, ())}
-        queue.extend((item, (*above, node)) for item in node.values() if id(item) not in skipped)
-    rank, mappings = best
+        elif isinstance(node, Mapping) and len(above) < _MOST_DEPTH:
+            known, _ = known_fields("plan", node)
+            found.append((_rank(node, known), (*above, node)))
+            skipped = {id(item) for name in ("step", "tools", "acceptance") for item in known.get(name, ())}
+            queue.extend((item, (*above, node)) for item in node.values() if id(item) not in skipped)
+    rank, mappings = min(found, key=lambda place: place[0], default=(5, ()))
     if rank == 5:
         return None
     known, left = known_fields("plan", mappings[-1]) if rank != 2 else ({"step": [mappings[-1]]}, {})
-    fields = dict(mappings[-1]) if rank != 2 else {"step": mappings[-1]}
     if numbered := _numbered(left):
         known.setdefault("steps", [numbered])
-        left, fields = ({key: item for key, item in part.items() if key not in numbered} for part in (left, fields))
+        left = {key: item for key, item in left.items() if key not in numbered}
     if not known.keys() & {"steps", "step", "open", "doing", "next"}:  # a checklist that says what is done
-        checked = [one for one in each(known.get("acceptance", ())) if isinstance(one, Mapping)]
-        if any(known_fields("step", one)[0].keys() & {"flag", "status"} for one in checked):
+        checked = [item for item in each(known.get("acceptance", ())) if isinstance(item, Mapping)]
+        if any(known_fields("step", item)[0].keys() & {"flag", "status"} for item in checked):
             known["steps"] = known.pop("acceptance")
     for mapping in reversed(mappings[:-1]):
-        around, _ = known_fields("plan", mapping)
+        around, beside = known_fields("plan", mapping)
         for name in (around.keys() & _AROUND) - ({"step"} & known.keys()):
             given = [item for item in around[name] if name != "task" or not isinstance(item, Mapping)]
             known |= {name: [*known.get(name, []), *given]}
-        fields = {key: item for key, item in mapping.items() if item is not mappings[-1]} | fields
+        left |= {key: item for key, item in beside.items() if not isinstance(item, Mapping)}
     for mapping in [item for item in left.values() if isinstance(item, Mapping)]:
         around, _ = known_fields("plan", mapping)
         known = {name: around[name] for name in around.keys() & {"goal", "constraints", "tools"}} | known
-    return known, left, fields
+    return known, left
+
+
+def _rank(mapping: Mapping[str, Any], known: Known) -> int:
+    """How much a mapping is the plan: 0 where it holds steps, 5 where it says nothing of one."""
+    is_at_step = any(not isinstance(item, bool) for item in known.get("step", ()))
+    says_next = bool(known.keys() & {"next", "open", "doing"})
+    return [_holds_steps(mapping), is_at_step, _is_only_step(mapping), says_next, bool(known), True].index(True)
 
 
 def _holds_steps(mapping: Mapping[str, Any]) -> bool:
@@ -210,7 +201,7 @@ def _are_steps(value: object) -> bool:
     """Whether what stands under a word for steps are steps, not a plan with steps of its own, a title or a count."""
     value = opened(value)
     if isinstance(value, Mapping):
-        return 2 * sum(field_of("plan", str(name)) is not None for name in value) < len(value)
+        return 2 * sum(field_of("plan", name) is not None for name in value) < len(value)
     return bool(value) if isinstance(value, list) else isinstance(value, str) and len(bulleted(value)) > 1
 
 
@@ -229,9 +220,9 @@ def _is_only_step(value: Mapping[str, Any]) -> bool:
     """Whether a mapping is a step rather than a plan: it has a text under a word that no plan has for its task, and a
     checklist, tools or a status."""
     known, _ = known_fields("step", value)
-    own = [key for key in value if folded(str(key)) == "description" or field_of("plan", str(key)) is None]
+    own = [key for key in value if folded(key) == "description" or field_of("plan", key) is None]
     return bool(known.keys() & {"acceptance", "tools", "status"}) and any(
-        (field_of("step", str(key)) or ("",))[0] == "text" and isinstance(value[key], str) for key in own
+        (field_of("step", key) or ("",))[0] == "text" and isinstance(value[key], str) for key in own
     )
 
 
@@ -240,36 +231,32 @@ def _is_only_step(value: Mapping[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class _Leaf:
-    """A step without steps of its own, and what its list says of it."""
+    """A step without steps of its own, with what it says under the words of other fields, and under no such word."""
 
     step: StepShape
-    fields: Mapping[str, Any]
     place: str
-    status: str = ""
-    names: tuple[str, ...] = ()
-    known: Known = field(default_factory=dict)
-    left: Mapping[str, Any] = field(default_factory=dict)
-    alone: StepShape = field(default_factory=StepShape)
+    titles: list[str]
+    known: Known
+    left: Mapping[str, Any]
 
     def set(self, **values: Any) -> None:
         self.step = self.step.model_copy(update=values)
 
 
+@dataclass(slots=True)
 class _Reader:
     """Reads one plan."""
 
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
-        self.leaves: list[_Leaf] = []
-        self.unread: list[tuple[str, int]] = []
-        self.named: dict[str, list[_Leaf]] = {}
-        """The steps by their places, ids and texts, those of a group by the group's."""
-        self.numbers: dict[str, list[_Leaf]] = {}
-        """The steps by the digits of their ids."""
+    problems: Problems
+    leaves: list[_Leaf] = field(default_factory=list)
+    unread: list[tuple[str, int]] = field(default_factory=list)
+    named: dict[str, list[_Leaf]] = field(default_factory=dict)
+    """The steps by their places, ids and texts, those of a group by the group's."""
+    numbers: dict[str, list[_Leaf]] = field(default_factory=dict)
+    """The steps by the digits of their ids."""
 
-    def read(self, known: Known, left: Mapping[str, Any], fields: Mapping[str, Any], ends_early: bool) -> Reading:
+    def read(self, known: Known, left: Mapping[str, Any], ends_early: bool = False) -> Reading:
         problems = self.problems
-        faults = ["the plan's JSON text is not complete"] if ends_early else []
         if ends_early:
             problems.note("state plan: its JSON text ends before it is complete")
         given = known.pop("steps", [])
@@ -277,12 +264,12 @@ class _Reader:
         known.setdefault("task", []).extend(value for value in given if isinstance(value, str) and value not in lists)
         listed = [value for value in lists if not isinstance(value, str)] or lists or known.get("open", [])
         for value in listed or ([] if "step" in known else known.pop("next", [])):
-            self._collect(value, "plan.steps", None)
-        if not lists and any(not isinstance(value, (str, list, Mapping)) for value in map(opened, given)):
+            self.collect(value, "plan.steps")
+        if not lists and any(not isinstance(opened(value), (str, list, Mapping)) for value in given):
             problems.lose("plan.steps", "it is not a list")
-        orders = {id(leaf): leaf.known["order"][0] for leaf in self.leaves if leaf.known.get("order")}
-        if len(orders) == len(self.leaves) and all(map(_is_number, orders.values())):
-            self.leaves.sort(key=lambda leaf: int(orders[id(leaf)]))
+        orders = {leaf.place: str(leaf.known.get("order", [""])[0]) for leaf in self.leaves}
+        if all(order.isdecimal() for order in orders.values()):
+            self.leaves.sort(key=lambda leaf: int(orders[leaf.place]))
         self._say_done(known)
         self._distribute(known)
         self._connect(known)
@@ -291,10 +278,11 @@ class _Reader:
         plan = shape_of(PlanShape, told, "plan", problems) or PlanShape()
         problems.unknown("plan", left, "plan")
         lost = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
+        faults = ["the plan's JSON text is not complete"] if ends_early else []
         faults += [f"{place} cannot be read" for place in lost]
         faults += ["plan.current_step names no step"] if "plan.current_step" in problems.lost else []
-        left = {**left, **(current.left if current is not None else {})}
-        texts = {key: _text(item)[:_MOST_MATERIAL] for key, item in left.items() if not isinstance(item, Mapping)}
+        said = {**left, **(current.left if current is not None else {})}
+        texts = {key: _text(item)[:_MOST_MATERIAL] for key, item in said.items() if not isinstance(item, Mapping)}
         material = [(key, text) for key, text in texts.items() if _says_much(text)]
         name = current.step.id if current is not None and step is None else ""
         steps = tuple(leaf.step for leaf in self.leaves)
@@ -304,12 +292,11 @@ class _Reader:
             closed=ends_early or bool(lost),
             unread=tuple(self.unread),
             material=tuple(material[:_MOST_NOTES]),
-            fields=fields,
-            items=tuple(leaf.fields for leaf in self.leaves),
-            alone=tuple(leaf.alone for leaf in self.leaves),
+            left=left,
+            steps_left=tuple(leaf.left for leaf in self.leaves),
         )
 
-    def _collect(self, value: object, place: str, above: _Leaf | None, depth: int = 0) -> list[_Leaf]:
+    def collect(self, value: object, place: str, above: _Leaf | None = None, depth: int = 0) -> list[_Leaf]:
         """The leaves of a list of steps, in order. What a step does not say itself holds from the one above it."""
         items = raw_items(StepShape, value) if depth < _MOST_DEPTH else None
         if items is None:
@@ -322,14 +309,13 @@ class _Reader:
             if leaf is None:
                 self.unread.append((f"{place}.{index}", len(self.leaves)))
                 continue
-            below = [*leaf.known.get("steps", []), *filter(_has_mappings, leaf.known.get("parts", []))]
-            inner = [one for value in below for one in self._collect(value, leaf.place, leaf, depth + 1)]
-            for name in (leaf.place, leaf.step.id, leaf.step.text, *leaf.names):
+            inner = [one for part in _steps_below(leaf) for one in self.collect(part, leaf.place, leaf, depth + 1)]
+            for name in (leaf.place, leaf.step.id, leaf.step.text, *leaf.titles):
                 self.named.setdefault(name, inner or [leaf])
                 self.named.setdefault(folded(name), inner or [leaf])
             self.numbers.setdefault(re.sub(r"\D", "", leaf.step.id[:60]), []).append(leaf)
             ready = [one for one in inner if one.step.status == "ready"]
-            if leaf.status == "claimed" and ready and all(one.step.status != "claimed" for one in inner):
+            if leaf.step.status == "claimed" and ready and all(one.step.status != "claimed" for one in inner):
                 ready[0].set(status="claimed")
             self.leaves += [leaf] if not inner and len(self.leaves) < MOST_ITEMS else []
             found += inner or [leaf]
@@ -343,13 +329,13 @@ class _Reader:
         if not isinstance(raw, (str, Mapping)):
             self.problems.lose(place, "it is neither a mapping nor a text")
             return None
-        fields = {"text": raw} if isinstance(raw, str) else {str(key): value for key, value in raw.items()}
+        fields = {"text": raw} if isinstance(raw, str) else raw
         known, left = known_fields("step", fields)
         if len(left) == 1 and not known:  # {"Step one": {…}} or {"1": "Count"}
             key, inner = next((key, opened(value)) for key, value in left.items())
             fields = {"id": key, **(inner if isinstance(inner, Mapping) else {"text": inner})}
             known, left = known_fields("step", fields)
-        numbers = [text for text in known.get("text", ()) if _is_number(text) and text is not fields.get("text")]
+        numbers = [text for text in known.get("text", ()) if str(text).isdecimal() and text is not fields.get("text")]
         texts = list(filter(None, (_text(text) for text in known.get("text", ()) if text not in numbers)))
         titles = [str(title) for title in known.get("title", ()) if isinstance(title, (str, int))]
         mark = marked((texts or titles or [""])[0])
@@ -359,26 +345,24 @@ class _Reader:
         lines += [text for text in texts[1:] if " " in text and not _has(mark.text, text)]
         lines += [f"- {_text(part)}" for part in each(known.get("parts", ())) if isinstance(part, str)]
         status = _status(known) or mark.status
-        ids = [*known.get("id", []), *numbers, *filter(None, [mark.id])]
-        given = {**known, "text": ["\n".join(filter(None, lines))], "id": ids}
-        given["status"] = [status.replace("blocked", "ready")] if status else [*map(_text, known.get("status", ()))]
-        step = shape_of(StepShape, {name: values for name, values in given.items() if values}, place, self.problems)
+        given = {**known, "text": ["\n".join(filter(None, lines))]}
+        given["id"] = [*known.get("id", []), *numbers, *filter(None, [mark.id])]
+        given["status"] = [status] if status else [*map(_text, known.get("status", ()))]
+        step = shape_of(StepShape, given, place, self.problems)
         if step is None or not (step.text or step.id or known.keys() & {"steps", "acceptance", "tools"}):
             self.problems.lose(place, "it has no text")
             return None
         self.problems.unknown("step", left, place)
-        leaf = _Leaf(step, fields, place, status, tuple(titles), known, left, step)
         if above is not None:
             over = above.step
             names = ("acceptance", "role", "depends_on", "profile")
             notes = tuple(dict.fromkeys([*step.constraints.notes, *over.constraints.notes]))
-            leaf.set(
-                **{name: getattr(step, name) or getattr(over, name) for name in names},
-                tools=step.tools if step.tools is not None else over.tools,
-                constraints=step.constraints.model_copy(update={"notes": notes}),
-                status="done" if over.status == "done" else step.status,
-            )
-        return leaf
+            values: dict[str, Any] = {name: getattr(step, name) or getattr(over, name) for name in names}
+            values |= {"constraints": step.constraints.model_copy(update={"notes": notes})}
+            values |= {"tools": over.tools} if step.tools is None else {}
+            values |= {"status": "done"} if over.status == "done" else {}
+            step = step.model_copy(update=values)
+        return _Leaf(step, place, titles, known, left)
 
     # What the plan says of its steps beside them.
 
@@ -387,7 +371,7 @@ class _Reader:
         for name, value in lists:
             if isinstance(value, bool) or status_of(value):
                 continue
-            items: list[Any] = [opened(item) for item in each([value])]
+            items: list[Any] = each([value])
             if isinstance(value, Mapping):  # what came of each
                 items = [key for key, item in value.items() if item not in (False, None, "")]
             elif isinstance(value, int) and name != "done_index":  # how many
@@ -402,17 +386,14 @@ class _Reader:
         for name, target in (("statuses", "status"), ("acceptance", "acceptance"), ("tools", "tools")):
             for value in known.pop(name, []):
                 raw = opened(value)
-                found = [(self.find(str(key)), item) for key, item in raw.items()] if isinstance(raw, Mapping) else []
+                found = [(self.find(key), item) for key, item in raw.items()] if isinstance(raw, Mapping) else []
                 if name == "statuses" and isinstance(raw, list) and len(raw) == len(self.leaves):
                     found = [([leaf], item) for leaf, item in zip(self.leaves, raw, strict=True)]
                 if not found or not all(leaves for leaves, _ in found):
-                    known[name] = [*known.get(name, []), value]
+                    known.setdefault(name, []).append(value)
                     continue
                 for leaves, item in found:
-                    if target == "status":
-                        known_status = item if isinstance(item, Mapping) else {"status": item}
-                        status = _status(known_fields("step", known_status)[0])
-                        item = "ready" if status in ("", "blocked") else status
+                    item = (_status({"status": [item]}) or "ready") if target == "status" else item
                     step = shape_of(StepShape, {target: [item]}, leaves[0].place, self.problems) or StepShape()
                     for leaf in leaves:
                         leaf.set(**{target: getattr(step, target)})
@@ -420,8 +401,7 @@ class _Reader:
     def _connect(self, known: Known) -> None:
         """Dependencies, as ids of steps; a step that another depends on is named by its number where it has no id."""
         edges = []
-        for name, item in [pair for value in known.pop("edges", []) for pair in items_of(value) or ()]:
-            raw = opened(item)
+        for name, raw in [pair for value in known.pop("edges", []) for pair in entries(value) or ()]:
             ends = raw.split("->") if isinstance(raw, str) else raw
             if isinstance(raw, Mapping):
                 ends = [raw.get("from", raw.get("source")), raw.get("to", raw.get("target"))]
@@ -495,11 +475,6 @@ class _Reader:
                 if ids and not own.step.id:
                     own.set(id=str(ids[0]))
                 return own, own.step
-        blocked = [leaf.step for leaf in self.leaves if leaf.status == "blocked"]
-        if blocked and all(leaf.step.status != "claimed" for leaf in self.leaves):
-            free = [step for step in ready_steps([leaf.step for leaf in self.leaves]) if step not in blocked]
-            for leaf in (leaf for leaf in self.leaves if leaf.step in free[:1]):
-                return self._completed(leaf, None), None
         return None, None
 
     def _completed(self, leaf: _Leaf, reference: object) -> _Leaf:
@@ -516,18 +491,25 @@ class _Reader:
         """A step that stands in no list, its parts in its text. One in a mapping of its own is that."""
         for _ in range(_MOST_DEPTH):
             values = raw.values() if isinstance(raw, Mapping) and not _reads_as_step(raw) else ()
-            inner = [opened(one) for one in values if isinstance(opened(one), Mapping)]
+            inner = [one for one in map(opened, values) if isinstance(one, Mapping)]
             raw = inner[0] if len(inner) == 1 else raw
         if isinstance(raw, str) and "\n" in raw:
             raw = next((data for data, _ in readings(raw) if _reads_as_step(data)), raw)
         leaf = self.leaf(raw, place)
         if leaf is not None:
             parts = _Reader(Problems())
-            for value in [*leaf.known.get("steps", []), *filter(_has_mappings, leaf.known.get("parts", []))]:
-                parts._collect(value, place, None)
+            for value in _steps_below(leaf):
+                parts.collect(value, place)
             lines = [f"- [{'x' if one.step.status == 'done' else ' '}] {one.step.text}" for one in parts.leaves]
             leaf.set(text="\n".join([leaf.step.text, *lines]))
         return leaf
+
+
+def _steps_below(leaf: _Leaf) -> list[Any]:
+    """The lists of steps in a step; parts that are texts belong to its own text."""
+    parts = leaf.known.get("parts", [])
+    in_parts = [part for part in parts if any(isinstance(item, Mapping) for _, item in entries(part) or ())]
+    return [*leaf.known.get("steps", []), *in_parts]
 
 
 def _has(text: str, part: str) -> bool:
@@ -535,27 +517,19 @@ def _has(text: str, part: str) -> bool:
     return len(folded(part)) > (9 if part.isascii() else 3) and folded(part) in folded(text)
 
 
-def _has_mappings(value: object) -> bool:
-    return any(isinstance(opened(item), Mapping) for _, item in items_of(value) or ())
-
-
-def _is_number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, str)) and str(value).strip().isdecimal()
-
-
-def _text(value: object, depth: int = 0) -> str:
+def _text(value: object) -> str:
     """What a value says in words: the lines of a list, the text in a mapping."""
-    value = opened(value) if depth < _MOST_DEPTH else None
+    value = opened(value)
     if isinstance(value, Mapping):
-        return next((_text(item, depth + 1) for item in known_fields("step", value)[0].get("text", ())), "")
+        return next((_text(item) for item in known_fields("step", value)[0].get("text", ())), "")
     if isinstance(value, list):
-        return "\n".join(filter(None, (_text(item, depth + 1) for item in value[:MOST_ITEMS])))
+        return "\n".join(filter(None, map(_text, value[:MOST_ITEMS])))
     return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 def _status(known: Known) -> str:
     """A step's status by its words, its flags or its result; empty where none says it."""
-    for value in map(opened, known.get("status", ())):
+    for value in known.get("status", ()):
         if status := _status(known_fields("step", value)[0]) if isinstance(value, Mapping) else status_of(str(value)):
             return status
     for name, meaning in (("flag", "done"), ("active", "claimed")):
@@ -573,7 +547,7 @@ def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
     """The current step, None where none is left.
 
     It is the plan's ``step``; else a step that the worker has claimed; else the one that ``current_step`` names, the
-    first claimed one, the first ready one whose dependencies are done, or the first ready one.
+    first claimed one, the first ready one whose dependencies are done, or the first that is not done.
     """
     if plan.step is not None:
         return plan.step
@@ -582,7 +556,7 @@ def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
     own_steps = [step for step in claimed if worker and step.claimed_by == worker]
     if own_steps:
         return next((step for step in current if step in own_steps), own_steps[0])
-    unclaimed = [step for step in plan.steps if step.status == "ready"]
+    unclaimed = [step for status in ("ready", "blocked") for step in plan.steps if step.status == status]
     return next(iter([*current, *claimed, *ready_steps(plan.steps), *unclaimed]), None)
 
 

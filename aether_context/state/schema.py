@@ -31,6 +31,7 @@ _MOST_TEXT = 20_000
 _MOST_PROBLEMS = 50
 _MOST_KEY = 60
 _MOST_ENTRIES = 200
+_MOST_DEPTH = 24
 _LONG_AGO = -62_135_596_800.0
 _LISTS = frozenset(
     ["acceptance", "tools", "constraints", "depends_on", "notes", "open_questions", "next", "stop_when", "covers"]
@@ -38,7 +39,6 @@ _LISTS = frozenset(
 """Fields of which several words are joined."""
 _NAME_KEYS = ("name", "tool_name", "function_name", "tool", "function", "id")
 _ALL_TOOLS = frozenset(["", "*", "all", "any", "all tools"])
-_LIMITS = frozenset(["risk", "token_budget", "latency_seconds", "limit"])
 _ARGUMENTS = re.compile(r"\([^()]*\)")
 
 WRITING = RLock()
@@ -56,44 +56,54 @@ class SessionState(Protocol):
 # Values, before pydantic checks them.
 
 
-def opened(value: object) -> Any:
-    """The fields of a model or a dataclass, a set or a tuple as a list, the object or list that a JSON text is; any
-    other value as it is."""
-    if isinstance(value, str):
-        text = value.strip()
-        text = text.strip("`").removeprefix("json") if text.startswith("```") else text
-        parsed, ends_early = json_in(text)
-        return value if parsed is None or ends_early else parsed
+def data_of(value: object, above: tuple[int, ...] = ()) -> Any:
+    """A value as mappings with keys that are texts, as lists and single values. What contains itself, or is nested
+    deeper than any plan, is None."""
     if isinstance(value, BaseModel):
-        return {**dict(value), **(value.model_extra or {})}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    return list(value) if isinstance(value, tuple) else value
+        value = {**dict(value), **(value.model_extra or {})}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    if not isinstance(value, (Mapping, list, tuple)):
+        return value
+    if len(above) > _MOST_DEPTH or id(value) in above:
+        return None
+    inside = (*above, id(value))
+    if isinstance(value, Mapping):
+        return {str(key): data_of(item, inside) for key, item in value.items()}
+    return [data_of(item, inside) for item in value]
 
 
-def items_of(value: object) -> list[tuple[str, Any]] | None:
+def opened(value: object) -> Any:
+    """The object or list that a JSON text is, also in a fence; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    parsed, ends_early = json_in(text.strip("`").removeprefix("json") if text.startswith("```") else text)
+    return value if parsed is None or ends_early else data_of(parsed)
+
+
+def entries(value: object) -> list[tuple[str, Any]] | None:
     """The items of a list, of a text whose lines are bullets, or of a mapping with their keys; else None."""
     value = opened(value)
     value = bulleted(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):
-        return [(str(name), item) for name, item in value.items()]
+        return list(value.items())
     return [("", item) for item in value] if isinstance(value, list) else None
 
 
 def each(values: Iterable[object]) -> list[Any]:
     """The items of several values, one after another; what is no list is one item."""
-    return [item for value in values for _, item in items_of(value) or [("", value)]]
+    return [item for value in values for _, item in entries(value) or [("", value)]]
 
 
 def _as_text(value: object) -> object:
     """A text: empty for None, the items of a list as lines, the text or name in a mapping."""
-    value = opened(value) if not isinstance(value, str) else value
     if value is None or isinstance(value, bool):
         return "" if value is None else str(value).lower()
     if isinstance(value, list) and all(isinstance(item, (str, int, float)) for item in value):
-        return "\n".join(str(item) for item in value)
+        return "\n".join(map(str, value))
     if isinstance(value, Mapping):
         keys = ("text", "answer", "description", "name", "title", "value", "id")
         return next((value[key] for key in keys if isinstance(value.get(key), (str, int))), value)
@@ -110,11 +120,9 @@ def _as_name(value: object) -> object:
 
 def _as_lines(value: object) -> object:
     """A list of texts; a single text is a list of one."""
-    if means_nothing(value):
-        return ()
-    if isinstance(value, (bool, int, float)):
-        return (str(value),)
-    items = items_of(value)
+    if means_nothing(value) or isinstance(value, (bool, int, float)):
+        return () if means_nothing(value) else (str(value),)
+    items = entries(value)
     if items is None:
         return value
     texts = [(name, _as_text(item)) for name, item in items if item is not None]
@@ -123,15 +131,12 @@ def _as_lines(value: object) -> object:
 
 def _as_names(value: object) -> object:
     """A list of names; a text may hold several, separated by commas."""
-    if isinstance(value, str) and isinstance(opened(value), str):
-        value = re.split("[,，、;；\n]", value)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = [value]
-    items = items_of(value) if value is not None else []
-    if items is None:
-        return value
-    names = (_as_name(name or item) for name, item in items)
-    return tuple(name for name in names if not means_nothing(name))
+    value = opened(value)
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        value = re.split("[,，、;；\n]", str(value))
+    items = entries(value) if value is not None else []
+    names = [_as_name(name or item) for name, item in items or ()]
+    return value if items is None else tuple(name for name in names if not means_nothing(name))
 
 
 class Shape(BaseModel):
@@ -175,17 +180,11 @@ class AcceptanceShape(Shape):
 
 
 class ConstraintShape(Shape):
-    """Limits of the work; a list of strings is read as ``notes``. Any other field is shown to the model as it is."""
+    """Limits of the work; a list of strings is read as ``notes``, and so is any other field, with its key."""
 
     words = "constraints"
     short_for = "notes"
 
-    token_budget: Count = None
-    """Tokens that the step may use."""
-    latency_seconds: Annotated[
-        float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)
-    ] = None
-    """Time that the step may take."""
     risk: Annotated[Literal["low", "medium", "high"] | None, BeforeValidator(spellings.as_risk)] = None
     """How much harm a mistake would do."""
     notes: Lines = ()
@@ -212,7 +211,7 @@ class StepShape(Shape):
     """The tools it needs, by name. Where tools are given but none can be read, it has no tools, rather than all."""
     depends_on: Names = ()
     """Ids of the steps that have to be done before it."""
-    status: Annotated[Literal["ready", "claimed", "done"], BeforeValidator(spellings.as_status)] = "ready"
+    status: Annotated[Literal["ready", "blocked", "claimed", "done"], BeforeValidator(spellings.as_status)] = "ready"
     """Its status on the task board."""
     claimed_by: Name = ""
     """Who has claimed it, or did it."""
@@ -385,17 +384,17 @@ Known: TypeAlias = dict[str, list[Any]]
 """By field what is given for it, the likeliest first."""
 
 
-def known_fields(words: str, fields: Mapping[Any, Any]) -> tuple[Known, dict[str, Any]]:
+def known_fields(words: str, fields: Mapping[str, Any]) -> tuple[Known, dict[str, Any]]:
     """What a mapping gives by field, without what is empty; and what it holds under keys that stand for no field."""
     found: dict[str, list[tuple[int, Any]]] = {}
     left: dict[str, Any] = {}
     for key, value in fields.items():
-        name, place = field_of(words, str(key)) or ("", 0)
+        name, place = field_of(words, key) or ("", 0)
         if not name:
-            left[str(key)] = value
+            left[key] = value
         elif not is_empty(value) or _says_none(words, name, value):
-            if name in _LIMITS and words != "constraints":
-                name, value = "constraints", {str(key) if name == "limit" else name: value}
+            if name in ("risk", "limit") and words != "constraints":
+                name, value = "constraints", {key: value}
             found.setdefault(name, []).append((place, value))
     return {name: [value for _, value in sorted(given, key=itemgetter(0))] for name, given in found.items()}, left
 
@@ -408,7 +407,8 @@ def _says_none(words: str, name: str, value: object) -> bool:
 
 def read_shape(kind: type[_Any], value: object, place: str, problems: Problems) -> _Any | None:
     """A shape with the fields that can be read; None where it is no mapping or text, or lacks a required text."""
-    value = {kind.short_for: value} if isinstance(value := opened(value), str) else value
+    value = opened(data_of(value))
+    value = {kind.short_for: value} if isinstance(value, str) else value
     if not isinstance(value, Mapping):
         problems.lose(place, "it is neither a mapping nor a text")
         return None
@@ -423,19 +423,20 @@ def read_shape(kind: type[_Any], value: object, place: str, problems: Problems) 
 def shape_of(kind: type[_Any], known: Known, place: str, problems: Problems) -> _Any | None:
     """A shape from what is given by field: several values of a list are joined, of others the likeliest is taken."""
     values: dict[str, Any] = {}
-    for name in kind.model_fields.keys() & {*known, *(["constraints"] if "forbidden" in known else [])}:
+    forbidden = [f"do not: {text_of(item)}" for item in each(known.get("forbidden", ()))]
+    known = {**known, "constraints": [*known.get("constraints", []), *([forbidden] if forbidden else [])]}
+    for name in kind.model_fields:
         given, at = known.get(name, []), f"{place}.{name}"
+        if not given:
+            continue
         if name in kind.lists:
-            values[name] = tuple(one for raw in given for one in read_items(kind.lists[name], raw, at, problems))
+            values[name] = tuple(item for value in given for item in read_items(kind.lists[name], value, at, problems))
         elif name == "tools":
             values[name] = read_tools(given, at, problems)
         elif name == "constraints":
-            forbidden = [f"do not: {text_of(item)}" for item in each(known.get("forbidden", ()))]
-            values[name] = _constraints([*given, forbidden], at, problems)
-        elif name in _LISTS and len(given) > 1:
-            values[name] = each(given)
+            values[name] = _constraints(given, at, problems)
         else:
-            values[name] = given[0]
+            values[name] = each(given) if name in _LISTS and len(given) > 1 else given[0]
     return _validated(kind, values, place, problems)
 
 
@@ -453,16 +454,15 @@ def _validated(kind: type[_Any], values: dict[str, Any], place: str, problems: P
         # pydantic's messages say what was expected, not what was given.
         reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
         is_long = fault["type"] == "string_too_long"
-        outcome = "was cut" if is_long else "was ignored"
         at_item = f"{place}.{name}" if index is None else f"{place}.{name}.{index}"
-        problems.lose(at_item, f"{reason[:1].lower()}{reason[1:]}", outcome)
+        problems.lose(at_item, f"{reason[:1].lower()}{reason[1:]}", "was cut" if is_long else "was ignored")
         if index is not None:
             items = list(cast("Sequence[Any]", _as_lines(values[name])))
             items[index : index + 1] = [text_of(items[index])] if is_long else []
             values[name] = items
         elif is_long:
             values[name] = text_of(values[name])
-        if not is_long and not (index is not None and values[name]):
+        else:
             del values[name]
 
 
@@ -498,38 +498,40 @@ def raw_items(kind: type[Shape], value: object) -> list[Any] | None:
     """The items of a list as given; the values of a mapping with their keys, or the mapping itself where it is an
     item."""
     value = opened(value)
+    is_checklist = kind is AcceptanceShape
     if isinstance(value, Mapping):
         known, _ = known_fields(kind.words, value)
-        if kind is AcceptanceShape and isinstance(inner := opened(known.get("items", [None])[0]), (list, Mapping)):
+        if is_checklist and isinstance(inner := opened(known.get("items", [None])[0]), (list, Mapping)):
             return raw_items(kind, inner)
         if known.keys() & {kind.short_for, "then", "title"}:
             return [value]
     if isinstance(value, str):
-        lines = [value] if issubclass(kind, NoteShape) else bulleted(value)
-        return [part for line in lines for part in re.split(r"[;；](?=\s)", line)] if kind is AcceptanceShape else lines
+        lines = [value] if kind is NoteShape else bulleted(value)
+        return [part for line in lines for part in re.split(r"[;；](?=\s)", line)] if is_checklist else lines
+    items = entries(value)
     result: list[Any] = []
-    for name, item in items_of(value) or ():
-        status = spellings.status_of(item) if kind is StepShape else ""
+    for name, item in items or ():
         fields = opened(item)
-        if not name and not (isinstance(fields, list) and kind is AcceptanceShape):
-            result.append(marked(item).text if kind is AcceptanceShape and isinstance(item, str) else item)
-        elif isinstance(item, bool) or status:  # a mapping that says of each item whether it is done
-            result.append({"text": name, "status": status or str(item)} if kind is StepShape else name)
-        elif isinstance(fields, list) and kind is AcceptanceShape:
+        status = str(item) if isinstance(item, bool) else spellings.status_of(item) if kind is StepShape else ""
+        if is_checklist and isinstance(fields, list):
             result += raw_items(kind, fields) or []
+        elif not name:
+            result.append(marked(item).text if is_checklist and isinstance(item, str) else item)
+        elif status:  # a mapping that says of each item whether it is done
+            result.append({"text": name, "status": status} if kind is StepShape else name)
         elif isinstance(fields, str):
             result.append({"text": f"{name}: {item}"} if kind is NoteShape else {"id": name, kind.short_for: item})
         else:
             result.append({"id": name, **fields} if isinstance(fields, Mapping) else item)
-    return None if items_of(value) is None else result
+    return None if items is None else result
 
 
 def _constraints(given: Iterable[object], place: str, problems: Problems) -> ConstraintShape:
-    """Constraints from mappings and lists. What is no field, or cannot be read as one, becomes a line of ``notes``."""
-    limits: dict[str, Any] = {}
+    """Constraints from mappings and lists: a line for each, with its key where it has one, beside the risk."""
+    risk: object = None
     lines: list[str] = []
-    for value in given:
-        items = [("", value)] if isinstance(opened(value), Mapping) else items_of(value)
+    for value in map(opened, given):
+        items = [("", value)] if isinstance(value, Mapping) else entries(value)
         if items is None:
             problems.lose(place, "it is neither a mapping nor a list")
         for _, item in items or ():
@@ -541,14 +543,16 @@ def _constraints(given: Iterable[object], place: str, problems: Problems) -> Con
             content = next((fields[key] for key in ("value", "text", "description", "limit") if key in fields), None)
             fields = {label: content} if isinstance(label, str) and content is not None else fields
             for key, raw in fields.items():
-                name = (field_of("constraints", str(key)) or ("",))[0]
-                one = _validated(ConstraintShape, {name: raw}, place, problems) if name and not is_empty(raw) else None
-                if one is not None and one.model_fields_set:
-                    lines += one.notes
-                    limits |= {name: getattr(one, name)} if name != "notes" else {}
+                name = (field_of("constraints", key) or ("",))[0]
+                if name == "risk" and (read := spellings.as_risk(raw)) in ("low", "medium", "high"):
+                    risk = read
+                elif name == "notes":
+                    lines += map(text_of, each([raw]))
                 elif not is_empty(raw):
-                    lines.append(f"{text_of(str(key))}: {text_of(raw)}")
-    return ConstraintShape(**limits, notes=tuple(line for line in lines if line.strip()))
+                    lines.append(f"{key.replace('_', ' ')}: {text_of(raw)}")
+                    if name == "risk":
+                        problems.lose(f"{place}.risk", "it should be 'low', 'medium' or 'high'", "is a line of text")
+    return ConstraintShape.model_validate({"risk": risk, "notes": tuple(filter(str.strip, lines))})
 
 
 def read_tools(given: Iterable[object], place: str, problems: Problems) -> tuple[str, ...] | None:
@@ -556,10 +560,8 @@ def read_tools(given: Iterable[object], place: str, problems: Problems) -> tuple
     is given. A list in which nothing can be read, or a word for none, is no tools, rather than all."""
     named: list[str] | None = None
     unread = 0
-    for value in given:
-        if value is None or (isinstance(value, (list, tuple, dict, set, frozenset)) and not value):
-            continue
-        if isinstance(value, str) and value.strip().casefold() in _ALL_TOOLS:
+    for value in map(data_of, given):
+        if value in (None, [], {}) or (isinstance(value, str) and value.strip().casefold() in _ALL_TOOLS):
             continue
         names = [] if means_nothing(value) else [_tool_names(item) for item in _tool_items(value)]
         unread += names.count([])
@@ -583,15 +585,13 @@ def _tool_items(value: object) -> list[Any]:
     return [name for name, is_allowed in value.items() if is_allowed not in (False, "false", "no")]
 
 
-def _tool_names(item: object, depth: int = 0) -> list[str]:
+def _tool_names(item: object) -> list[str]:
     """The names in one item: a text, without arguments, or an object with a name."""
-    if isinstance(item, str):
-        parts = re.split("[,;，；、\n]", _ARGUMENTS.sub("", item[:_MOST_TEXT]))
-        return [part.strip() for part in parts if folded(part) and len(part) <= 200]
-    fields = opened(item)
-    name = next((fields[key] for key in _NAME_KEYS if fields.get(key)), None) if isinstance(fields, Mapping) else None
-    name = name or getattr(item, "name", None) or getattr(item, "__name__", None)
-    return _tool_names(name, depth + 1) if isinstance(name, (str, Mapping, BaseModel)) and depth < 3 else []
+    item = opened(item)
+    if isinstance(item, Mapping):
+        return _tool_names(next((item[key] for key in _NAME_KEYS if item.get(key)), None))
+    parts = re.split("[,;，；、\n]", _ARGUMENTS.sub("", item[:_MOST_TEXT])) if isinstance(item, str) else []
+    return [part.strip() for part in parts if folded(part) and len(part) <= 200]
 
 
 def state_schema() -> dict[str, Any]:

@@ -33,6 +33,7 @@ from aether_context.pack import (
     Host,
     Identity,
     Pack,
+    Request,
     Row,
     Signals,
     Step,
@@ -108,6 +109,7 @@ class Setting:
 SETTING = TypeAdapter(Setting)
 OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
 """The fields of a `Setting` that are the request's."""
+_MOST_WORDS = 120
 _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
@@ -270,6 +272,7 @@ def record(
         contents=contents,
         positions=as_ranges(request.positions),
         request_index=request.request_index,
+        words=_first_words(request) if policy.record == "full" else "",
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
         rows=rows,
         truncation_events=pack.events,
@@ -300,6 +303,13 @@ def record(
     )
     data = file_of(manifest_fields, texts)
     return Recording(manifest=manifest, texts=texts, data=data, tip=new_tip, saved=pack.to_store.saved)
+
+
+def _first_words(request: Request) -> str:
+    """What the message says that is answered, at an invocation's first call."""
+    if request.request_index is None or not request.first_call:
+        return ""
+    return " ".join(request.contents[request.request_index].words.split())[:_MOST_WORDS]
 
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:

@@ -112,9 +112,7 @@ def status_of(value: object) -> str:
 
 
 def as_status(value: object) -> object:
-    """``ready``, ``claimed`` or ``done``: a blocked step is open."""
-    status = status_of(value)
-    return "ready" if means_nothing(value) or status == "blocked" else status or value
+    return "ready" if means_nothing(value) else status_of(value) or value
 
 
 def as_kind(value: object) -> object:

@@ -1,15 +1,14 @@
-"""What the page of a pack shows: its summary, the request in stretches, lines that differ, and raw evidence."""
+"""What the page of a pack shows: the request in stretches, lines that differ, and raw evidence."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from aether_context.errors import ArtifactError
 from aether_context.evidence.record import evidence_key
-from aether_context.pack import Layer, Row
+from aether_context.pack import Layer
 from aether_context.packing import payload
 from aether_context.reading import PackView, Piece, TextChange
 from aether_context.reading.difference import UNSENT
@@ -25,7 +24,6 @@ _LAYERS: Mapping[str, Layer] = {
 """The sections of a payload that belong to another layer than the task."""
 _SECTION = re.compile(rf"^(?=(?:{'|'.join(payload.HEADERS)}):\n)", re.MULTILINE)
 _BULLET = re.compile(r"^(?=- )", re.MULTILINE)
-_NOUNS = {"memory": "memory/memories", "evidence": "piece of evidence/pieces of evidence"}
 _MOST_LINES = 1_500
 """Most lines of two texts that are compared; of longer ones the beginnings are shown."""
 
@@ -36,36 +34,6 @@ class Span(NamedTuple):
     layer: Layer
     text: str
     row: str = ""
-
-
-def summary(view: PackView) -> str:
-    """What was sent and what was not, in a sentence."""
-    manifest, rows, tools = view.manifest, view.rows.values(), view.manifest.tools
-    sent = _listed(row for row in rows if row.form not in UNSENT)
-    fates = {
-        "left out": _listed(row for row in rows if row.form == "left_out"),
-        "in the summary": _listed(row for row in rows if row.form == "summarized"),
-        "shortened": _listed(filter(is_shortened, rows)),
-        "not declared": f"{len(tools.left_out):,} tools" if tools.left_out else "",
-    }
-    return (
-        f"Call {manifest.call:,} of {manifest.agent} in this invocation sent {manifest.request_tokens:,} of at most "
-        f"{manifest.window:,} tokens to {manifest.model}: {sent} and {len(tools.sent):,} "
-        f"{'tool' if len(tools.sent) == 1 else 'tools'}; "
-        f"{', '.join(f'{what} {fate}' for fate, what in fates.items() if what) or 'nothing left out'}."
-    )
-
-
-def is_shortened(row: Row) -> bool:
-    """Whether less of a candidate is sent than there is of it."""
-    is_less = row.sent_tokens is not None and row.sent_tokens < row.tokens
-    return row.form in ("extract", "told", "placeholder") or (row.form == "whole" and is_less)
-
-
-def _listed(rows: Iterable[Row]) -> str:
-    """So many of each kind, for the middle of a sentence; empty without rows."""
-    counts = Counter(_NOUNS.get(row.layer, "message/messages") for row in rows)
-    return ", ".join(f"{count:,} {noun.split('/')[count != 1]}" for noun, count in counts.items())
 
 
 def spans(piece: Piece, view: PackView) -> Iterator[Span]:

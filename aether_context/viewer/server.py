@@ -22,11 +22,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
-from aether_context.reading import difference, read_view
+from aether_context.reading import difference, read_view, session_packs, why
+from aether_context.reading.packs import is_shortened
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 from aether_context.viewer.calls import Calls, Session, by_session
-from aether_context.viewer.packs import changed_lines, is_shortened, raw_of, spans, summary
+from aether_context.viewer.packs import changed_lines, raw_of, spans
 from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
             packs.append((name, render("base.html", links, **layout, **fault)))
     shown = Session(Calls(store).of(places))
-    values = {"shown": shown, "calls": [*enumerate(shown.calls, 1)], "paging": (1, 1), "packs": packs}
+    values = {"shown": shown, "calls": [*enumerate(shown.calls, 1)], "paging": (1, 1), "packs": packs, "answer": None}
     return render("session.html", links, title=session, **values)
 
 
@@ -118,7 +119,6 @@ def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None 
         "title": manifest.pack_id,
         "view": view,
         "gaps": gaps,
-        "summary": summary(view),
         "messages": [(piece, [*spans(piece, view)]) for piece in view.request or ()],
         "is_beside": is_beside,
         "compared": compared,
@@ -238,15 +238,25 @@ class _Viewer:
         return self._page(request, "sessions.html", title="Sessions", shown=shown, **values)
 
     def session(self, request: Request) -> Response:
-        """The calls of a session, by default the newest of them."""
-        owner = _owner(request)
+        """The calls of a session, by default the newest of them, and what became of words that are looked for."""
+        owner, words = _owner(request), request.query_params.get("words", "").strip()[:500]
         places = self.store.places(*owner) if all(owner) else []
         if not places:
             raise HTTPException(404, "no packs of this session are in the store")
         shown = Session(self.calls.of(places))
+        app, user, session = owner
+        values = {"shown": shown, "packs": (), "words": words, "answer": None, "fault": ""}
+        try:
+            family = [
+                self.store.place(manifest)
+                for manifest in session_packs(self.store, app=app, user=user, session=session)
+            ]
+            shown.calls = Session(self.calls.of(family)).calls
+            values["answer"] = why(self.store, words, app=app, user=user, session=session) if words else None
+        except (AetherContextError, ValueError) as error:
+            values["fault"] = str(error)
         calls, paging = _paged(request, [*enumerate(shown.calls, 1)], _MOST_CALLS, 10**9)
-        values = {"shown": shown, "calls": calls, "paging": paging, "packs": ()}
-        return self._page(request, "session.html", title=shown.owner[2], **values)
+        return self._page(request, "session.html", title=shown.owner[2], calls=calls, paging=paging, **values)
 
     def pack(self, request: Request) -> Response:
         """A pack, or with ``beside`` what differs from that one."""

@@ -1,0 +1,378 @@
+"""Why a model saw a text, or did not: every place where a session's packs know it, and what became of it at each call.
+
+A text is looked for as it is, but for case and white space; where no place holds it so, for places that hold all of its
+words. What a call sent is built again from its pack, so that what is said here is what the model read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from aether_context.canonical import hash_text
+from aether_context.conversation.content_json import content_of_parts, text_part
+from aether_context.errors import AetherContextError, PackNotFound
+from aether_context.evidence.record import READ, SEARCH
+from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name
+from aether_context.policy import PackPolicy
+from aether_context.reading.packs import WHY, PackView, Piece, view_of
+from aether_context.reading.sessions import session_packs
+from aether_context.retrieval.terms import terms
+from aether_context.store import Manifest, PackStore
+from aether_context.store.masking import OTHERWISE
+from aether_context.store.replay import Replayer
+from aether_context.usage.calibration import estimated
+
+_AROUND = 60
+_MOST_PLACES = 40
+_SPACE = re.compile(r"\\[nrt]|\s+")
+_CHOSEN = ("memory", "note", "evidence", "recalled turn")
+_SETTINGS: Mapping[str, str] = {
+    "below_floor": "retrieval.floor",
+    "beyond_k": "retrieval.{layer}_k",
+    "over_allocation": "max_input_tokens, budget.shares.{layer}",
+    "high_water": "max_input_tokens, conversation.compact_at",
+    "byte_net": "usage.gate",
+    "window": "max_input_tokens",
+    "compression_off": "compress.enabled",
+    "threshold": "stable_prefix.threshold",
+    "turn_budget": "sliding_turns.tokens",
+    "middle": "heads_tails.head, heads_tails.tail",
+    "strategy": "conversation.strategy",
+    "offloaded": "offload.extract_tokens, offload.tools",
+}
+"""The settings that would have kept something whole, by the reason why it was not, or by its form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """How a place stood from one call to another.
+
+    Attributes:
+        first: the first of these calls, by its number in the session; ``last`` is the last of them.
+        form: in which form it stood in their requests; ``absent`` where in none.
+        holds: whether the words stood there; None where the request cannot be built again.
+        act: what brought it into this form, as a sentence; empty where it is whole.
+        elsewhere: what else held the words in the first of these requests: ids of rows, or ``payload`` and the like.
+        settings: those that would have kept it whole; empty where none would.
+    """
+
+    first: int
+    last: int
+    form: Form | Literal["absent"]
+    holds: bool | None
+    act: str = ""
+    elsewhere: tuple[str, ...] = ()
+    settings: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """Something that holds the words.
+
+    Attributes:
+        id: its id in the packs' rows; for what has none ``system``, ``summary``, ``payload``, or a tool's name.
+        kind: ``message``, ``tool call``, ``tool result``, ``memory``, ``note``, ``evidence``, ``recalled turn``,
+            ``system instruction``, ``tool declaration``, ``summary`` or ``payload``.
+        who: who said it, or the tool that gave it with the first words of its arguments.
+        agent: the agent to whose model the calls of ``spans`` were made, in ``session``.
+        time: when it was said, seconds since 1970 UTC; None where that is not known.
+        text: all of it.
+        uri: the address under which the store has all of it; empty where it was never taken out.
+        read_back: the calls before which the model had read that address.
+        spans: what became of it, call by call.
+    """
+
+    id: str
+    kind: str
+    who: str
+    session: str
+    agent: str
+    time: float | None
+    text: str
+    uri: str = ""
+    read_back: tuple[int, ...] = ()
+    spans: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Why a model saw a text, or did not.
+
+    Attributes:
+        text: what was looked for: the text, as it is masked where the policy masks it.
+        calls: how many calls were looked at.
+        places: the places that hold it, in the order in which they came.
+        exact: whether they hold the text as it was asked for, else only its words.
+        notes: what is masked, what could not be read, and where nothing was found.
+    """
+
+    text: str
+    calls: int
+    places: tuple[Place, ...]
+    exact: bool
+    notes: tuple[str, ...] = ()
+
+    def excerpt(self, place: Place) -> str:
+        """The words in a place, and what stands around them."""
+        line, wanted = _line(place.text), frozenset(terms(self.text))
+        at = line.casefold().find(_line(self.text).casefold())
+        if at < 0:
+            words = re.finditer(r"\w+", line)
+            at = next((word.start() for word in words if wanted.intersection(terms(word.group()))), 0)
+        start, stop = max(0, at - _AROUND), at + max(len(self.text), _AROUND) + _AROUND
+        return f"{'…' if start else ''}{line[start:stop]}{'…' if stop < len(line) else ''}"
+
+
+def why(
+    store: PackStore | str,
+    text: str,
+    *,
+    app: str | None = None,
+    user: str | None = None,
+    session: str | None = None,
+    call: int | None = None,
+) -> Answer:
+    """Why the model saw a text, or did not.
+
+    Args:
+        store: a store of packs, or its URL.
+        text: some words, as somebody remembers them.
+        session: a session; None takes that of the newest pack. Sessions of agents that ran as its tools belong to it.
+        call: the number of one call of the session, to look at no other; None looks at all.
+
+    Raises:
+        ValueError: the text holds no word.
+        PackNotFound: there is no such session, or no such call.
+    """
+    if not terms(text):
+        raise ValueError(f"text is {text!r}: give some words to look for")
+    store = PackStore(store) if isinstance(store, str) else store
+    manifests = session_packs(store, app=app, user=user, session=session)
+    own = [one for one in manifests if one.caller is None] or manifests
+    asked = manifests if call is None else [one for one in own if one.number == call]
+    if not asked:
+        raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
+    for exact in (True, False):
+        search = _Search(store, text, exact=exact)
+        for manifest in manifests:
+            search.look(manifest, asked=manifest in asked)
+        if search.found:
+            break
+    return search.answer(len(asked))
+
+
+class _Search:
+    """Looks for a text in one pack after another."""
+
+    def __init__(self, store: PackStore, text: str, *, exact: bool) -> None:
+        self._replayer = Replayer(store)
+        self._text, self._exact = text, exact
+        self._places: dict[tuple[str, ...], Place] = {}
+        self._reads: list[tuple[str, int]] = []
+        self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
+        self._notes: dict[str, None] = {}
+
+    def look(self, manifest: Manifest, *, asked: bool) -> None:
+        """Looks at one call; where it is not ``asked`` for, only for what other calls know."""
+        key = (*manifest.session_key, manifest.agent, manifest.branch)
+        try:
+            policy = self._replayer.policy(manifest)
+            self._mask(policy)
+            pack = self._replayer.replay(manifest).pack if manifest.texts else None
+        except AetherContextError as error:
+            self._notes[f"call {manifest.number} could not be built again: {error}"] = None
+            return
+        if OTHERWISE in manifest.degradations:
+            self._notes[f"call {manifest.number}: {OTHERWISE}"] = None
+        view = view_of(pack, manifest) if pack is not None else None
+        holding = [piece for piece in (view.request if view else None) or () if self._holds(piece.text)]
+        spans = (
+            self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
+        )
+        found = dict(spans)
+        if asked:
+            gone = [name for name in self._places if name[:-1] == key and name[-1] not in found]
+            for name in gone:
+                found[name[-1]] = self._since(self._places[name], manifest, holding, built=pack is not None)
+            if holding and not found:
+                self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
+                found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
+            for place, span in found.items():
+                self._add(self._places[(*key, place)], span)
+
+    def _mask(self, policy: PackPolicy) -> None:
+        """From here on the text is looked for as the packs hold it."""
+        masked = policy.mask(self._text) if policy.mask else self._text
+        if masked != self._text:
+            read = "what the model read is masked, too" if policy.redact_prompt else "the model read it as it was"
+            self._notes[f"`redact` masks it in what is recorded, as {masked!r}; {read}"] = None
+            self._text = masked
+
+    def _in_pack(
+        self, manifest: Manifest, pack: Pack, view: PackView, holding: Sequence[Piece], policy: PackPolicy
+    ) -> Iterator[tuple[str, Span]]:
+        request = pack.source.request
+        names = map(content_name, request.positions, (content.digest for content in request.contents))
+        contents = dict(zip(names, request.contents, strict=True))
+        candidates = {candidate.id: candidate for candidate in pack.source.candidates}
+        reads = (part.text for content in request.contents for part in content.calls if part.name in (READ, SEARCH))
+        self._reads += [(text, manifest.number) for text in reads]
+        results = self._whole_results(manifest)
+        for row in view.rows.values():
+            texts = [text for text in (view.texts.get(row.id), results.get(row.uri)) if text and self._holds(text)]
+            if not texts:
+                continue
+            content, candidate = contents.get(row.id), candidates.get(row.id)
+            who = view.tools.get(row.id) or (candidate.speaker if candidate is not None else "") or row.source
+            self._known(manifest, row.id, _kind(row, content), who, texts[0], row.time, row.uri)
+            form = "summary" if row.form == "summarized" else "payload" if candidate is not None else None
+            own = [piece for piece in holding if (piece.form == form if form else row.id in piece.rows)]
+            yield row.id, self._span(manifest, row, policy, holding, holds=row.form != "left_out" and bool(own))
+        for piece in holding:
+            if piece.part != "content" or piece.form == "summary":
+                name = piece.name if piece.part == "tool" else "summary" if piece.form == "summary" else piece.part
+                kind = {"system": "system instruction", "tool": "tool declaration"}.get(piece.part, "summary")
+                self._known(manifest, name, kind, "the plugin" if kind == "summary" else "the app", piece.text)
+                yield name, Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
+
+    def _by_hash(self, manifest: Manifest, policy: PackPolicy) -> Iterator[tuple[str, Span]]:
+        """Where no texts are recorded, the text is looked for as one whole message or memory."""
+        self._notes["calls without recorded texts were looked at by hash, which finds whole messages and memories"] = (
+            None
+        )
+        hashes = {content_of_parts(role, [text_part(self._text)]).digest for role in ("user", "model")}
+        for row in self._replayer.resolve(manifest).rows.values():
+            if row.hash in {*hashes, hash_text(self._text)}:
+                self._known(manifest, row.id, _kind(row, None), row.source, self._text, row.time, row.uri)
+                yield row.id, self._span(manifest, row, policy, (), holds=None)
+
+    def _whole_results(self, manifest: Manifest) -> Mapping[str, str]:
+        """The whole texts of results that were taken out of the session's requests, by their addresses."""
+        key = manifest.caller or manifest.session_key
+        if key not in self._results:
+            store, texts = self._replayer.store, dict[str, str]()
+            try:
+                for record in store.evidence(*key):
+                    texts[record.uri] = store.evidence_data(*key[:2], record.digest).decode("utf-8", "replace")
+            except AetherContextError as error:
+                self._notes[f"results that were taken out could not be read: {error}"] = None
+            self._results[key] = texts
+        return self._results[key]
+
+    def _known(
+        self, manifest: Manifest, name: str, kind: str, who: str, text: str, time: float | None = None, uri: str = ""
+    ) -> None:
+        key = (*manifest.session_key, manifest.agent, manifest.branch, name)
+        if key not in self._places:
+            session, agent = manifest.session, manifest.agent
+            self._places[key] = Place(
+                id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri
+            )
+
+    def _span(
+        self, manifest: Manifest, row: Row, policy: PackPolicy, holding: Sequence[Piece], *, holds: bool | None
+    ) -> Span:
+        if row.form == "whole":
+            return Span(first=manifest.number, last=manifest.number, form="whole", holds=holds)
+        return Span(
+            first=manifest.number,
+            last=manifest.number,
+            form=row.form,
+            holds=holds,
+            act=_act(manifest, row, policy),
+            elsewhere=() if holds else _names(holding),
+            settings=_SETTINGS.get(row.reason or row.form, "").format(layer=row.layer),
+        )
+
+    def _since(self, place: Place, manifest: Manifest, holding: Sequence[Piece], *, built: bool) -> Span:
+        """How a place stands that this call's rows do not have: it was cut earlier, or not chosen again."""
+        here = Span(first=manifest.number, last=manifest.number, form="absent", holds=False, elsewhere=_names(holding))
+        before = place.spans[-1] if place.spans else here
+        if place.kind in _CHOSEN and not manifest.chose:
+            return replace(before, first=here.first, last=here.last)
+        if place.kind in _CHOSEN:
+            return replace(here, act="no search brought it for this call", settings="retrieval.memory_k")
+        if place.kind == "summary":
+            return replace(here, act="the summary was written anew without it", settings="conversation.summary_share")
+        if place.kind not in ("message", "tool call", "tool result"):
+            return replace(here, act="it was not sent with this call")
+        holds = any(piece.form == "summary" for piece in holding) if built else None
+        if before.form == "whole":
+            before = replace(before, form="summarized", act=_cut(manifest), settings="max_input_tokens")
+        return replace(before, first=here.first, last=here.last, holds=holds, elsewhere=() if holds else here.elsewhere)
+
+    def _add(self, place: Place, span: Span) -> None:
+        """Adds a call: to the span before where nothing changed."""
+        last = place.spans[-1] if place.spans else None
+        if last and (last.form, last.holds, not last.elsewhere) == (span.form, span.holds, not span.elsewhere):
+            place.spans[-1] = replace(last, last=span.last)
+        else:
+            place.spans.append(span)
+
+    def _holds(self, text: str) -> bool:
+        if self._exact:
+            return _line(self._text).casefold() in _line(text).casefold()
+        return set(terms(self._text)) <= set(terms(text))
+
+    @property
+    def found(self) -> list[Place]:
+        return [place for place in self._places.values() if place.spans]
+
+    def answer(self, calls: int) -> Answer:
+        notes, places = list(self._notes), self.found
+        if not places:
+            notes.append(
+                f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
+                " memory search finds, and what the session's state holds"
+            )
+        if len(places) > _MOST_PLACES:
+            notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
+        for place in places:
+            if place.uri:
+                place.read_back = tuple(sorted({number for text, number in self._reads if place.uri in text}))
+        return Answer(
+            text=self._text, calls=calls, places=tuple(places[:_MOST_PLACES]), exact=self._exact, notes=tuple(notes)
+        )
+
+
+def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
+    """What pieces of a request are: the ids of their rows, or what the plugin made."""
+    return tuple(piece.rows[0] if piece.rows else piece.form or piece.part for piece in pieces)
+
+
+def _kind(row: Row, content: Content | None) -> str:
+    if row.layer == "memory":
+        return {RECALLED: "recalled turn", "memory": "memory"}.get(row.source, "note")
+    if row.layer == "evidence":
+        return "evidence"
+    if content is not None and content.responses:
+        return "tool result"
+    return "tool call" if content is not None and content.calls else "message"
+
+
+def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
+    """What brought a row into its form."""
+    if row.form == "offloaded":
+        return f"too long to be sent whole: an extract of {row.tokens:,} tokens is sent, all of it is at {row.uri}"
+    if any(event.stage == "cut" and row.id in event.item_ids for event in manifest.truncation_events):
+        return _cut(manifest)
+    if row.reason == "below_floor":
+        scores = [one.scores.get("similarity", 0.0) for one in manifest.rows if one.layer == row.layer]
+        floor = policy.retrieval.floor * max(scores, default=0.0)
+        return f"found, but below the floor: {row.scores.get('similarity', 0.0):.2f} of {floor:.2f}"
+    return WHY.get(row.reason or "", "an earlier call had shortened it")
+
+
+def _cut(manifest: Manifest) -> str:
+    saved = sum(max(0, event.tokens_before - event.tokens_after) for event in manifest.truncation_events)
+    counted, calibration = manifest.counted_tokens + saved, manifest.calibration
+    whole = estimated(calibration, counted) if calibration is not None else counted
+    return f"cut before call {manifest.number}: the request would have had {whole:,} of {manifest.window:,} tokens"
+
+
+def _line(text: str) -> str:
+    """A text on one line, without the escapes of JSON."""
+    return _SPACE.sub(" ", text.replace('\\"', '"')).strip()

@@ -1,0 +1,199 @@
+"""`why` says of each text that is planted in a session at which calls the model read it, and what took it out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from harbour import CARD, harbour
+from scripted import Chat
+
+from aether_context import PackPolicy, PackStore, why
+from aether_context.cli.commands import main
+from aether_context.errors import PackNotFound
+from aether_context.reading import Place, Span
+
+PLANTED = {
+    "reserve the blue kayak": "clerk message whole; billing message whole, summarized; summary",
+    "blue kayak is reserved": "clerk message whole; billing message whole, summarized; summary",
+    "What are the tides": "clerk message whole; billing message whole, summarized; summary",
+    "hour 2: Skagen": "clerk tool result offloaded; billing message whole, summarized",
+    "Margarethe Olufsen": "clerk tool result offloaded",
+    "QX-4471": "clerk tool result whole; billing message whole, summarized; summary",
+    "find where pelicans nest": "ornithologist message whole; clerk tool call whole; billing message whole, summarized",
+    "Pelicans nest at Lake Orrin": "clerk tool result whole; billing message whole, summarized",
+    "They nest at": "clerk message whole; billing message whole, summarized; summary",
+    CARD: "clerk message whole; billing message whole, summarized",
+    "keep your card in mind": "clerk message whole; billing message whole, summarized; summary",
+    "Was invoice 88-12 paid": "clerk message whole; billing message whole, summarized",
+    "was paid on Tuesday": "billing message whole, summarized",
+    "slipway is closed": "clerk note left_out; ornithologist note left_out; billing note left_out",
+    "half past six": "clerk note whole, left_out; ornithologist note whole; billing note whole, left_out",
+    "Ingrid Vale": "clerk memory whole, left_out; billing memory whole, left_out",
+    "Byzantine coins": "clerk memory whole, left_out; billing memory whole, left_out",
+    "You help at the harbour": "clerk system instruction whole",
+    "a harbour's table of tides": "clerk tool declaration whole",
+    "the code of a gate": "clerk tool declaration whole",
+    "pier0w5 pier0w6": "billing message whole, summarized",
+    "pier1w5 pier1w6": "billing message whole, summarized",
+    "Answer 0:": "billing message whole, summarized",
+    "Answer 1:": "billing message whole, summarized",
+    "pier 21:": "billing message whole",
+    "nobody said a word of zebras": "",
+}
+"""Texts, and in which forms they stand for which agents, in the order of the calls."""
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return harbour()
+
+
+def at(place: Place, number: int) -> Span | None:
+    return next((span for span in place.spans if span.first <= number <= span.last), None)
+
+
+def read_in(chat: Chat, text: str) -> dict[str, list[bool]]:
+    """Whether each request of a session held the text, by what was sent: no pack is looked at."""
+    plain = " ".join(text.split()).casefold()
+    held: dict[str, list[bool]] = {}
+    for one in chat.sent:
+        whole = f"{one.system} {' '.join(one.wires)}".replace("\\\\n", " ").replace("\\n", " ")
+        held.setdefault(one.session.partition("/")[2], []).append(plain in " ".join(whole.split()).casefold())
+    return held
+
+
+@pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
+def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, text: str) -> None:
+    answer = why(chat.store, text, session="s1")
+    for session, held in read_in(chat, text).items():
+        places = [place for place in answer.places if place.session == session]
+        for number, expected in enumerate(held, 1):
+            spans = [span for place in places if (span := at(place, number)) is not None]
+            said = any(span.holds or span.elsewhere for span in spans)
+            assert said == expected, (session, number, spans)
+
+
+@pytest.mark.parametrize(("text", "expected"), PLANTED.items())
+def test_each_text_is_found_where_it_was_planted_in_the_forms_that_it_took(
+    chat: Chat, text: str, expected: str
+) -> None:
+    forms: dict[str, dict[str, None]] = {}
+    for place in why(chat.store, text, session="s1").places:
+        name = place.kind if place.kind == "summary" else f"{place.agent} {place.kind}"
+        forms.setdefault(name, {}).update(dict.fromkeys(span.form for span in place.spans))
+    told = {name: set(found) for name, found in forms.items()}
+    for one in filter(None, expected.split("; ")):
+        name, _, wanted = one.rpartition(" ") if "," not in one else one.partition(" whole")
+        wanted = wanted if "," not in one else f"whole{wanted}"
+        if one == "summary":
+            assert "summary" in told
+        else:
+            assert set(wanted.split(", ")) <= told[name], (one, told)
+    assert expected or not told
+
+
+def test_the_act_is_a_sentence_and_the_setting_one_that_there_is(chat: Chat) -> None:
+    acts: dict[str, Span] = {}
+    for text in PLANTED:
+        for place in why(chat.store, text, session="s1").places:
+            acts |= {f"{place.kind} {span.form} {span.act}": span for span in place.spans if span.act}
+    cut = next(span for name, span in acts.items() if name.startswith("message summarized"))
+    assert cut.act.startswith("cut before call ")
+    assert cut.act.endswith(" of 4,000 tokens")
+    assert any("note left_out it had expired" == name for name in acts)
+    assert any("it stands in the conversation anyway" in name for name in acts)
+    result = next(span for name, span in acts.items() if name.startswith("tool result offloaded"))
+    assert "all of it is at artifact://evidence/" in result.act
+    schema = json.dumps(PackPolicy.model_json_schema())
+    for span in acts.values():
+        for setting in filter(None, span.settings.split(", ")):
+            assert f'"{setting.rpartition(".")[2]}"' in schema, setting
+
+
+def test_a_result_that_was_taken_out_is_known_by_its_tool_and_its_address(chat: Chat) -> None:
+    (place,) = why(chat.store, "Margarethe Olufsen", session="s1").places
+    assert place.who == "tide_table(harbour: Skagen)"
+    assert place.uri.startswith("artifact://evidence/")
+    assert not place.read_back
+    assert all(span.holds is False for span in place.spans), "the extract holds other lines"
+
+
+def test_masked_words_are_looked_for_as_they_are_masked() -> None:
+    chat = harbour(PackPolicy.load("chat", max_input_tokens=4_000, redact=("card",)))
+    answer = why(chat.store, f"my card is {CARD}", session="s1")
+    assert [place.kind for place in answer.places][:2] == ["message", "message"]
+    assert "4111" not in repr(answer)
+    assert any("`redact` masks it" in note and "as it was" in note for note in answer.notes)
+    assert any("packed otherwise than what was sent" in note for note in answer.notes)
+
+
+def test_words_in_another_order_are_found_where_no_place_has_them_as_they_are(chat: Chat) -> None:
+    answer = why(chat.store, "THORA kayak blue", session="s1")
+    assert not answer.exact
+    assert any("reserve the blue kayak" in place.text for place in answer.places)
+
+
+def test_one_call_alone(chat: Chat) -> None:
+    answer = why(chat.store, "reserve the blue kayak", session="s1", call=3)
+    assert answer.calls == 1
+    assert [(span.first, span.last) for place in answer.places for span in place.spans] == [(3, 3)]
+    with pytest.raises(PackNotFound, match="no call 99: its calls are 1 to"):
+        why(chat.store, "kayak", session="s1", call=99)
+    with pytest.raises(PackNotFound, match="no packs of such a session"):
+        why(chat.store, "kayak", session="s9")
+    with pytest.raises(ValueError, match="give some words"):
+        why(chat.store, " … ")
+
+
+def test_without_texts_whole_messages_are_found_by_their_hash() -> None:
+    chat = Chat(policy=PackPolicy.load("chat", record="hashes"))
+    chat.say("the blue kayak", "is it mine?")
+    answer = why(chat.store, "the blue kayak")
+    assert [(span.form, span.holds) for span in answer.places[0].spans] == [("whole", None)]
+    assert any("by hash" in note for note in answer.notes)
+    assert not why(chat.store, "blue").places
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(main, words)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("store"))
+    harbour(store=PackStore(folder))
+    return folder
+
+
+def test_on_the_command_line(url: str) -> None:
+    said = run("why", "reserve the blue kayak", "--session", "s1", "--store", url)
+    assert said.exit_code == 0
+    assert (
+        "message of user, for clerk in session s1\n  “Please reserve the blue kayak for Thora.”\n  calls 1-"
+        in said.output
+    )
+    assert "summarized, the words stand there: cut before call" in said.output
+    assert "(would keep it: max_input_tokens)" in said.output
+    found = json.loads(run("why", "kayak", "--store", url, "--call", "3", "--json").output)
+    assert found["calls"] == 1
+    missing = run("why", "zebras", "--store", url)
+    assert missing.exit_code == 1
+    assert "they never reached the plugin" in missing.output
+
+
+def test_calls_have_numbers_that_every_command_takes(url: str) -> None:
+    listed = json.loads(run("list", "--store", url, "--json").output)
+    third = next(one for one in listed if one["session"] == "s1" and one["number"] == 3)
+    words = [one["words"] for one in listed if one["session"] == "s1"]
+    assert words[0] == "Please reserve the blue kayak for Thora."
+    assert words[2] == "", "the second call of a turn answers the same words"
+    shown = run("inspect", "3", "--session", "s1", "--store", url).output
+    assert third["pack_id"] in shown
+    assert "call 3 of session s1: turn 2, call 2 of clerk" in shown
+    assert "tide_table(harbour: Skagen)" in shown
+    assert third["pack_id"] in run("replay", "3", "--session", "s1", "--store", url).output
+    assert third["pack_id"] in run("diff", "2", "3", "--session", "s1", "--store", url).output
+    assert run("inspect", "99999", "--store", url).exit_code == 3
