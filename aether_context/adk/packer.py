@@ -471,8 +471,7 @@ class RequestPacker:
         if not policy.redact_prompt:
             return source
         parts = (part for content in source.request.contents for part in content.parts)
-        thoughts = [part.text for part in parts if part.is_thought and part.is_signed]
-        if any(policy.mask(thought) != thought for thought in thoughts):
+        if any(part.is_thought and part.is_signed and policy.mask(part.text) != part.text for part in parts):
             self._failures.warn_once(_SIGNED_THOUGHT)
             source = source._replace(problems=(*source.problems, _SIGNED_THOUGHT))
         return masked_input(source, policy.mask, self._sent_contents)
