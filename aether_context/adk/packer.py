@@ -491,7 +491,7 @@ class RequestPacker:
                 self._failures.report(problem)
         if pack.tokens.over_window:
             self._failures.warn_once(
-                f"the window of {pack.source.window:,} tokens is too small for agent {identity.agent!r}: its instruction,"
+                f"the window of {pack.source.window:,} tokens is too small for agent {identity.agent!r}: instruction,"
                 " declarations and current message are never cut; raise max_input_tokens, or give it less of them"
             )
         if logs:
