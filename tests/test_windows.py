@@ -35,6 +35,7 @@ from aether_context.tokens.model_limits import (
         ("anthropic.claude-3-5-sonnet-20241022-v2:0", "claude-3-5-sonnet-20241022"),
         ("ollama_chat/llama3.1:8b", "llama3.1:8b"),
         ("apigee/gemini/v1/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("bedrock/openai.gpt-oss-120b-1:0", "gpt-oss-120b"),
         ("", ""),
     ],
 )
@@ -63,7 +64,8 @@ WINDOWS = {
     ),
     128_000: (
         "gemini-2.5-computer-use-preview-10-2025 gpt-4o openai/gpt-4o azure/gpt-4o chatgpt-4o-latest "
-        "gpt-5-chat-latest gpt-5.1-chat-latest bedrock/us.meta.llama3-3-70b-instruct-v1:0 command-r-plus"
+        "gpt-5-chat-latest gpt-5.1-chat-latest bedrock/us.meta.llama3-3-70b-instruct-v1:0 command-r-plus "
+        "openai/ft:gpt-4o-2024-08-06:acme::b1x9"
     ),
     1_000_000: (
         "gpt-4.1 azure/gpt-4.1-mini claude-opus-4-6 claude-opus-4.6 openrouter/anthropic/claude-opus-4.6 "
@@ -79,7 +81,8 @@ WINDOWS = {
         "bedrock/converse/eu.anthropic.claude-opus-4-1-20250805-v1:0 vertex_ai/claude-sonnet-4@20250514 "
         "projects/p/locations/us-east5/publishers/anthropic/models/claude-sonnet-4-5@20250929 "
         "azure_ai/claude-sonnet-4-5 databricks/databricks-claude-sonnet-4 databricks-claude-3-7-sonnet "
-        "zai/glm-4.6 perplexity/sonar-pro"
+        "zai/glm-4.6 bedrock/zai.glm-4.6 perplexity/sonar-pro "
+        "bedrock/arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.claude-sonnet-4-5-20250929-v1:0"
     ),
     272_000: (
         "gpt-5 gpt-5-2025-08-07 openai/gpt-5-mini azure/gpt-5-nano openrouter/openai/gpt-5 gpt-5.1 "
@@ -89,7 +92,7 @@ WINDOWS = {
     300_000: "bedrock/us.amazon.nova-lite-v1:0",
     256_000: "xai/grok-4-0709 cohere/command-a-03-2025",
     129_024: "dashscope/qwen-plus",
-    262_144: "moonshot/kimi-k2-0905-preview",
+    262_144: "moonshot/kimi-k2-0905-preview bedrock/moonshot.kimi-k2-thinking",
 }
 """Names as apps give them, with what the providers' pages and LiteLLM's list say that the models take."""
 
@@ -102,7 +105,8 @@ def test_known_models_have_their_window(model: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["no-such-model-17", "hosted_vllm/llama3.1", "projects/p/locations/l/endpoints/123", None]
+    "model",
+    ["no-such-model-17", "hosted_vllm/llama3.1", "azure/a-deployment", "projects/p/locations/l/endpoints/123", None],
 )
 def test_an_unknown_model_gets_a_small_window_and_one_warning(
     model: str | None, caplog: pytest.LogCaptureFixture
@@ -112,7 +116,7 @@ def test_an_unknown_model_gets_a_small_window_and_one_warning(
         windows = [model_window(model) for _ in range(3)]
     assert windows == [DEFAULT_INPUT_TOKENS] * 3
     assert [record.name for record in caplog.records] == ["aether_context"]
-    assert "set max_input_tokens" in caplog.text
+    assert f"set max_input_tokens = {{{model or ''!r}: …}} in the policy" in caplog.text
 
 
 # what the model object says

@@ -471,8 +471,7 @@ class RequestPacker:
         if not policy.redact_prompt:
             return source
         parts = (part for content in source.request.contents for part in content.parts)
-        thoughts = [part.text for part in parts if part.is_thought and part.is_signed]
-        if any(policy.mask(thought) != thought for thought in thoughts):
+        if any(part.is_thought and part.is_signed and policy.mask(part.text) != part.text for part in parts):
             self._failures.warn_once(_SIGNED_THOUGHT)
             source = source._replace(problems=(*source.problems, _SIGNED_THOUGHT))
         return masked_input(source, policy.mask, self._sent_contents)
@@ -491,11 +490,9 @@ class RequestPacker:
             if problem.startswith("strategy "):
                 self._failures.report(problem)
         if pack.tokens.over_window:
-            logger.warning(
-                "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
-                name,
-                pack.source.window,
-                pack.tokens.over_window,
+            self._failures.warn_once(
+                f"the window of {pack.source.window:,} tokens is too small for agent {identity.agent!r}: instruction,"
+                " declarations and current message are never cut; raise max_input_tokens, or give it less of them"
             )
         if logs:
             shares = pack.allocation.layers.items()

@@ -66,7 +66,6 @@ def allocate(
     weights = weigh(signals, settings)
     shares = whole(remainder, [weights[layer] for layer in FLEXIBLE_LAYERS])
     nominal: dict[Layer, int] = dict(zip(FLEXIBLE_LAYERS, shares, strict=True))
-    # Floors are filled up as far as the window goes, in the order of the layers.
     left = window - slack - needed - remainder
     for layer in FIXED_LAYERS:
         nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + left)

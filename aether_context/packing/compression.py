@@ -95,7 +95,6 @@ def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) ->
 
 def _trim_tools(draft: Draft, tokens: int) -> None:
     """Trims declarations, the largest first, until so many tokens are free."""
-    # What an epoch has trimmed stays so (`select_tools`): a declaration that grows back would break the prefix again.
     counter, scope = draft.counter, draft.tools
     trimmed_tools: dict[str, Tool] = {}
     saved = 0

@@ -73,7 +73,7 @@ class MaskedPacks:
         # What is masked counts what it stands for.
         pairs = [(payload.step_text(source.step), payload.step_text(changed.step))]
         for before, after in zip(source.candidates, changed.candidates, strict=True):
-            pairs += [(text(before), text(after)) for text in (_text, render_line)]
+            pairs += [(before.text, after.text), (render_line(before), render_line(after))]
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens
@@ -175,10 +175,6 @@ def _candidate(candidate: Candidate, mask: Masker) -> Candidate:
     names = ("text", "line", "speaker", "source", "uri")
     texts: dict[str, Any] = {name: mask(getattr(candidate, name)) for name in names}
     return replace(candidate, **texts)
-
-
-def _text(candidate: Candidate) -> str:
-    return candidate.text
 
 
 def _key(text: str) -> str:

@@ -23,6 +23,9 @@ OLLAMA_INPUT_TOKENS = 4_096
 """The window that is assumed for a model of Ollama, which cuts what is longer without a word: its ``num_ctx`` unless
 the server or the request says otherwise."""
 
+_VENDORS = "anthropic|meta|mistral|cohere|deepseek|google|openai|qwen|moonshot|zai"
+"""Whose models Bedrock serves under names that begin with theirs."""
+
 SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})
 """LiteLLM providers whose window depends on how the server was started, not on the model."""
 
@@ -34,8 +37,8 @@ def bare_model_name(model: str) -> str:
     A Vertex version `x@20250514` becomes `x-20250514`.
     """
     name = model.strip().lower().rsplit("/", 1)[-1].removeprefix("databricks-")
-    name = re.sub(r"^(?:[a-z-]{2,6}\.)?(?:anthropic|meta|mistral|cohere|deepseek|google|openai)\.", "", name)
-    name = re.sub(r"-v\d+:\d+$|(?<=\d)-v\d+$|:(?:free|beta|latest|thinking|nitro)$", "", name)
+    name = re.sub(rf"^(?:[a-z-]{{2,6}}\.)?(?:{_VENDORS})\.", "", name)
+    name = re.sub(r"-v?\d+:\d+$|(?<=\d)-v\d+$|:(?:free|beta|latest|thinking|nitro)$", "", name)
     return re.sub(r"@(?:default|latest)$", "", re.sub(r"@(\d+)$", r"-\1", name))
 
 
@@ -49,6 +52,8 @@ def known_window(model: str) -> int | None:
     if provider_of(model) in SERVED_LOCALLY:
         return None
     name = bare_model_name(model)
+    if name.startswith("ft:"):  # a fine-tuned model of OpenAI's, ft:model:organization::id
+        return known_window(name.split(":")[1])
     tokens = _matching("models", name)
     if tokens is None:
         tokens = next((info.context_window for info in listed_models(model) if info.context_window is not None), None)
@@ -61,11 +66,11 @@ def model_window(model: str | None) -> int:
     known = known_window(model or "")
     if known is not None:
         return known
-    is_ollama = provider_of(model or "").startswith("ollama")
+    name, is_ollama = model or "", provider_of(model or "").startswith("ollama")
     assumed = OLLAMA_INPUT_TOKENS if is_ollama else DEFAULT_INPUT_TOKENS
-    cure = "give LiteLlm num_ctx=…, or set max_input_tokens" if is_ollama else "set max_input_tokens"
+    cure = f"{'give LiteLlm num_ctx=…, or ' if is_ollama else ''}set max_input_tokens = {{{name!r}: …}} in the policy"
     logger.warning(
-        "No window is known for model %r: %d tokens are assumed. Where it has another, %s.", model or "", assumed, cure
+        "No window is known for model %r: %d tokens are assumed. Where it has another, %s.", name, assumed, cure
     )
     return assumed
 

@@ -79,7 +79,8 @@ def _sizes(value: Any) -> tuple[int, int]:
             if name == "cache_control":
                 continue
             if (name in _MEDIA and isinstance(item, (str, list))) or (name == "image_url" and item):
-                media += name not in ("signature", "thoughtSignature")
+                # LiteLLM sends Ollama an empty list with every message.
+                media += len(item) if isinstance(item, list) else name not in ("signature", "thoughtSignature")
                 continue
             more = _sizes(item)
             characters, media = characters + more[0], media + more[1]

@@ -78,8 +78,7 @@ def test_large_thoughts_and_arguments_at_small_windows(client: str, window: int,
     with run(client, scenario, window=window) as done:
         assert done.failed == []
         assert done.server.faults == []
-        # How Ollama counts calls is not known; this server counts more of them than the estimate.
-        assert done.server.over == [] or client == "litellm-ollama"
+        assert done.server.over == []
 
 
 def test_a_pdf_that_is_uploaded_anew_at_every_call_is_told_of() -> None:
