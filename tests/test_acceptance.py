@@ -11,7 +11,7 @@ from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from scripted import Chat, Scripted, new_store
+from scripted import Chat, Scripted, call, new_store
 
 from aether_context.adk import AcceptanceGate, ContextPackPlugin
 from aether_context.pack import AcceptanceItem, Step
@@ -205,3 +205,40 @@ def test_an_address_that_another_agent_invented_is_not_accepted():
     chat.say("Go on.")
     assert "artifact://evidence/other.md" in chat.sent[-1].text
     assert verdict_of(chat)["fabricated"] == ["artifact://evidence/other.md"]
+
+
+# what ordinary tools give
+
+
+def ask(item: str) -> dict[str, Any]:
+    """Asks the clerk."""
+    return {"said": "40 km"} if item == "range" else {"error": f"no {item}"}
+
+
+def asked_for(item: str, answer: str, needs_evidence: bool = True) -> Chat:
+    items = [{"id": "range", "text": "Its range is proven.", "needs_evidence": needs_evidence}]
+    state = {"plan": {"step": {"id": "s", "text": "Find the range.", "acceptance": items}}}
+    chat = Chat(script=[call("ask", item=item), answer], tools=[ask], state=state)
+    chat.say("Go on.")
+    return chat
+
+
+def cited_as(chat: Chat) -> str | None:
+    (answer,) = (part.function_response for part in chat.sent[-1].contents[-1].parts)
+    return answer.response.get("cite_as")
+
+
+def test_a_short_result_proves_what_needs_evidence():
+    uri = cited_as(asked_for("range", "40 km"))
+    assert uri
+    chat = asked_for("range", f"40 km ({uri})")
+    assert found(verdict_of(chat)) == {"range": (True, "evidence")}
+    chat.replays()
+    assert not verdict_of(asked_for("range", f"40 km ({uri[:-8]}aaaa.txt)"))["passed"]
+
+
+def test_errors_and_results_of_steps_that_need_no_evidence_stay_as_they_are():
+    assert cited_as(asked_for("tone", "unknown")) is None
+    chat = asked_for("range", "40 km", needs_evidence=False)
+    assert cited_as(chat) is None
+    assert chat.sent[-1].declared == ("ask",)
