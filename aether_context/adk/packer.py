@@ -550,7 +550,14 @@ class RequestPacker:
         if last is not None:
             pack = last.pack
             try:
-                review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
+                review = await self._reviewer.review(
+                    pack,
+                    response,
+                    last.policy.acceptance,
+                    last.planned.candidates,
+                    context.session.events,
+                    [record.uri for record in self._records.of(context).by_digits.values()],
+                )
             except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
