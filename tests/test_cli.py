@@ -51,7 +51,7 @@ def test_list_has_a_row_per_pack_in_order(store: PackStore) -> None:
     assert [row.split()[:2] for row in rows] == [[str(one.number), one.pack_id] for one in manifests]
     cut = next(at for at, one in enumerate(manifests) if one.epoch_reason == "high_water")
     assert f"{manifests[cut].epoch.number} high_water" in rows[cut]
-    assert f"{manifests[0].request_tokens:,} / 2,000" in rows[0]
+    assert f"{manifests[0].counted_tokens:,} / 2,000" in rows[0]
 
 
 # inspect

@@ -96,7 +96,7 @@ def test_a_session_has_a_line_and_a_bar_for_each_call(long_chat: Chat, browser: 
     assert len(re.findall(r'<rect class="l-\w+"', page.html)) == len(drawn)
     assert page.html.count('<rect class="cached"') == len(manifests)
     for manifest in manifests:
-        assert f'<td class="r">{manifest.request_tokens:,}</td>' in page.html
+        assert f'<td class="r">{manifest.counted_tokens:,}</td>' in page.html
         for event in manifest.truncation_events:
             freed = event.tokens_before - event.tokens_after
             assert f"{event.stage} {event.layer} −{freed:,}: {WHY[event.reason]}" in page.text
@@ -108,7 +108,7 @@ def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Brows
     for number, (manifest, sent) in enumerate(zip(long_chat.manifests(), long_chat.sent, strict=True)):
         page = browser.open(at(manifest))
         assert "replayed: the request is the recorded one" in page.text
-        assert f"{manifest.request_tokens:,} of 2,500 tokens; " in page.text
+        assert f"{manifest.counted_tokens:,} of 2,500 tokens; " in page.text
         assert all(layer in page.text for layer in LAYERS)
         assert bool(page.leads("beside=")) is bool(number)
         for content in sent.contents:

@@ -24,10 +24,10 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
-LINES = 32_594
+LINES = 32_525
 SETTINGS = 51
-FILES = 56
-FUNCTIONS = 374
+FILES = 55
+FUNCTIONS = 368
 MOST_NAMED = 32
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")

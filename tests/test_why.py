@@ -24,9 +24,9 @@ PLANTED = {
     "QX-4471": "clerk tool result whole; billing message whole, summarized; summary",
     "find where pelicans nest": "ornithologist message whole; clerk tool call whole; billing message whole, summarized",
     "Pelicans nest at Lake Orrin": "clerk tool result whole; billing message whole, summarized",
-    "They nest at": "clerk message whole; billing message whole, summarized; summary",
+    "They nest at": "clerk message whole; billing message whole, summarized",
     CARD: "clerk message whole; billing message whole, summarized",
-    "keep your card in mind": "clerk message whole; billing message whole, summarized; summary",
+    "keep your card in mind": "clerk message whole; billing message whole, summarized",
     "Was invoice 88-12 paid": "clerk message whole; billing message whole, summarized",
     "was paid on Tuesday": "billing message whole, summarized",
     "slipway is closed": "clerk note left_out; ornithologist note left_out; billing note left_out",
@@ -127,7 +127,6 @@ def test_masked_words_are_looked_for_as_they_are_masked() -> None:
     assert [place.kind for place in answer.places][:2] == ["message", "message"]
     assert "4111" not in repr(answer)
     assert any("`redact` masks it" in note and "as it was" in note for note in answer.notes)
-    assert any("packed otherwise than what was sent" in note for note in answer.notes)
 
 
 def test_words_in_another_order_are_found_where_no_place_has_them_as_they_are(chat: Chat) -> None:
@@ -197,3 +196,8 @@ def test_calls_have_numbers_that_every_command_takes(url: str) -> None:
     assert third["pack_id"] in run("replay", "3", "--session", "s1", "--store", url).output
     assert third["pack_id"] in run("diff", "2", "3", "--session", "s1", "--store", url).output
     assert run("inspect", "99999", "--store", url).exit_code == 3
+
+
+def test_the_parts_of_a_request_sum_to_what_it_is_counted_as(chat: Chat) -> None:
+    for manifest in chat.manifests():
+        assert sum(layer.used for layer in manifest.allocation.values()) == manifest.counted_tokens

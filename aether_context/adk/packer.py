@@ -209,7 +209,8 @@ class RequestPacker:
             return True
         return False
 
-    # the callbacks, with ADK's names for what they take: whatever fails below them, the call goes on
+    # the callbacks, with ADK's names for what they take: whatever fails below them, the call goes on, since ADK ends a
+    # run whose plugin raises
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
@@ -235,9 +236,8 @@ class RequestPacker:
                 self._failures.caught(error)
                 span.error = type(error).__name__
                 answer = await self._pack_plainly(callback_context, llm_request, span.error)
-            last = self.last(callback_context)
-            if answer is None and last is not None:
-                self._failures.guarded(partial(self._report, last, span), None)
+            if answer is None:
+                self._failures.guarded(partial(self._report, callback_context, span), None)
             return answer
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
@@ -289,10 +289,10 @@ class RequestPacker:
             return None
         with PackSpan(context.agent_name, request.model or "") as span:
             answer = await self._pack(context, request, is_second_try=True)
-            if answer is None and (last := self.last(context)) is not None:
-                self._failures.guarded(partial(self._report, last, span), None)
-        if answer is not None:
-            return answer
+            if answer is not None:
+                return answer
+            self._failures.guarded(partial(self._report, context, span), None)
+        # ADK's own call is over by then. A third one would be a guess that costs money: most refusals name the limit.
         try:
             return await _asked(context.get_invocation_context(), request)
         except Exception as error:
@@ -304,6 +304,7 @@ class RequestPacker:
         learned = self._refused.pop(invocation.invocation_id)
         try:
             if learned is not None:
+                # By the user, since ADK resumes a session with the agent that spoke last.
                 actions = EventActions(state_delta={WINDOWS: learned})
                 event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
                 await invocation.session_service.append_event(invocation.session, event)
@@ -337,7 +338,7 @@ class RequestPacker:
                 enriched = enriched or await self._enrich(call)
                 packed = await self._build(enriched, pick)
                 break
-            except TokenCountingError as error:  # the estimate counts then
+            except TokenCountingError as error:  # the estimate counts then, all of it: counts of two kinds are no total
                 self._counters.fail(call.model, error)
                 self._failures.report(str(error))
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
@@ -394,13 +395,12 @@ class RequestPacker:
     async def _build(self, read: PreparedCall, pick: Pick) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
-        policy, last = read.call.policy, read.call.last
-        await self._calibrations.begin(read.source, pick.counter.name, read.call.state)
-        if last is None or last.counter != pick.counter.name:
+        policy, last, name = read.call.policy, read.call.last, pick.counter.name
+        await self._calibrations.begin(read.source, name, read.call.state)
+        if last is None or last.counter != name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
-        known = self._calibrations.calibration(read.source, pick.counter.name, read.call.context.session.events)
-        usage = read.source.usage._replace(calibration=known)
-        read = read.with_source(usage=usage)._replace(counter=pick.counter.name)
+        known = self._calibrations.calibration(read.source, name, read.call.context.session.events)
+        read = read.with_source(usage=read.source.usage._replace(calibration=known))._replace(counter=name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: with large contents, with many tools to choose from
@@ -417,6 +417,7 @@ class RequestPacker:
                 return await _waited(pick.name, made)
             return made() if is_instant else await asyncio.to_thread(made)
 
+        # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
         pack = await build(read.source)
         if (wanted := turns_to_find(pack)) is not None:
             read = await self._recall.turns(read, *wanted)
@@ -451,6 +452,7 @@ class RequestPacker:
                 contents = list(map(rewritten, contents, known, source.request.contents))
             write(pack, call.request, contents, call.policy.redact)
             original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
+            # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
             save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
             models = served_models(call.invocation.agent, call.model)
             mark_prefix(call, models)
@@ -474,8 +476,11 @@ class RequestPacker:
             source = source._replace(problems=(*source.problems, _SIGNED_THOUGHT))
         return masked_input(source, policy.mask, self._sent_contents)
 
-    def _report(self, made: PreviousCall, span: PackSpan) -> None:
+    def _report(self, context: CallbackContext, span: PackSpan) -> None:
         """Tells the log and the trace what a pack came to."""
+        made = self.last(context)
+        if made is None:
+            return
         pack, name = made.pack, made.name
         identity, logs, place = pack.identity, logger.isEnabledFor(logging.INFO), ""
         if (logs or span.recording) and self.policy.record != "off":
@@ -556,13 +561,8 @@ class RequestPacker:
                 self._calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             cutoff = {"cutoff": last.cutoff} if last.cutoff else {}
-            metadata = {
-                "pack_id": last.name,
-                "number": last.number,
-                **self._calibrations.note(pack),
-                **cutoff,
-                **metadata,
-            }
+            noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack), **cutoff}
+            metadata = {**noted, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
         if metadata:

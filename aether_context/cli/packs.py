@@ -124,7 +124,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     elif not places:
         tell(f"no packs{whose(app=app, user=user, session=session)} in {store.url}")
     else:
-        columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">tokens / window", "epoch", "asked")
+        columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
         print_table(columns, map(_row, packs.values()))
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
@@ -135,7 +135,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
 
 def _row(manifest: Manifest) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch.number} {manifest.epoch_reason or ''}"
-    room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
+    room = f"{manifest.counted_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
     asked = plain(manifest.words, 60)
     return manifest.number, manifest.pack_id, time, manifest.app, manifest.session, agent, room, epoch, asked
@@ -144,6 +144,7 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
 def _value(store: PackStore, manifest: Manifest) -> JSON:
     fields = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = (
+        "counted_tokens",
         "request_tokens",
         "request_tokens_method",
         "over_window",

@@ -71,8 +71,9 @@ def _facts(manifest: Manifest) -> Lines:
         "time": f"{moment(manifest.last_event_time)} UTC",
         "plan": " · ".join([plan, *(f"{label} {value}" for label, value in plan_fields if value)]),
         "model": f"{manifest.model} · window {manifest.window:,}{mark}",
-        "request": f"{manifest.request_tokens:,} tokens ({manifest.request_tokens_method}, by {manifest.counter})"
-        f" · {percent(manifest.request_tokens, manifest.window)} of the window{over}",
+        "request": f"{manifest.counted_tokens:,} tokens counted by {manifest.counter}, the sum of the layers"
+        f" · {percent(manifest.counted_tokens, manifest.window)} of the window{over}",
+        "expected": f"{manifest.request_tokens:,} tokens by the provider's count ({manifest.request_tokens_method})",
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)} · "
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
@@ -92,7 +93,7 @@ def _layers(manifest: Manifest) -> Lines:
     rows.append(
         ("all", "", "", "", *(sum(getattr(one, name) for one in layers.values()) for name in ("final", "used")), "")
     )
-    return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">used", "used of the window"), rows)
+    return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">counted", "counted of the window"), rows)
 
 
 def _bar(tokens: LayerTokens, window: int) -> str:
@@ -117,7 +118,7 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
         why = "this is the first request" if broken is None else "the request before is not known"
         servable = f"unknown: {why}"
     else:
-        total = f"{manifest.counted_tokens or manifest.request_tokens:,}"
+        total = f"{manifest.counted_tokens:,}"
         prefix_end = f"broken by {broken}" if broken else "nothing broke the prefix"
         servable = f"{shared:,} of {total} counted tokens in common with the request before; {prefix_end}"
     facts = [("could be served", servable)]
@@ -131,7 +132,7 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     served = "unknown: the provider said nothing" if cached is None else f"{cached:,}{of_input}"
     facts.append(("provider served", served))
     if read is not None:
-        facts.append(("estimate", f"{manifest.request_tokens:,} for {read:,} input tokens reported"))
+        facts.append(("reported", f"{read:,} input tokens, for {manifest.request_tokens:,} expected"))
     finish = outcome.get("error_code") or outcome.get("finish_reason")
     if finish is not None:
         facts.append(("answer", f"{'unknown' if answered is None else format(answered, ',')} tokens · {finish}"))
@@ -311,8 +312,8 @@ def _layer_changes(difference: Difference) -> Lines:
         ]
         used = [side.used for side in sides]
         rows.append((change.layer, _arrow(*(side.final for side in sides)), _arrow(*used), increase(*used)))
-    tokens = [view.manifest.request_tokens for view in (difference.before, difference.after)]
-    rows.append(("request", "", _arrow(*tokens), increase(*tokens)))
+    tokens = [view.manifest.counted_tokens for view in (difference.before, difference.after)]
+    rows.append(("all", "", _arrow(*tokens), increase(*tokens)))
     return aligned(("layer", ">final", ">used", ">difference"), rows)
 
 

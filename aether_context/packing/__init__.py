@@ -14,7 +14,8 @@ from aether_context.packing.compaction import bring_within_window, compact, trim
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
-from aether_context.packing.rendering import render, write_payload
+from aether_context.packing.payload import write_payload
+from aether_context.packing.rendering import render
 from aether_context.packing.selection import choose, fill
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy

@@ -1,9 +1,10 @@
 """Tokens per layer: floors, slack, a remainder split by signals inside a profile's ranges, and lending.
 
-The split is window-proportional: floors first, the remainder by
-weights, weights from eight signals. Two departures: the weighted shares are *projected* onto the ranges, so that they
-sum to one without leaking at a clamp, and unspent tokens are lent. Signals move a weight up and down around the middle
-of its range, so that where nothing is known the middles decide.
+The split is window-proportional: floors first, the remainder by weights, weights from eight signals. The weighted
+shares are *projected* onto the ranges, so that they sum to one without leaking at a clamp, and unspent tokens are lent:
+a budget is a ceiling, not a target. Signals move a weight up and down around the middle of its range, so that where
+nothing is known the middles decide. Ranges are narrow, and weights made of signals alone would nearly always stand at
+their ends.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def allocate(
     """
     slack = slack_tokens(window, settings, output_tokens)
     floors = {layer: int(window * getattr(settings.floors, layer)) for layer in FIXED_LAYERS}
+    # Floors are promises, not walls: a step is refused only where the three layers together really exceed the budget.
     needed = sum(measured[layer] for layer in FIXED_LAYERS)
     if needed > window - slack:
         raise StepTooLarge(window=window, slack=slack, measured={layer: measured[layer] for layer in FIXED_LAYERS})
@@ -91,45 +93,36 @@ def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | Non
     return max(floor, min(output_tokens or 0, window // 2))
 
 
-def strengths(signals: Signals) -> dict[str, float]:
-    """Each signal on a scale of 0 to 1; unknown ones at the neutral one half.
-
-    Shares stay as they are, counts follow ``x / (x + half)``, age halves every half-life, risk is 0, ½ or 1. A
-    similarity that was found counts from one half up, so never less than one that is unknown.
-    """
-    days = signals.freshness_days
-    return {
-        "checklist_evidence_ratio": _share(signals.checklist_evidence_ratio),
-        "expected_tool_calls": _count(signals.expected_tool_calls, _TOOL_CALLS_HALF),
-        "risk_weight": _NEUTRAL if signals.risk is None else _RISK[signals.risk],
-        "retrieval_hit_rate": _share(signals.retrieval_hit_rate),
-        "similarity": _NEUTRAL + _NEUTRAL * _share((signals.similarity or 0.0) / _FULL_SIMILARITY),
-        "freshness": _NEUTRAL if days is None else 0.5 ** (max(0.0, days) / _HALF_LIFE_DAYS),
-        "unresolved_questions": _count(signals.unresolved_questions, _QUESTIONS_HALF),
-        "dialogue_depth": _count(signals.dialogue_depth, _TURNS_HALF),
-    }
-
-
-_OF_LAYER: Mapping[Layer, tuple[str, ...]] = {
-    "evidence": ("checklist_evidence_ratio", "expected_tool_calls", "risk_weight"),
-    "memory": ("retrieval_hit_rate", "similarity", "freshness"),
-    "conversation": ("unresolved_questions", "dialogue_depth"),
-}
-
-
 @lru_cache(maxsize=1_000)
 def weigh(signals: Signals, settings: BudgetSettings) -> dict[Layer, float]:
     """Shares of the remainder that sum to 1, each inside its range.
 
-    A layer's weight is the middle of its range, raised or lowered by up to 30% of it by the mean of its signals;
-    the weights are scaled to sum to 1 and projected.
+    Each signal has a strength of 0 to 1, unknown ones the neutral one half. Shares stay as they are, counts follow
+    ``x / (x + half)``, age halves every half-life, risk is 0, ½ or 1. A similarity that was found counts from one half
+    up, so never less than one that is unknown. A layer's weight is the middle of its range, raised or lowered by up to
+    30% of it by the mean of its signals; the weights are scaled to sum to 1 and projected.
     """
-    strength = strengths(signals)
+    days = signals.freshness_days
+    strengths: dict[Layer, tuple[float, ...]] = {
+        "evidence": (
+            _share(signals.checklist_evidence_ratio),
+            _count(signals.expected_tool_calls, _TOOL_CALLS_HALF),
+            _NEUTRAL if signals.risk is None else _RISK[signals.risk],
+        ),
+        "memory": (
+            _share(signals.retrieval_hit_rate),
+            _NEUTRAL + _NEUTRAL * _share((signals.similarity or 0.0) / _FULL_SIMILARITY),
+            _NEUTRAL if days is None else 0.5 ** (max(0.0, days) / _HALF_LIFE_DAYS),
+        ),
+        "conversation": (
+            _count(signals.unresolved_questions, _QUESTIONS_HALF),
+            _count(signals.dialogue_depth, _TURNS_HALF),
+        ),
+    }
     ranges = [getattr(settings.shares, layer) for layer in FLEXIBLE_LAYERS]
     weights = []
     for layer, allowed in zip(FLEXIBLE_LAYERS, ranges, strict=True):
-        names = _OF_LAYER[layer]
-        lean = 2 * sum(strength[name] for name in names) / len(names) - 1
+        lean = 2 * sum(strengths[layer]) / len(strengths[layer]) - 1
         weights.append(allowed.middle * max(0.0, 1 + _GAIN * lean))
     total = sum(weights) or 1.0
     return dict(zip(FLEXIBLE_LAYERS, project([weight / total for weight in weights], ranges), strict=True))

@@ -11,10 +11,9 @@ from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.conversation.extracts import query_of, quoted_alone, sent_places, shorten_content, words_before
 from aether_context.conversation.strategy import gain
-from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput, SentForm
+from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
-from aether_context.text.json_lines import PIECE, pieces
 from aether_context.text.shorten import shorten, view_of
 from aether_context.tokens.cache import PackCounter
 
@@ -41,7 +40,7 @@ def restore_forms(draft: Draft) -> None:
     draft.history = _history(draft, keys, packed_by_index)
     told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
     for unit in units(request.contents) if told_tokens else ():
-        # The request and packed messages stay what they are, also where a host has put them into that exchange since.
+        # Without the request, which may be another agent's turn in that exchange, and without packed messages.
         origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
         if origins and keys[origins[-1]] in told_tokens:
             tell(draft, origins, told_tokens[keys[origins[-1]]])
@@ -107,7 +106,7 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     for index, raw in enumerate(request.contents):
         form, tokens = epoch.forms.get(keys[index], ("whole", 0))
         if (packed := packed_by_index.get(index)) is not None:
-            content, members = packed_message(raw, index, packed, counter)
+            content, members = payload.packed_message(raw, index, packed, counter)
             sent.append((content, "payload", members))
         elif form == "extract":
             content, members = extract(draft, index, raw, tokens, query_of(request.contents, index))
@@ -186,15 +185,9 @@ def told(contents: Sequence[Content], max_tokens: int, query: str, counter: Pack
         call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
         texts_told.append(f"{call}: {texts.popleft()}" if texts else call)
     texts_told += [text for texts in returned.values() for text in texts]
-    text = "\n".join("- " + indented(told_text) for told_text in texts_told)
+    text = "\n".join("- " + payload.indented(told_text) for told_text in texts_told)
     chosen = shorten(text, max_tokens - counter.count(_TOLD), counter=counter, query=query).text
     return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])
-
-
-def indented(text: str) -> str:
-    """A text whose lines behind the first are indented, and so short that `shorten` cuts none of them in two: none of
-    what it leaves can stand for a header."""
-    return "\n  ".join(piece for line in text.split("\n") for piece in pieces(line, PIECE))
 
 
 def _past(draft: Draft) -> dict[int, PackedMessage]:
@@ -214,11 +207,6 @@ def _past(draft: Draft) -> dict[int, PackedMessage]:
     return past if draft.carried.has_chosen else {index: past[index] for index in _still_packed(draft, past)}
 
 
-def plan_digest(source: PackInput) -> str:
-    """A short digest of all that the step says. Payloads of different plans differ in it."""
-    return short(hash_text(payload.step_text(source.step)))
-
-
 _CALLS = 20
 """Model calls that a shorter prefix is expected to serve at most. From 5 to 80 the cost of recorded runs changes by
 .001."""
@@ -231,13 +219,13 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
     request from then on, but the provider has to read all that comes after it once more. So the latest one is weighed;
     those before it were in their turn. A message whose pack speaks of another plan returns, with all after it.
     """
-    counter, contents, plan = draft.counter, draft.input.request.contents, plan_digest(draft.input)
+    counter, contents, plan = draft.counter, draft.input.request.contents, payload.plan_digest(draft.input)
     staying = list(takewhile(lambda index: past[index].plan == plan, past))
     if not staying or len(staying) < len(past):
         return staying
     latest, request_index = staying[-1], len(contents) if draft.request_index is None else draft.request_index
     tokens = counter.contents(contents)
-    packed = packed_message(contents[latest], latest, past[latest], counter)[0]
+    packed = payload.packed_message(contents[latest], latest, past[latest], counter)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)
     # A cut frees the rest anyway: at the pace so far it comes after so many calls.
@@ -249,22 +237,3 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
         cached_price=draft.input.host.cached_price,
     )
     return staying[:-1] if gained > 0 else staying
-
-
-def packed_message(
-    raw: Content, origin: int, packed: PackedMessage, counter: PackCounter
-) -> tuple[Content, tuple[tuple[int, int], ...]]:
-    """A message in its packed form: whatever is not text stays behind the new text, as far as ``largest`` lets it.
-
-    With the members of `Outgoing`.
-    """
-    sizes = sizes_beside_text(raw, counter)
-    places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
-    content = content_of_parts(raw.role, [text_part(packed.text), *(raw.parts[at] for at in places)])
-    return content, ((origin, -1), *((origin, at) for at in places))
-
-
-def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:
-    """Tokens of each part of a message that is not text, such as media and code, by index."""
-    others = ((at, part) for at, part in enumerate(raw.parts) if part.kind != "text")
-    return {at: max(counter.media(part), counter.count(part.text)) for at, part in others}

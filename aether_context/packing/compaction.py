@@ -35,9 +35,8 @@ from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
 from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.carryover import extract, is_past, sizes_beside_text, tell
+from aether_context.packing.carryover import extract, is_past, tell
 from aether_context.packing.draft import Changed, Draft, History
-from aether_context.packing.rendering import write_payload
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
@@ -188,7 +187,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     fixed += counter.system(draft.carried.system, declares=bool(request.tools or request.other_tools))
     budget = Budget.of(
         source.window,
-        slack=draft.slack,
+        slack=source.window - draft.input_budget,
         fixed=fixed,
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
@@ -262,7 +261,7 @@ def _byte_net(draft: Draft) -> int | None:
     """How many tokens of the conversation the byte net takes; None where it takes all of them.
 
     The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
-    a provider reports nothing. It catches texts that the estimate counts too low.
+    a provider reports nothing. It catches what the count lets pass.
     """
     known = draft.input.usage.calibration
     if not draft.policy.usage.gate or (known is not None and known.report_minus_count is not None):
@@ -417,7 +416,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> Histor
     raws = [item.raw for item in items]
     for at in targets:
         item, change = items[at], forms.get(items[at].origin)
-        # An extract only becomes shorter: what was left out of it once is never sent again at a later call.
+        # An extract only becomes shorter.
         most = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
         stands_in = item.form == "placeholder"
         raw, query = item.content if stands_in else item.raw, query_of(raws, at)
@@ -483,7 +482,7 @@ def _shorten_request(draft: Draft) -> None:
     task, over = draft.measured["task"], _over(draft)
     for _ in range(_MOST_TRIES):
         _shorten_message(draft, raw, task, over)
-        write_payload(draft)
+        payload.write_payload(draft)
         if (rest := _over(draft)) <= 0:
             break
         over += rest
@@ -501,7 +500,7 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     counter, message, freed, note = draft.counter, draft.message, 0, ""
     size, least = _request_tokens(draft), _least_request(raw, counter)
     request, largest, most_before = message.request, message.largest, message.most_before
-    sizes = sizes_beside_text(raw, counter)
+    sizes = payload.sizes_beside_text(raw, counter)
     most = draft.carried.packed.largest if draft.carried.packed is not None else None
     sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
     if sent and (more := over - max(0, size - least)) > 0:

@@ -54,6 +54,8 @@ def tighten(draft: Draft) -> None:
     ]
     over = max(0, sum(measured.values()) - draft.input_budget)
     lacking = over + _lacking(draft, over, spare) if draft.begins else over
+    if not lacking:
+        return
     _trim_tools(draft, max(over, min(lacking, spare[0])))
     freed = measured["tools"] - draft.measured["tools"]
     _tighten_step(draft, over - freed, min(lacking - freed, spare[1]))

@@ -209,14 +209,9 @@ class Draft:
     # Tokens.
 
     @property
-    def slack(self) -> int:
-        """Tokens kept free for the answer, ``S``."""
-        return slack_tokens(self.input.window, self.policy.budget, self.input.output_tokens)
-
-    @property
     def input_budget(self) -> int:
-        """``W - S`` in tokens."""
-        return self.input.window - self.slack
+        """``W - S`` in tokens: the window without what is kept free for the answer."""
+        return self.input.window - slack_tokens(self.input.window, self.policy.budget, self.input.output_tokens)
 
     @property
     def payload_tokens(self) -> dict[Layer, int]:

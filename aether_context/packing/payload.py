@@ -1,4 +1,5 @@
 """The payload: fixed headers in a fixed order, text from elsewhere fenced, what is answered word for word at the end.
+It is written into the human message.
 
 A header is a line that starts at the margin and ends with a colon. Text that is not the project's own is written as
 bullets whose further lines are indented, so no such line can start at the margin: it can neither forge a header nor
@@ -13,9 +14,12 @@ import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from aether_context.canonical import hash_text, short
+from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.evidence.offload import ARTIFACT_KEY
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
@@ -31,8 +35,12 @@ from aether_context.pack import (
     Validity,
     turn_place,
 )
+from aether_context.packing.draft import Draft
 from aether_context.policy import PayloadSettings
 from aether_context.text.entities import SCHEME, artifact_uris
+from aether_context.text.json_lines import PIECE, pieces
+from aether_context.text.shorten import shorten
+from aether_context.tokens.cache import PackCounter
 
 _TOP_EVIDENCE = 2
 """Pieces of evidence that stand near the end, after the acceptance list."""
@@ -123,10 +131,7 @@ def bullets(texts: Iterable[str]) -> str:
 
 def bullet(text: str) -> str:
     """One bullet; further lines of the text are indented."""
-    lines = text.strip().splitlines() or [""]
-    if len(lines) == 1:
-        return f"- {lines[0]}"
-    return "\n".join([f"- {lines[0]}", *(f"  {line}" for line in lines[1:])])
+    return "- " + "\n  ".join(text.strip().splitlines())
 
 
 SYSTEM_CONTRACT = "A CONTEXT PACK may open the user message that you answer.\n" + bullets(
@@ -156,10 +161,6 @@ class Payload(NamedTuple):
 
     before: str
     after: str
-
-    @property
-    def text(self) -> str:
-        return self.before + self.after
 
 
 def render(
@@ -424,3 +425,139 @@ def _listed(candidate: Candidate) -> str:
 
 def _is_listed(uri: str, text: str) -> bool:
     return bool(uri) and (f"\n- {uri} " in text or f"\n- {uri}\n" in text)
+
+
+# The payload in the human message.
+
+_LEAST_HEAD = 32
+
+
+def write_payload(draft: Draft) -> None:
+    """Writes the payload of what is chosen into the human message, and measures the layers that are given with it.
+
+    What is counted is the message as it is sent, so nothing of a payload has to be foreseen: the task layer is all of
+    it but its memories and its evidence. Where all that it is made of is as it was, the message stands.
+    """
+    message = draft.message
+    made_of = (draft.chosen, draft.step, draft.tools, message.request, message.largest, message.most_before)
+    if message.made_of == made_of:
+        return
+    source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
+    packed, tokens = _message(draft), 0
+    draft.message = message._replace(packed=packed, made_of=made_of)
+    if request_index is not None:
+        raw = source.request.contents[request_index]
+        written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
+        if packed is not None and packed.before:
+            content, members = packed_message(raw, request_index, packed, counter)
+            written = written._replace(
+                content=content, form="payload", tokens=counter.content(content), members=members
+            )
+        items = tuple(written if item.origin == request_index else item for item in draft.history.items)
+        draft.history, tokens = draft.history._replace(items=items), written.tokens
+    other_tools = source.request.other_tools
+    system = counter.system(draft.carried.system, declares=bool(scope.sent or other_tools))
+    draft.measured = {
+        "system": system + source.usage.uncounted_tokens,
+        "task": max(0, tokens - sum(draft.payload_tokens.values())),
+        "tools": sum(counter.tools(scope.sent)) + sum(counter.count_all(other_tools)),
+    }
+
+
+def _message(draft: Draft) -> PackedMessage | None:
+    """What this invocation makes of its human message, None where it is sent as it is."""
+    source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.carried.packed
+    if raw is None or source.host.passthrough_reason:
+        return None
+    shortened, largest = draft.message.request, draft.message.largest
+    if draft.carried.has_chosen and packed is not None and packed.before:
+        # What an earlier call of this invocation chose and tightened stays, also where the request is shorter now.
+        if shortened is not None and packed.after:
+            ending = answered(packed.after) or packed.after
+            packed = replace(packed, text=packed.text.removesuffix(ending) + shortened)
+        elif shortened is not None:
+            packed = replace(packed, text=shortened, split=len(shortened))
+        return replace(packed, largest=largest)
+    if draft.carried.has_chosen and shortened is None:
+        return packed
+    request = raw.text if shortened is None else shortened
+    rendered = render(
+        step=draft.step,
+        request=request,
+        tools=draft.tools.listed,
+        evidence=draft.chosen.evidence,
+        memory=draft.chosen.memory,
+        settings=policy.payload,
+        explains=policy.payload.contract == "system" and not draft.carried.contract,
+        from_agent=source.request.from_agent,
+    )
+    message = PackedMessage(
+        of=raw.digest,
+        invocation=source.identity.invocation,
+        text="",
+        split=0,
+        used=draft.payload_tokens,
+        place=source.request.positions[draft.request_index or 0],
+        plan=plan_digest(source),
+        largest=largest,
+    )
+    if rendered is not None:
+        before, after = _within(rendered, request, draft.message.most_before, draft.counter)
+        standing = [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
+        text = before + after
+        return replace(message, text=text, split=len(before), covers=covered_by(text, draft.chosen.evidence, standing))
+    if shortened is not None:
+        return replace(message, text=request, split=len(request), used={})
+    # What was handed over may change within an invocation: this says that the choice for it is made.
+    return replace(message, used={}) if raw.agent else None
+
+
+def _within(rendered: Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
+    """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
+
+    The second half, with the acceptance list, stays whole while anything of the first finds room beside it.
+    """
+    if ceiling is None:
+        return rendered.before, rendered.after
+
+    def cut(text: str, tokens: int, query: str = "") -> str:
+        # Pieces of a long line are indented, too: none of them can stand for a header.
+        fenced = "\n".join(map(indented, text.rstrip().split("\n")))
+        # What is counted in pieces takes a token or two more as one text.
+        return f"{shorten(fenced, tokens - 2, counter=counter, query=query).text}\n"
+
+    checklist = rendered.after.removesuffix(request)
+    room = ceiling - counter.count(checklist)
+    if room >= _LEAST_HEAD:
+        return cut(rendered.before, room), rendered.after
+    return cut(rendered.before + checklist, ceiling, query=checklist), request
+
+
+def plan_digest(source: PackInput) -> str:
+    """A short digest of all that the step says. Payloads of different plans differ in it."""
+    return short(hash_text(step_text(source.step)))
+
+
+def packed_message(
+    raw: Content, origin: int, packed: PackedMessage, counter: PackCounter
+) -> tuple[Content, tuple[tuple[int, int], ...]]:
+    """A message in its packed form: whatever is not text stays behind the new text, as far as ``largest`` lets it.
+
+    With the members of `Outgoing`.
+    """
+    sizes = sizes_beside_text(raw, counter)
+    places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
+    content = content_of_parts(raw.role, [text_part(packed.text), *(raw.parts[at] for at in places)])
+    return content, ((origin, -1), *((origin, at) for at in places))
+
+
+def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:
+    """Tokens of each part of a message that is not text, such as media and code, by index."""
+    others = ((at, part) for at, part in enumerate(raw.parts) if part.kind != "text")
+    return {at: max(counter.media(part), counter.count(part.text)) for at, part in others}
+
+
+def indented(text: str) -> str:
+    """A text whose lines behind the first are indented, and so short that `shorten` cuts none of them in two: none of
+    what it leaves can stand for a header."""
+    return "\n  ".join(piece for line in text.split("\n") for piece in pieces(line, PIECE))

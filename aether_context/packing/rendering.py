@@ -18,13 +18,11 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Block,
     Candidate,
-    Content,
     Epoch,
     EpochReason,
     Form,
     Outgoing,
     Pack,
-    PackedMessage,
     Prefix,
     PrefixBreak,
     Reason,
@@ -36,12 +34,9 @@ from aether_context.pack import (
     Verdict,
     content_name,
 )
-from aether_context.packing import payload
 from aether_context.packing.allocation import spend
-from aether_context.packing.carryover import indented, packed_message, plan_digest
 from aether_context.packing.draft import Draft, occurrence_keys
-from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, offloaded_to, validity_of
-from aether_context.text.shorten import shorten
+from aether_context.packing.payload import addresses_in, missing_evidence, offloaded_to, validity_of
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
 
@@ -78,7 +73,6 @@ def _member(item: Outgoing, place: int) -> tuple[int, int]:
 
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8
-_LEAST_HEAD = 32
 _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "strategy"}
 """Why an epoch begins with a cut for a reason, where that is not that a mark was passed."""
 
@@ -92,10 +86,10 @@ def render(draft: Draft) -> Pack:
     contents = _begun_by_user(draft, _normalized(plain, counter) if history.normalize else plain)
     sent = Sent(
         system=Block(hash_text(carried.system), draft.measured["system"] - uncounted),
-        tools=tuple(
-            Block(tool.digest, tokens) for tool, tokens in zip(scope.sent, counter.tools(scope.sent), strict=True)
-        )
-        + tuple(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
+        tools=(
+            *map(Block, (tool.digest for tool in scope.sent), counter.tools(scope.sent)),
+            *(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
+        ),
         contents=tuple(Block(item.content.digest, item.tokens) for item in contents),
     )
     reason = _reason(draft)
@@ -112,15 +106,6 @@ def render(draft: Draft) -> Pack:
     request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
     spoken = sum(item.tokens for item in contents) - request_tokens
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
-    validity, invalid_reason = validity_of(source, packed)
-    # The acceptance items whose proof the sent payloads hold.
-    written = {item.raw.digest for item in plain if item.form == "payload"}
-    covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
-    excess_tokens = counted + uncounted - draft.allocation.budget
-    excess = f"{excess_tokens} tokens over the input budget" if excess_tokens > 0 and not account.degradations else ""
-    problems = (*source.problems, scope.problem, account.too_large, *account.degradations, excess)
-    payload_text = packed.text if packed is not None and packed.before else ""
-    wires = (*(tool.wire for tool in scope.sent), *source.request.other_tools)
     calibration = source.usage.calibration
     anchored = calibration is not None and calibration.anchored and counter.method != "exact"
     return Pack(
@@ -136,13 +121,7 @@ def render(draft: Draft) -> Pack:
         epoch=epoch,
         epoch_reason=reason,
         prefix=_prefix(draft, sent, contents),
-        verdict=Verdict(
-            validity=validity,
-            invalid_reason=invalid_reason,
-            evidence_needed=missing_evidence(source, covered, contents, raws),
-            artifact_uris=addresses_in(source, carried.system, wires, contents, payload_text),
-            problems=tuple(filter(None, problems)),
-        ),
+        verdict=_verdict(draft, contents, epoch, counted + uncounted - draft.allocation.budget),
         tokens=RequestTokens(
             counted=counted,
             expected=counted if calibration is None else estimated(calibration, counted),
@@ -178,6 +157,35 @@ def render(draft: Draft) -> Pack:
     )
 
 
+def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: int) -> Verdict:
+    """What the request is worth for its step, and what was not done as asked.
+
+    Args:
+        excess: tokens over the input budget.
+    """
+    source, account, packed = draft.input, draft.account, draft.message.packed
+    validity, invalid_reason = validity_of(source, packed)
+    # The acceptance items whose proof the sent payloads hold.
+    written = {item.raw.digest for item in draft.history.items if item.form == "payload"}
+    covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
+    problems = [*source.problems, draft.tools.problem, account.too_large, *account.degradations]
+    if excess > 0 and not account.degradations:
+        problems.append(f"{excess} tokens over the input budget")
+    return Verdict(
+        validity=validity,
+        invalid_reason=invalid_reason,
+        evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
+        artifact_uris=addresses_in(
+            source,
+            draft.carried.system,
+            (*(tool.wire for tool in draft.tools.sent), *source.request.other_tools),
+            contents,
+            packed.text if packed is not None and packed.before else "",
+        ),
+        problems=tuple(filter(None, problems)),
+    )
+
+
 def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
     """Counted tokens of what the host would have sent by itself: the whole history with whole results, and all
     declarations but those that read evidence."""
@@ -205,127 +213,16 @@ def _reason(draft: Draft) -> EpochReason | None:
     return "replaced" if any(act.replaced for act in draft.account.acts) else None
 
 
-def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
-    """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
-
-    The second half, with the acceptance list, stays whole while anything of the first finds room beside it.
-    """
-    if ceiling is None:
-        return rendered.before, rendered.after
-
-    def cut(text: str, tokens: int, query: str = "") -> str:
-        # Pieces of a long line are indented, too: none of them can stand for a header.
-        fenced = "\n".join(map(indented, text.rstrip().split("\n")))
-        # What is counted in pieces takes a token or two more as one text.
-        return f"{shorten(fenced, tokens - 2, counter=counter, query=query).text}\n"
-
-    checklist = rendered.after.removesuffix(request)
-    room = ceiling - counter.count(checklist)
-    if room >= _LEAST_HEAD:
-        return cut(rendered.before, room), rendered.after
-    return cut(rendered.before + checklist, ceiling, query=checklist), request
-
-
-def write_payload(draft: Draft) -> None:
-    """Writes the payload of what is chosen into the human message, and measures the layers that are given with it.
-
-    What is counted is the message as it is sent, so nothing of a payload has to be foreseen: the task layer is all of
-    it but its memories and its evidence. Where all that it is made of is as it was, the message stands.
-    """
-    message = draft.message
-    made_of = (draft.chosen, draft.step, draft.tools, message.request, message.largest, message.most_before)
-    if message.made_of == made_of:
-        return
-    source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
-    packed, tokens = _message(draft), 0
-    draft.message = message._replace(packed=packed, made_of=made_of)
-    if request_index is not None:
-        raw = source.request.contents[request_index]
-        written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
-        if packed is not None and packed.before:
-            content, members = packed_message(raw, request_index, packed, counter)
-            written = written._replace(
-                content=content, form="payload", tokens=counter.content(content), members=members
-            )
-        items = tuple(written if item.origin == request_index else item for item in draft.history.items)
-        draft.history, tokens = draft.history._replace(items=items), written.tokens
-    other_tools = source.request.other_tools
-    system = counter.system(draft.carried.system, declares=bool(scope.sent or other_tools))
-    draft.measured = {
-        "system": system + source.usage.uncounted_tokens,
-        "task": max(0, tokens - sum(draft.payload_tokens.values())),
-        "tools": sum(counter.tools(scope.sent)) + sum(counter.count_all(other_tools)),
-    }
-
-
-def _message(draft: Draft) -> PackedMessage | None:
-    """What this invocation makes of its human message, None where it is sent as it is."""
-    source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.carried.packed
-    if raw is None or source.host.passthrough_reason:
-        return None
-    if draft.carried.has_chosen and packed is not None and packed.before:
-        return replace(_shorter(packed, draft.message.request), largest=draft.message.largest)
-    if draft.carried.has_chosen and draft.message.request is None:
-        return packed
-    request = raw.text if draft.message.request is None else draft.message.request
-    rendered = payload.render(
-        step=draft.step,
-        request=request,
-        tools=draft.tools.listed,
-        evidence=draft.chosen.evidence,
-        memory=draft.chosen.memory,
-        settings=policy.payload,
-        explains=policy.payload.contract == "system" and not draft.carried.contract,
-        from_agent=source.request.from_agent,
-    )
-    message = PackedMessage(
-        of=raw.digest,
-        invocation=source.identity.invocation,
-        text="",
-        split=0,
-        used=draft.payload_tokens,
-        place=source.request.positions[draft.request_index or 0],
-        plan=plan_digest(source),
-        largest=draft.message.largest,
-    )
-    if rendered is not None:
-        before, after = _within(rendered, request, draft.message.most_before, draft.counter)
-        standing = [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
-        text = before + after
-        return replace(message, text=text, split=len(before), covers=covered_by(text, draft.chosen.evidence, standing))
-    if draft.message.request is not None:
-        return replace(message, text=request, split=len(request), used={})
-    # What was handed over may change within an invocation: this says that the choice for it is made.
-    return replace(message, used={}) if raw.agent else None
-
-
-def _shorter(packed: PackedMessage, request: str | None) -> PackedMessage:
-    """What an earlier call of this invocation made of the human message, with a request that is shortened since.
-
-    The rest of it stays as it was: what was chosen and tightened then is not chosen anew here.
-    """
-    if request is None:
-        return packed
-    if not packed.after:
-        return replace(packed, text=request, split=len(request))
-    answered = payload.answered(packed.after) or packed.after
-    return replace(packed, text=packed.before + packed.after.removesuffix(answered) + request)
-
-
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     """What is sent, the summary in its place."""
     counter, outgoing = draft.counter, list(draft.history.items)
     if draft.history.summary and draft.policy.conversation.summary_share:
-        content = summary_content(draft.history.summary)
-        summary_message_out = Outgoing(
-            content=content, raw=content, origin=-1, form="summary", tokens=counter.content(content)
-        )
-        positions = draft.input.request.positions
+        content, positions = summary_content(draft.history.summary), draft.input.request.positions
         at = sum(positions[item.origin] < draft.history.summary_place for item in draft.history.items)
         for unit in reversed(units([item.content for item in draft.history.items])):
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
                 at = unit.indices[0]
-        outgoing.insert(at, summary_message_out)
+        outgoing.insert(at, Outgoing(content, content, origin=-1, form="summary", tokens=counter.content(content)))
     return tuple(outgoing)
 
 
@@ -348,16 +245,15 @@ def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
     sizes, counter, chosen = draft.counter.contents(draft.input.request.contents), draft.counter, draft.chosen
     rows = [_content_row(draft, at, tokens, sent.get(at)) for at, tokens in enumerate(sizes)]
-    dropped_ids = {candidate.id for candidate in chosen.dropped}
-    sent_tokens = {candidate.id: candidate.tokens for candidate in (*chosen.memory, *chosen.evidence)}
+    tokens_by_id = {candidate.id: candidate.tokens for candidate in (*chosen.memory, *chosen.evidence)}
     for found in (draft.found.memory, draft.found.evidence):
         for candidate in found.chosen:
-            if candidate.id in dropped_ids:
-                rows.append(_candidate_row(candidate, "left_out", "over_allocation", counter))
-            elif candidate.id in chosen.shortened:
-                rows.append(_candidate_row(candidate, "extract", "over_allocation", counter, sent_tokens[candidate.id]))
-            else:
+            tokens = tokens_by_id.get(candidate.id)
+            if tokens is not None and candidate.id not in chosen.shortened:
                 rows.append(_candidate_row(candidate, "whole", None, counter))
+            else:
+                form: Form = "left_out" if tokens is None else "extract"
+                rows.append(_candidate_row(candidate, form, "over_allocation", counter, tokens))
         rows += [_candidate_row(left.candidate, "left_out", left.reason, counter) for left in found.left]
     return tuple(rows)
 
@@ -380,7 +276,7 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
     return _known_row(
         id=content_name(request.positions[origin], raw.digest),
         layer="task" if origin == request.request_index else "conversation",
-        source=speaker(raw),
+        source=raw.agent or ("tool" if raw.responses else "calls" if raw.calls else raw.role),
         tokens=tokens,
         method=draft.counter.method,
         hash=raw.digest,
@@ -389,15 +285,6 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
         sent_tokens=sent.tokens if sent is not None and sent.tokens != tokens else None,
         uri=uri,
     )
-
-
-def speaker(content: Content) -> str:
-    """Who said a content: ``user``, ``model``, a ``tool``, the model with ``calls``, or another agent by its name."""
-    if content.agent:
-        return content.agent
-    if content.responses:
-        return "tool"
-    return "calls" if content.calls else content.role
 
 
 def _candidate_row(
@@ -457,21 +344,16 @@ def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
         return changed
     last = max(draft.history.cut)
     count = max(before.cut_count, request.positions[last] + 1)
-    kept_positions = [
-        request.positions[item.origin] for item in draft.history.items if request.positions[item.origin] < count
-    ]
+    kept = (place for item in draft.history.items if (place := request.positions[item.origin]) < count)
+    changed = replace(changed, kept=as_ranges(list(kept)))
     if request.positions[last] + 1 < count:
-        return replace(changed, kept=as_ranges(kept_positions))
+        return changed
+    # The last content cut may be a short answer that occurs twice, so a few before it are remembered, too.
     places = zip(request.positions, request.contents, strict=True)
     known = [(at, short(content.digest)) for at, content in places if at < count]
     anchors = before.anchors or tuple(known[:1])
-    return replace(
-        changed,
-        cut_count=count,
-        cut_hash=request.contents[last].digest,
-        anchors=(*anchors, *(anchor for anchor in known[-_NEW_ANCHORS:] if anchor not in anchors))[-_MOST_ANCHORS:],
-        kept=as_ranges(kept_positions),
-    )
+    anchors = (*anchors, *(anchor for anchor in known[-_NEW_ANCHORS:] if anchor not in anchors))[-_MOST_ANCHORS:]
+    return replace(changed, cut_count=count, cut_hash=request.contents[last].digest, anchors=anchors)
 
 
 def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
@@ -485,13 +367,10 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     shared_blocks = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
     shared = sum(block.tokens for block in after[:shared_blocks])
     summary, head = source.epoch.summary, len(after) - len(sent.contents)
-    grown = (
-        bool(summary)
-        and draft.history.summary.startswith(summary)
-        and source.epoch.summary_place == draft.history.summary_place
-    )
-    if was_cut and grown and head <= shared_blocks < len(after) and contents[shared_blocks - head].form == "summary":
-        # What ends the common prefix is a summary that only grew.
+    grown = draft.history.summary.startswith(summary) and source.epoch.summary_place == draft.history.summary_place
+    at_summary = head <= shared_blocks < len(after) and contents[shared_blocks - head].form == "summary"
+    if was_cut and summary and grown and at_summary:
+        # What ends the common prefix is a summary that only grew: a cache serves all of it that was there before.
         shared += draft.counter.count(summary_message(summary))
     broken_by: PrefixBreak | None = None
     if shared_blocks < len(before):

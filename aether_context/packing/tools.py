@@ -62,6 +62,8 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         )
     key = _key(source)
     earlier = source.epoch.tools
+    # Declarations stand at the head of a prompt: to choose them anew for each request would end the cached prefix every
+    # time, for a choice that rarely differs. At a cut it ends anyway.
     is_renewed = draft.at_cut or source.request.rewritten or source.epoch.marks.get("scope") != key
     standing = {name: why for name, why in earlier.items() if why == "used" or not is_renewed}
     keeps = _kept(tools, settings.always, standing, source.request.contents)
@@ -108,7 +110,10 @@ def _kept(
 
 
 def _found(content: Content) -> Iterator[str]:
-    """The names that a model was told when it asked for tools."""
+    """The names that a model was told when it asked for tools.
+
+    They are read off the conversation, so that a worker that takes over, and a replay, declare the same tools.
+    """
     for part in content.responses:
         answer = json.loads(part.text) if part.name == FIND_TOOLS.name else None
         listed = answer.get("found") if isinstance(answer, dict) else None
@@ -155,7 +160,8 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     """Which declarations are sent.
 
     A step that names tools has no others, even where none of the names is known: then only the essential tools and
-    those of ``tools.always`` are left.
+    those of ``tools.always`` are left. The other way, a step that may only read would be handed the tool that deletes,
+    over a slip in a name.
     """
     tools, named = source.request.tools, source.step.tools
     mode = ("prune" if named is not None else "off") if settings.scope == "auto" else settings.scope
@@ -220,7 +226,9 @@ def _brief_schema(schema: JSON) -> JSON:
         return schema
     brief = {}
     for key, value in schema.items():
-        if key in ("example", "examples") and "type" in schema:
+        if (
+            key in ("example", "examples") and "type" in schema
+        ):  # without a type it maps names, and one may be called so
             continue
         is_text = key == "description" and isinstance(value, str)
         brief[key] = _brief(value, _ARGUMENT) if is_text else _brief_schema(value)

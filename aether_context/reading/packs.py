@@ -103,7 +103,7 @@ class PackView:
         others = [f"{count:,} {form.replace('_', ' ')}" for form, count in forms.most_common()]
         items = ", ".join([f"{whole:,} of {len(self.rows):,} items whole", *others])
         tools = f"{len(manifest.tools.sent):,} of {len(manifest.tools.sent) + len(manifest.tools.left_out):,} tools"
-        return f"{manifest.request_tokens:,} of {manifest.window:,} tokens; {items}; {tools}"
+        return f"{manifest.counted_tokens:,} of {manifest.window:,} tokens; {items}; {tools}"
 
 
 def is_shortened(row: Row) -> bool:

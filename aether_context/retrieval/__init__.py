@@ -45,4 +45,6 @@ _NEED_NUMPY = {
 def __getattr__(name: str) -> Any:
     if name not in _NEED_NUMPY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NEED_NUMPY[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_NEED_NUMPY[name]}"), name)
+    globals()[name] = value
+    return value

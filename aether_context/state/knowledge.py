@@ -69,7 +69,7 @@ def add_note(
         if step_id in done_steps(plan.steps):
             message = f"step {step_id!r} is done: leave step_id out, or name an open step"
             raise KnowledgeError(message, field="step_id")
-    return _put_note(state, "notes", "a note", text, id=id, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
+    return _put_note(state, "notes", "note", text, id=id, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
 
 
 def add_decision(state: SessionState, text: str, *, reason: str = "", time: float | None = None) -> NoteShape:
@@ -79,7 +79,7 @@ def add_decision(state: SessionState, text: str, *, reason: str = "", time: floa
         KnowledgeError: the text is empty or too long.
     """
     because = f" (because: {reason})" if text.strip() and reason.strip() else ""
-    return _put_note(state, "decisions", "a decision", text + because, time=time)
+    return _put_note(state, "decisions", "decision", text + because, time=time)
 
 
 def add_entity(state: SessionState, name: str, text: str, *, time: float | None = None) -> NoteShape:
@@ -90,7 +90,7 @@ def add_entity(state: SessionState, name: str, text: str, *, time: float | None 
     """
     _check_not_empty("an entity", name=name, text=text)
     id = f"entity_{short(hash_text(name.strip().casefold()))}"
-    return _put_note(state, "entities", "an entity", f"{name.strip()}: {text}", id=id, time=time)
+    return _put_note(state, "entities", "entity", f"{name.strip()}: {text}", id=id, time=time)
 
 
 def find_note(state: SessionState, id: str) -> NoteShape:
@@ -101,7 +101,7 @@ def find_note(state: SessionState, id: str) -> NoteShape:
     """
     plan = _plan(state)
     kept = [text for step in (*plan.steps, *filter(None, [plan.step])) for text in step.notes]
-    notes = [*_list(_knowledge(state), "notes"), *kept]
+    notes = [*_listed(state, "notes")[1], *kept]
     named = [read_shape(NoteShape, note, "", Problems()) for note in notes if id and _id(NoteShape, note) == id]
     if not named or named[0] is None:
         raise _no_note(id, notes)
@@ -115,8 +115,7 @@ def remove_note(state: SessionState, id: str) -> None:
         KnowledgeError: there is none with that id.
     """
     with WRITING:
-        knowledge = _knowledge(state)
-        notes = _list(knowledge, "notes")
+        knowledge, notes = _listed(state, "notes")
         remaining = [note for note in notes if _id(NoteShape, note) != id]
         if len(remaining) == len(notes):
             raise _no_note(id, notes)
@@ -156,7 +155,7 @@ def add_evidence(
     if text is not None:
         measured = {"hash": hash_text(text), "tokens": (counter or counter_for("")).count(text)}
     items = (covers,) if isinstance(covers, str) else tuple(covers)
-    record = _shape(EvidenceShape, "evidence", id=id, uri=uri, summary=summary, covers=items, time=time, **measured)
+    record = _shape(EvidenceShape, id=id, uri=uri, summary=summary, covers=items, time=time, **measured)
     record = record.model_copy(update={"id": evidence_id(record)})
     with WRITING:
         plan = _plan(state)
@@ -187,33 +186,29 @@ def _check_not_empty(subject: str, **texts: str) -> None:
             raise KnowledgeError(f"{subject} needs a {field}: give one that says something", field=field)
 
 
-def _shape(kind: type[_Shape], subject: str, **fields: Any) -> _Shape:
+def _shape(kind: type[_Shape], **fields: Any) -> _Shape:
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         fault = error.errors()[0]
-        field = str(fault["loc"][0]) if fault["loc"] else None
-        raise KnowledgeError(f"{subject}: {field}: {fault['msg']}", field=field) from error
+        field = str(fault["loc"][0])
+        raise KnowledgeError(f"{field}: {fault['msg']}", field=field) from error
 
 
-def _knowledge(state: SessionState) -> dict[str, Any]:
+def _listed(state: SessionState, key: str) -> tuple[dict[str, Any], list[Any]]:
+    """The knowledge in a state, and one of its lists."""
     knowledge = state.get("knowledge")
     if knowledge is not None and not isinstance(knowledge, Mapping):
         raise KnowledgeError("state['knowledge'] is not a mapping: replace it with one", field="knowledge")
-    return dict(knowledge or {})
-
-
-def _list(knowledge: Mapping[str, Any], name: str) -> list[Any]:
-    items = knowledge.get(name)
+    items = (knowledge or {}).get(key)
     if items is not None and not isinstance(items, (list, tuple)):
-        raise KnowledgeError(f"state['knowledge']['{name}'] is not a list: replace it with one", field=name)
-    return list(items or ())
+        raise KnowledgeError(f"state['knowledge']['{key}'] is not a list: replace it with one", field=key)
+    return dict(knowledge or {}), list(items or ())
 
 
-def _put_note(state: SessionState, key: str, subject: str, text: str, **fields: Any) -> NoteShape:
-    _check_not_empty(subject, text=text)
-    kind = subject.split()[1]
-    note = _shape(NoteShape, kind, text=text, **fields)
+def _put_note(state: SessionState, key: str, kind: str, text: str, **fields: Any) -> NoteShape:
+    _check_not_empty(f"{'an' if kind == 'entity' else 'a'} {kind}", text=text)
+    note = _shape(NoteShape, text=text, **fields)
     note = note.model_copy(update={"id": note_id(note, kind)})
     _put(state, key, note)
     return note
@@ -222,9 +217,8 @@ def _put_note(state: SessionState, key: str, subject: str, text: str, **fields: 
 def _put(state: SessionState, key: str, shape: Shape) -> None:
     """Replaces the item with the same id in a list, or adds one at its end."""
     with WRITING:
-        knowledge = _knowledge(state)
+        knowledge, items = _listed(state, key)
         value = shape.model_dump(mode="json", exclude_defaults=True)
-        items = _list(knowledge, key)
         ids = [_id(type(shape), item) for item in items]
         at = ids.index(value["id"]) if value["id"] in ids else len(items)
         state["knowledge"] = {**knowledge, key: [*items[:at], value, *items[at + 1 :]]}

@@ -27,6 +27,7 @@ from aether_context.state.schema import (
     opened,
     raw_items,
     shape_of,
+    words_in,
 )
 from aether_context.state.texts import bulleted, marked, readings
 from aether_context.text.spellings import field_of, folded, status_of
@@ -42,14 +43,8 @@ _NAMES_TOOLS = re.compile(
 )
 """A place in a text where a list of tools begins: ``tools: …``, ``"tools": […]``, ``## Tools``,
 ``- **Allowed tools**:``."""
-_AROUND = frozenset(PlanShape.model_fields) - {"steps"} | {
-    "done",
-    "done_index",
-    "results",
-    "statuses",
-    "index",
-    "forbidden",
-}
+_BESIDE_STEPS = frozenset(["done", "done_index", "results", "statuses", "index", "forbidden"])
+_AROUND = _BESIDE_STEPS | PlanShape.model_fields.keys() - {"steps"}
 """Fields of the plan that may stand in the mappings around it."""
 _NUMBERED_KEY = re.compile(
     r"(?i)(?:step|task|phase|schritt|aufgabe|etape|étape|paso|步骤|ステップ|手順)?[ _-]?(\d{1,3})"
@@ -174,9 +169,6 @@ def _locate(value: object) -> tuple[Known, dict[str, Any]] | None:
             given = [item for item in around[name] if name != "task" or not isinstance(item, Mapping)]
             known |= {name: [*known.get(name, []), *given]}
         left |= {key: item for key, item in beside.items() if not isinstance(item, Mapping)}
-    for mapping in [item for item in left.values() if isinstance(item, Mapping)]:
-        around, _ = known_fields("plan", mapping)
-        known = {name: around[name] for name in around.keys() & {"goal", "constraints", "tools"}} | known
     return known, left
 
 
@@ -229,7 +221,7 @@ def _is_only_step(value: Mapping[str, Any]) -> bool:
 # The steps.
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Leaf:
     """A step without steps of its own, with what it says under the words of other fields, and under no such word."""
 
@@ -282,7 +274,7 @@ class _Reader:
         faults += [f"{place} cannot be read" for place in lost]
         faults += ["plan.current_step names no step"] if "plan.current_step" in problems.lost else []
         said = {**left, **(current.left if current is not None else {})}
-        texts = {key: _text(item)[:_MOST_MATERIAL] for key, item in said.items() if not isinstance(item, Mapping)}
+        texts = {key: words_in(item)[:_MOST_MATERIAL] for key, item in said.items() if not isinstance(item, Mapping)}
         material = [(key, text) for key, text in texts.items() if _says_much(text)]
         name = current.step.id if current is not None and step is None else ""
         steps = tuple(leaf.step for leaf in self.leaves)
@@ -336,18 +328,18 @@ class _Reader:
             fields = {"id": key, **(inner if isinstance(inner, Mapping) else {"text": inner})}
             known, left = known_fields("step", fields)
         numbers = [text for text in known.get("text", ()) if str(text).isdecimal() and text is not fields.get("text")]
-        texts = list(filter(None, (_text(text) for text in known.get("text", ()) if text not in numbers)))
+        texts = list(filter(None, (words_in(text) for text in known.get("text", ()) if text not in numbers)))
         titles = [str(title) for title in known.get("title", ()) if isinstance(title, (str, int))]
         mark = marked((texts or titles or [""])[0])
         # A title in words says more than its text alone, and so does a second text; a single word is a name.
         heads = [title for title in titles[:1] if " " in title and texts and not _has(mark.text, title)]
         lines = [": ".join([*heads, mark.text])]
         lines += [text for text in texts[1:] if " " in text and not _has(mark.text, text)]
-        lines += [f"- {_text(part)}" for part in each(known.get("parts", ())) if isinstance(part, str)]
+        lines += [f"- {words_in(part)}" for part in each(known.get("parts", ())) if isinstance(part, str)]
         status = _status(known) or mark.status
         given = {**known, "text": ["\n".join(filter(None, lines))]}
         given["id"] = [*known.get("id", []), *numbers, *filter(None, [mark.id])]
-        given["status"] = [status] if status else [*map(_text, known.get("status", ()))]
+        given["status"] = [status] if status else [*map(words_in, known.get("status", ()))]
         step = shape_of(StepShape, given, place, self.problems)
         if step is None or not (step.text or step.id or known.keys() & {"steps", "acceptance", "tools"}):
             self.problems.lose(place, "it has no text")
@@ -515,16 +507,6 @@ def _steps_below(leaf: _Leaf) -> list[Any]:
 def _has(text: str, part: str) -> bool:
     """Whether a text contains another; short ones stand in any by chance."""
     return len(folded(part)) > (9 if part.isascii() else 3) and folded(part) in folded(text)
-
-
-def _text(value: object) -> str:
-    """What a value says in words: the lines of a list, the text in a mapping."""
-    value = opened(value)
-    if isinstance(value, Mapping):
-        return next((_text(item) for item in known_fields("step", value)[0].get("text", ())), "")
-    if isinstance(value, list):
-        return "\n".join(filter(None, map(_text, value[:MOST_ITEMS])))
-    return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 def _status(known: Known) -> str:

@@ -77,9 +77,9 @@ def data_of(value: object, above: tuple[int, ...] = ()) -> Any:
 
 def opened(value: object) -> Any:
     """The object or list that a JSON text is, also in a fence; any other value as it is."""
-    if not isinstance(value, str):
+    text = value.strip() if isinstance(value, str) else ""
+    if not text.startswith(("{", "[", "```")):
         return value
-    text = value.strip()
     parsed, ends_early = json_in(text.strip("`").removeprefix("json") if text.startswith("```") else text)
     return value if parsed is None or ends_early else data_of(parsed)
 
@@ -98,23 +98,23 @@ def each(values: Iterable[object]) -> list[Any]:
     return [item for value in values for _, item in entries(value) or [("", value)]]
 
 
-def _as_text(value: object) -> object:
-    """A text: empty for None, the items of a list as lines, the text or name in a mapping."""
+def _as_text(value: object, fields: Sequence[str] = ("text", "title", "id")) -> object:
+    """A text: empty for None, the items of a list as lines, what a mapping has in the first of its fields."""
     if value is None or isinstance(value, bool):
         return "" if value is None else str(value).lower()
-    if isinstance(value, list) and all(isinstance(item, (str, int, float)) for item in value):
-        return "\n".join(map(str, value))
+    if isinstance(value, list):
+        texts = [_as_text(item) for item in value]
+        return "\n".join(map(str, texts)) if all(isinstance(text, (str, int, float)) for text in texts) else value
     if isinstance(value, Mapping):
-        keys = ("text", "answer", "description", "name", "title", "value", "id")
-        return next((value[key] for key in keys if isinstance(value.get(key), (str, int))), value)
+        known, _ = known_fields("step", value)
+        given = [item for name in fields for item in known.get(name, ())]
+        return next((item for item in given if isinstance(item, (str, int))), value)
     return value
 
 
 def _as_name(value: object) -> object:
     """A name: a text without blanks at its ends, or the id or name in a mapping."""
-    if isinstance(value, Mapping):
-        value = next((value[key] for key in ("id", "step_id", "name", "title", "text") if value.get(key)), value)
-    value = _as_text(value)
+    value = _as_text(value, ("id", "title", "text"))
     return value.strip() if isinstance(value, str) else value
 
 
@@ -279,7 +279,7 @@ class NoteShape(Shape):
     """When it was made, seconds since 1970 UTC."""
     expires: Time | None = None
     """When it stops being true, seconds since 1970 UTC."""
-    ttl_seconds: Annotated[float | None, Field(gt=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)] = None
+    ttl_seconds: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     """How long it is true after ``time``; ignored without a ``time``."""
     step_id: Name = ""
     """Id of the step that it belongs to; the note expires once that step is done."""
@@ -464,6 +464,12 @@ def _validated(kind: type[_Any], values: dict[str, Any], place: str, problems: P
             values[name] = text_of(values[name])
         else:
             del values[name]
+
+
+def words_in(value: object) -> str:
+    """What a value says in words; empty where it is data."""
+    text = _as_text(opened(value))
+    return str(text).strip() if isinstance(text, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 def text_of(value: object) -> str:

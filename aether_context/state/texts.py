@@ -69,39 +69,28 @@ def readings(text: str) -> Iterator[tuple[Any, bool]]:
 def read_yaml(text: str) -> Any:
     """The mapping or list that a YAML text is, each scalar as the text that it is; None where it is none.
 
-    It is built from the parser's events, so that reading ends at an alias, a few of which stand for more data than any
-    memory holds, and at a depth above 20, where the parser's time grows with the square of the depth.
+    Reading ends at an alias, a few of which stand for more data than any memory holds, and at a depth above 20, where
+    the parser's time grows with the square of the depth.
     """
     if len(text) > _MOST_YAML:
         return None
     import yaml  # like the parser of XML below: most plans need neither
 
-    top: list[Any] = []
-    open_nodes: list[tuple[Any, list[str]]] = [(top, [])]  # each with the key that waits for its value
+    class Loader(yaml.BaseLoader):  # type: ignore[misc]
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.depth += 1
+            if self.depth > _MOST_DEPTH or self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
     try:
-        for event in yaml.parse(text, Loader=yaml.BaseLoader):
-            if isinstance(event, yaml.AliasEvent) or len(open_nodes) > _MOST_DEPTH:
-                return None
-            if isinstance(event, yaml.CollectionEndEvent):
-                open_nodes.pop()
-            if not isinstance(event, yaml.NodeEvent):
-                continue
-            is_text = isinstance(event, yaml.ScalarEvent)
-            value: Any = event.value if is_text else {} if isinstance(event, yaml.MappingStartEvent) else []
-            node, keys = open_nodes[-1]
-            if isinstance(node, list):
-                node.append(value)
-            elif keys:
-                node[keys.pop()] = value
-            elif is_text:
-                keys.append(value)
-            else:
-                return None
-            if not is_text:
-                open_nodes.append((value, []))
+        value = yaml.load(text, Loader=Loader)  # it makes nothing but texts, lists and mappings
     except (yaml.YAMLError, ValueError):
         return None
-    value = top[0] if len(top) == 1 else None
     holds_data = isinstance(value, list) and any(isinstance(item, dict) for item in value)
     return value if isinstance(value, dict) or holds_data else None
 
@@ -120,17 +109,13 @@ def read_xml(text: str) -> Any:
 
 
 def _element(element: ElementTree.Element) -> Any:
-    tags = Counter(child.tag for child in element)
-    if not element.attrib and len(tags) == 1 and (len(element) > 1 or element.tag.startswith(next(iter(tags)))):
-        return [_element(child) for child in element]
     fields: dict[str, Any] = dict(element.attrib)
+    tags = Counter(child.tag for child in element)
     for child in element:
-        several = f"{child.tag}s"
-        fields |= (
-            {several: [*fields.get(several, []), _element(child)]}
-            if tags[child.tag] > 1
-            else {child.tag: _element(child)}
-        )
+        if tags[child.tag] > 1:
+            fields.setdefault(f"{child.tag}s", []).append(_element(child))
+        else:
+            fields[child.tag] = _element(child)
     text = (element.text or "").strip()
     return ({"text": text} if text else {}) | fields if fields else text
 

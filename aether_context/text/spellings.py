@@ -25,11 +25,7 @@ _TOOLS_KEY = re.compile(
 """A key, folded, under which models give a list of tools. None of them may be overlooked, since a step without a list
 may use all tools."""
 _BESIDE = re.compile(r"^(?:the|my|our|your|plan|overall|all)|(?:list|items)$")
-_NUMBER = re.compile(r"[<>=≤≥~≈ ]{0,4}(\d[\d,_]{0,24}(?:\.\d{1,12})?) ?([a-z]{0,16})(?: [a-z]{1,16})?\.?")
-_SECONDS = {
-    "": 1, "ms": 0.001, "msec": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60,
-    "minute": 60, "h": 3_600, "hr": 3_600, "hour": 3_600, "d": 86_400, "day": 86_400, "w": 604_800, "week": 604_800,
-}  # fmt: skip
+_NUMBER = re.compile(r"[<>=≤≥~≈ ]{0,4}(\d[\d,]{0,24}(?:\.\d{1,12})?) ?([a-z]{0,16})(?: [a-z]{1,16})?\.?")
 _SIZES = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000}
 _LATEST_SECONDS = 253_402_300_799
 
@@ -149,32 +145,13 @@ def as_flag(value: object) -> object:
 
 def as_count(value: object) -> object:
     """A whole number of tokens or calls: ``"40k"``, ``"40,000 tokens"``, ``"3 calls"``."""
-    number, unit = _number(value)
-    if unit is None:
-        return number
-    size = float(number) * _SIZES.get(unit, 1)
-    return int(size) if size.is_integer() else size
-
-
-def as_seconds(value: object) -> object:
-    """A time in seconds: ``"8s"``, ``"500 ms"``, ``"<= 2 min"``; a number is in seconds already."""
-    number, unit = _number(value)
-    if unit is None:
-        return number
-    factor = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
-    if factor is None:
-        raise ValueError("it is not a time: give a number of seconds")
-    return float(number) * factor
-
-
-def _number(value: object) -> tuple[Any, str | None]:
-    """The number in a text, and its unit; any other value unchanged, and None."""
-    if means_nothing(value):
-        return None, None
-    if not isinstance(value, str) or len(value) > _MOST_NAME:
-        return value, None
+    if means_nothing(value) or not isinstance(value, str) or len(value) > _MOST_NAME:
+        return None if means_nothing(value) else value
     match = _NUMBER.fullmatch(" ".join(value.casefold().split()))
-    return (match[1].replace(",", "").replace("_", ""), match[2]) if match is not None else (value, None)
+    if match is None:
+        return value
+    size = float(match[1].replace(",", "")) * _SIZES.get(match[2], 1)
+    return int(size) if size.is_integer() else size
 
 
 def as_time(value: object) -> object:

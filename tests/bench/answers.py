@@ -2,9 +2,8 @@
 
     python answers.py model PARTS READER.gguf
     python answers.py record --data locomo.json --out STORE.jsonl [--window N] [--policy NAME|TOML|SETTINGS]
-                             [--questions N]
-    python answers.py read --requests STORE.jsonl --reader READER.gguf [--evidence-only]
-    python answers.py compare BASE.jsonl NEW.jsonl --reader READER.gguf
+    python answers.py read --requests STORE.jsonl --reader READER.gguf [--evidence-only] [--questions N]
+    python answers.py compare BASE.jsonl NEW.jsonl --reader READER.gguf [--questions N]
 
 The file is that of LoCoMo (Maharana et al., 2024). ``record`` remembers each conversation in a `HybridMemoryService`
 and asks each question in a session of its own, through an ADK `Runner` with the plugin; a line of the store is a
@@ -65,6 +64,7 @@ _NO_FACT = re.compile(
     r"[,;]|\b(?:and|or|yes|no|before|after|weeks?|weekends?|ago|between|first|last|since|around|end|early|late|few)\b",
     re.IGNORECASE,
 )
+_PHOTO = " [shares a photo: "
 _LONGEST_ANSWER = 32
 _ENOUGH_F1 = 0.6
 _MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if name}
@@ -146,12 +146,6 @@ async def recorded(samples: Sequence[dict[str, Any]], args: argparse.Namespace) 
     lines = []
     for sample in samples:
         user, talk = sample["sample_id"], {turn.id: turn for turn in turns(sample["conversation"])}
-        said = {
-            turn["dia_id"]: turn["text"]
-            for some in sample["conversation"].values()
-            if isinstance(some, list)
-            for turn in some
-        }
         await remember(service, sample["conversation"], user)
         for number, question in enumerate(sample["qa"]):
             labels = [one for raw in question["evidence"] for one in re.findall(r"D\d+:\d+", raw) if one in talk]
@@ -169,7 +163,7 @@ async def recorded(samples: Sequence[dict[str, Any]], args: argparse.Namespace) 
                     "evidence": [
                         line_of(talk[one].time or 0.0, talk[one].speaker or "", talk[one].text) for one in labels
                     ],
-                    "there": sum(present(said[one], request) for one in labels) / len(labels),
+                    "there": sum(present(talk[one].text.partition(_PHOTO)[0], request) for one in labels) / len(labels),
                     "system": seen[0],
                     "message": "\n\n".join(seen[1:]),
                     "tokens": sum((len(text.encode()) + 3) // 4 for text in seen),
@@ -308,7 +302,6 @@ def main() -> None:
     record.add_argument("--out", type=Path, required=True)
     record.add_argument("--window", type=int, default=2_400, help="tokens (default: 2,400)")
     record.add_argument("--policy", default="balanced", help="a preset, a profile, a TOML file or settings")
-    record.add_argument("--questions", type=int, help="only so many (default: all)")
     read = commands.add_parser("read")
     read.add_argument("--requests", type=Path, required=True)
     read.add_argument("--evidence-only", action="store_true")
@@ -317,6 +310,7 @@ def main() -> None:
     compare.add_argument("new", type=Path)
     for command in (read, compare):
         command.add_argument("--reader", type=Path, required=True)
+        command.add_argument("--questions", type=int, help="only the first so many of a store (default: all)")
     args = parser.parse_args()
     if args.command == "model":
         joined(args.parts, args.made)
@@ -324,18 +318,18 @@ def main() -> None:
     if args.command == "record":
         lines = asyncio.run(recorded(json.loads(args.data.read_text()), args))
         random.Random(0).shuffle(lines)
-        args.out.write_text("".join(json.dumps(line) + "\n" for line in lines[: args.questions]), encoding="utf-8")
+        args.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         return
     reader = Reader(args.reader)
     if args.command == "read":
-        rows = rows_of(args.requests)
+        rows = rows_of(args.requests)[: args.questions]
         known = [row for row in rows if from_evidence(reader, row)]
         print(f"From the evidence alone {len(known)} of {len(rows)} questions are answered.", flush=True)
         if not args.evidence_only:
             answered = sum(from_request(reader, row) for row in known)
             print(f"From their requests {answered} of these {len(known)} are.")
     else:
-        pairs = list(compared(rows_of(args.base), rows_of(args.new), reader))
+        pairs = list(compared(rows_of(args.base)[: args.questions], rows_of(args.new)[: args.questions], reader))
         print_comparison(pairs, [args.base.stem, args.new.stem])
     if reader.tokens:
         print(f"{reader.tokens:,} tokens in {reader.seconds:,.0f} s: {reader.tokens / reader.seconds:,.0f} a second.")
