@@ -475,6 +475,9 @@ class PackPolicy(_Settings):
             PolicyError: an unknown profile or field, or a value out of range; it names the field, the file, and the
                 nearest valid name.
         """
+        if not isinstance(source, str | Path | None):
+            wanted = "a profile's name, a file's path, or PackPolicy.load(\"chat\", max_input_tokens=…)"
+            raise PolicyError(f"policy = {source!r}: give {wanted}", field="policy")
         settings, origin = _read(source)
         try:
             return cls(**merged(settings, overrides))

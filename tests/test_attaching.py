@@ -14,7 +14,15 @@ from scripted import Chat, Scripted, call, look_up, new_store, send_mail
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.errors import PolicyError
 from aether_context.store.replay import Replayer
+
+
+def test_what_is_no_policy_is_told_what_to_write() -> None:
+    with pytest.raises(PolicyError, match="write policy='research'"):
+        ContextPackPlugin("research")
+    with pytest.raises(PolicyError, match=r'PackPolicy.load\("chat", max_input_tokens='):
+        ContextPackPlugin(policy={"max_input_tokens": 4_000})  # type: ignore[arg-type]
 
 
 def test_agent_callbacks_do_what_the_plugin_does() -> None:

@@ -312,7 +312,10 @@ def test_what_alone_passes_the_window_is_said_everywhere(caplog: pytest.LogCaptu
     chat.say("Hello.")
     (manifest,) = chat.manifests()
     assert manifest.over_window == max(0, manifest.counted_tokens - 4_000) > 0
-    assert any(one.levelname == "WARNING" and "passes the window" in one.getMessage() for one in caplog.records)
+    chat.say("Hello again.")
+    told_off = [one.getMessage() for one in caplog.records if "too small for agent 'solo'" in one.getMessage()]
+    assert len(told_off) == 1, "an agent is named once, with the cure"
+    assert "raise max_input_tokens" in told_off[0]
     from click.testing import CliRunner
 
     for command, code in (("list", 0), ("inspect", 0), ("verify", 1)):

@@ -490,11 +490,9 @@ class RequestPacker:
             if problem.startswith("strategy "):
                 self._failures.report(problem)
         if pack.tokens.over_window:
-            logger.warning(
-                "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
-                name,
-                pack.source.window,
-                pack.tokens.over_window,
+            self._failures.warn_once(
+                f"the window of {pack.source.window:,} tokens is too small for agent {identity.agent!r}: instruction,"
+                " declarations and current message are never cut; raise max_input_tokens, or give it less of them"
             )
         if logs:
             shares = pack.allocation.layers.items()

@@ -19,7 +19,7 @@ from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.call import calling
 from aether_context.adk.packer import OnError, RequestPacker
 from aether_context.errors import PolicyError
-from aether_context.policy import LimitSettings, PackPolicy
+from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore
 from aether_context.usage import LedgerReport
 
@@ -62,6 +62,8 @@ class ContextPackPlugin(BasePlugin):
         critic: BaseLlm | None = None,
         mirror_artifacts: bool = False,
     ) -> None:
+        if name in (*PROFILES, *PRESETS):
+            raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
         self._packer = RequestPacker(
             policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
