@@ -24,7 +24,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
-LINES = 32_102
+LINES = 32_065
 """The number only goes down: a change that needs more lines says what went for it. So does that of settings."""
 SETTINGS = 51
 FILES = 57

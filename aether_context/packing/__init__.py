@@ -15,7 +15,7 @@ from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
 from aether_context.packing.rendering import render, write_payload
-from aether_context.packing.selection import choose, fill
+from aether_context.packing.selection import choose
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
@@ -80,8 +80,6 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing], summary: str) -> Draft:
     """What is chosen beside these contents and this summary, and all of it within the window."""
     draft = copy(draft)
     choose(draft, standing, summary)
-    write_payload(draft)
-    fill(draft)
     write_payload(draft)
     trim_early(draft)
     tighten(draft)

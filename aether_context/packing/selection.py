@@ -16,7 +16,7 @@ from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput,
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
 from aether_context.policy import ConversationSettings
-from aether_context.retrieval import Left, Ranking, answers, weakest
+from aether_context.retrieval import Left, Ranking, answers, widened
 from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
@@ -37,6 +37,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         draft.found_memory, draft.found_evidence = _nowhere(source, "memory"), _nowhere(source, "evidence")
         return
     query = retrieval.query_for(source)
+    settings = widened(settings, query)
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
@@ -44,20 +45,19 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
     sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
-    def found(layer: Layer, k: int, more: int = 0) -> Ranking:
+    def found(layer: Layer, k: int) -> Ranking:
         result = retrieval.retrieve(
             [candidate for candidate in candidates if candidate.layer == layer],
             k=k,
-            more=more,
             settings=settings,
             tail=tail,
             sent=sent,
             now=now,
         )
-        return result._replace(chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
+        return result._replace(chosen=_priced(result.chosen, counter))
 
     draft.query = query
-    draft.found_memory = found("memory", settings.memory_k, settings.most_memories(source.window) - settings.memory_k)
+    draft.found_memory = found("memory", settings.memory_k)
     draft.found_evidence = found("evidence", settings.evidence_k)
     draft.memory, draft.evidence = draft.found_memory.chosen, draft.found_evidence.chosen
 
@@ -163,47 +163,3 @@ def signals(draft: Draft) -> Signals:
         unresolved_questions=None if step.open_questions is None else len(step.open_questions),
         dialogue_depth=len(humans),
     )
-
-
-# Memories by the room that there is: fewer where it is short, more where nothing else asks for it.
-
-
-def fill(draft: Draft) -> None:
-    """Takes memories under the floor out where room is short, and those beyond ``memory_k`` in where they find room
-    whole.
-
-    Room is short where not all that the layers ask for finds some, and at every cut. For further memories room is what
-    all layers together leave below the high-water mark, but for what the session grows by until the next human
-    message, so a further memory takes nothing from another layer and shortens nothing. At a cut the conversation's
-    latest turns find room beside them: how much more of it stays follows from what the other layers leave.
-    """
-    found, settings = draft.found_memory, draft.policy.retrieval
-    weak_candidates = weakest(found.chosen, settings)
-    if not (found.more or weak_candidates):
-        return
-    wanted_tokens = wanted(draft)
-    left: list[Left] = []
-    if weak_candidates and (
-        draft.at_cut or sum(draft.measured.values()) + sum(wanted_tokens.values()) > draft.input_budget
-    ):
-        names = {candidate.id for candidate in weak_candidates}
-        chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
-        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
-        draft.memory = chosen
-        wanted_tokens = wanted(draft)
-    other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
-    usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve
-    most_tokens = max(0, usable_tokens)
-    if draft.at_cut:
-        room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))
-    else:
-        room = most_tokens - other_tokens - wanted_tokens["conversation"]
-    taken = list(draft.memory)
-    for candidate in found.more:
-        if candidate.tokens <= room:
-            taken.append(candidate)
-            room -= candidate.tokens
-        else:
-            left.append(Left(candidate=candidate, reason="beyond_k"))
-    draft.memory = tuple(taken)
-    draft.found_memory = found._replace(chosen=draft.memory, more=(), left=(*found.left, *left))
