@@ -212,17 +212,12 @@ class ConversationSettings(_Settings):
         return self
 
 
-_SHORT_MEMORY_TOKENS = 24
-_FILLS_FROM, _MOST_MEMORIES = 12, 150
-
-
 class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
-    memory_k: int = Field(default=12, ge=0)
-    """Most memories that other layers make room for. It holds for those that a search found and for the app's own,
-    separately. With the default or more, further ones enter whole into room that nothing else needs. 0 leaves out all
-    memories."""
+    memory_k: int = Field(default=20, ge=0)
+    """Most memories in a pack. It holds for those that a search found and for the app's own, separately; a question for
+    many things (all, every, list, in what order) may find three times as many. 0 leaves out all memories."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True
@@ -232,17 +227,9 @@ class RetrievalSettings(_Settings):
     """The model that compares meanings: ``static``, which is part of this package; ``sentence-transformers:MODEL``; a
     name that was registered; or ``none`` to compare words alone. ``static`` is used where another one fails, is late,
     or is still being loaded in the background."""
-    floor: float = Field(default=0.15, ge=0, le=1)
-    """A memory that a search found is left out, where room is short, when its similarity is below this share of the
-    best one. Recalled turns and memories beyond ``memory_k`` are left out below this share of a fair match. There is no
-    floor for what the app itself put into the session's state."""
-
-    def most_memories(self, window: int) -> int:
-        """The most memories that are ranked for a window: as many as would fill it if all were short, and no more than
-        ``memory_k`` where that is below its default."""
-        if self.memory_k < _FILLS_FROM:
-            return self.memory_k
-        return max(self.memory_k, min(_MOST_MEMORIES, self.memory_k + window // _SHORT_MEMORY_TOKENS))
+    floor: float = Field(default=0.5, ge=0, le=1)
+    """A memory that a search found is left out when its similarity is below this share of the best one, or of 0.1
+    where the best is poorer. There is no floor for what the app itself put into the session's state."""
 
 
 class CompressSettings(_Settings):
@@ -571,11 +558,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "balanced": {},
     "quality_first": {
         "conversation": {"compact_to": 0.6},
-        "retrieval": {"memory_k": 20, "evidence_k": 20, "floor": 0.09},
+        "retrieval": {"memory_k": 30, "evidence_k": 20, "floor": 0.3},
     },
     "cost_first": {
         "conversation": {"compact_at": 0.6, "compact_to": 0.25, "summary_share": 0.12},
-        "retrieval": {"memory_k": 6, "evidence_k": 6, "floor": 0.3},
+        "retrieval": {"memory_k": 12, "evidence_k": 6, "floor": 0.6},
     },
 }
 """The settings in which each preset differs from the defaults."""

@@ -44,7 +44,7 @@ def test_memories_enter_with_their_date_and_the_contract_with_them():
     policy = PackPolicy(retrieval={"memory_k": 1})
     pack = build_pack(pack_input([message("What is my dog called?")], candidates=candidates), policy)
     text = sent_text(pack)
-    assert "- The user's dog is called Rex (2026-01-20)" in text
+    assert "- 20 January 2026: The user's dog is called Rex" in text
     assert text.endswith("USER REQUEST:\nWhat is my dog called?")
     assert pack.system == "You help with the shop's papers.", (
         "a chat without a plan is explained where the memories stand"

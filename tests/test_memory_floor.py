@@ -60,8 +60,8 @@ def test_notes_that_an_agent_wrote_enter_a_later_request_about_something_else() 
     chat.say("Note these.")
     chat.say("What is 2 + 2?")
     text = memory_section(chat)
-    assert "- Ship on Friday (because: legal)" in text
-    assert "- Bo: approves refunds" in text
+    assert ": Ship on Friday (because: legal)" in text
+    assert ": Bo: approves refunds" in text
 
 
 def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_does_not() -> None:

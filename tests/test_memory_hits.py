@@ -14,7 +14,7 @@ def test_memory_hits_stand_in_the_payload_with_author_and_date() -> None:
     memory = Memories(remembered("the tax rate is 19 percent"), remembered("likes tea", author=None))
     chat = Chat(memory=memory, script=[call("look_up", key="a"), "done"], tools=[look_up])
     chat.say("What is the tax rate?")
-    assert "MEMORY:\n- user: the tax rate is 19 percent (2025-03-09)" in chat.sent[0].human()
+    assert "MEMORY:\n- 9 March 2025, user: the tax rate is 19 percent" in chat.sent[0].human()
     assert memory.queries == [("shop", "ann", "What is the tax rate?")]
     assert chat.sent[1].wires[0] == chat.sent[0].wires[0]
     chat.replays()
@@ -42,7 +42,7 @@ def test_preloaded_memories_are_taken_over_and_not_repeated() -> None:
     for raw, left in zip(chat.raw, chat.sent, strict=True):
         assert "PAST_CONVERSATIONS" in raw.text
         assert "PAST_CONVERSATIONS" not in left.text
-    assert chat.sent[0].text.count("the tax rate is 19 percent (2025-03-09)") == 1
+    assert chat.sent[0].text.count("9 March 2025: user: the tax rate is 19 percent") == 1
     assert "closes at five" in chat.sent[0].text
     for earlier, later in zip(chat.sent[:3], chat.sent[1:3], strict=False):
         assert later.wires[: len(earlier.wires)] == earlier.wires

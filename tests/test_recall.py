@@ -72,7 +72,7 @@ def test_what_was_cut_comes_back_word_for_word_with_speaker_and_date() -> None:
     for question, fact in zip(ASKED, FACTS, strict=False):
         assert fact not in chat.sent[-1].text or fact in memory_of(chat.sent[-1].human())
         chat.say(question)
-        said = rf"- \d{{4}}-\d\d-\d\d user said: {re.escape(fact)}\n"
+        said = rf"- \d+ [A-Z][a-z]+ \d{{4}}, user: {re.escape(fact)}\n"
         assert re.search(said, chat.sent[-1].text)
     for manifest in chat.manifests():
         assert inside(manifest, manifest.window)
@@ -198,3 +198,15 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
     assert manifest.embedder == "loading"
     assert not any("embedder" in problem for problem in manifest.degradations)
     chat.replays()
+
+
+def test_small_talk_brings_no_memories_and_a_question_for_many_brings_more() -> None:
+    chat = talk(conversation={"summary_share": 0}, retrieval={"memory_k": 2})
+    for words in ("ok", "Thanks!", "Hello, how are you?"):
+        chat.say(words)
+        assert not memory_of(chat.sent[-1].human())
+        assert chat.manifests()[-1].searched in (None, 0)
+    chat.say("What did I say about the garden?")
+    few = memory_of(chat.sent[-1].human()).count("\n")
+    chat.say("List all that I said about the garden, in order.")
+    assert 0 < few <= 2 < memory_of(chat.sent[-1].human()).count("\n") <= 6

@@ -70,6 +70,10 @@ def test_an_agent_remembers_a_preference_for_later_sessions() -> None:
 def test_a_memory_that_was_found_cannot_pose_as_one(text: str) -> None:
     chat = Chat(memory=Memories(remembered(text, author=None)))
     chat.say("Where are the keys?")
-    lines = [line.strip(" -") for line in chat.sent[-1].text.splitlines() if "Send the keys" in line]
+    lines = [
+        line.strip(" -").removeprefix("9 March 2025: ")
+        for line in chat.sent[-1].text.splitlines()
+        if "Send the keys" in line
+    ]
     assert lines
     assert all(line.startswith(("quoted:", "(standing preference)")) for line in lines)

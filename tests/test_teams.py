@@ -226,7 +226,7 @@ def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
     chat.say(*(f"Day {at}: what is new on the quay, and what of the weather there?" for at in range(40)))
     assert facts[0] not in clerk.model.texts[-1].partition("CONTEXT PACK")[0]
     chat.say("Where does the spare key of boat B-7 hang?")
-    assert f"scout said: {facts[0]}" in clerk.model.texts[-1]
+    assert f", scout: {facts[0]}" in clerk.model.texts[-1]
     memory = clerk.model.texts[-1].partition("MEMORY:")[2].partition("USER REQUEST")[0]
     assert not any(mark in memory for mark in BOILERPLATE)
     chat.replays()

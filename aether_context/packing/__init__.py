@@ -16,7 +16,7 @@ from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render
-from aether_context.packing.selection import choose, fill
+from aether_context.packing.selection import choose
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
@@ -86,8 +86,6 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing], summary: str) -> Draft:
     choose(draft, standing, summary)
     # What a payload takes cannot be known from its parts: headers come and go with sections, and a tokenizer counts a
     # text otherwise than its lines. So it is written and counted before anything is decided by what the layers take.
-    write_payload(draft)
-    fill(draft)
     write_payload(draft)
     trim_early(draft)
     # Before the allocation, which gives tools and step what they measure.

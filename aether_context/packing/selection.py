@@ -16,7 +16,7 @@ from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput,
 from aether_context.packing import payload
 from aether_context.packing.draft import Chosen, Draft, Found
 from aether_context.policy import ConversationSettings
-from aether_context.retrieval import Left, Ranking, answers, weakest
+from aether_context.retrieval import Left, Ranking, answers, widened
 from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
@@ -37,6 +37,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
+    settings = widened(settings, query)
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
@@ -47,21 +48,19 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     # the history alone, and not on what the pack before it cut.
     sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
 
-    def found(layer: Layer, k: int, more: int = 0) -> Ranking:
+    def found(layer: Layer, k: int) -> Ranking:
         result = retrieval.retrieve(
             [candidate for candidate in candidates if candidate.layer == layer],
             k=k,
-            more=more,
             settings=settings,
             tail=tail,
             sent=sent,
             now=now,
         )
-        return result._replace(chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
+        return result._replace(chosen=_priced(result.chosen, counter))
 
-    memory = found("memory", settings.memory_k, settings.most_memories(source.window) - settings.memory_k)
-    draft.found = Found(query, memory, found("evidence", settings.evidence_k))
-    draft.chosen = Chosen(memory.chosen, draft.found.evidence.chosen)
+    draft.found = Found(query, found("memory", settings.memory_k), found("evidence", settings.evidence_k))
+    draft.chosen = Chosen(draft.found.memory.chosen, draft.found.evidence.chosen)
 
 
 def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
@@ -163,45 +162,3 @@ def signals(draft: Draft) -> Signals:
         unresolved_questions=None if step.open_questions is None else len(step.open_questions),
         dialogue_depth=len(humans),
     )
-
-
-# Memories by the room that there is: fewer where it is short, more where nothing else asks for it.
-
-
-def fill(draft: Draft) -> None:
-    """Takes memories under the floor out where room is short, and those beyond ``memory_k`` in where they find room
-    whole.
-
-    Room is short where not all that the layers ask for finds some, and at every cut. For further memories room is what
-    all layers together leave below the high-water mark, but for what the session grows by until the next human
-    message, so a further memory takes nothing from another layer and shortens nothing. At a cut the conversation's
-    latest turns find room beside them: how much more of it stays follows from what the other layers leave.
-    """
-    found, settings = draft.found.memory, draft.policy.retrieval
-    weak = weakest(found.chosen, settings)
-    if not (found.more or weak):
-        return
-    given, asked = sum(draft.measured.values()), wanted(draft)
-    left: list[Left] = []
-    if weak and (draft.at_cut or given + sum(asked.values()) > draft.input_budget):
-        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak]
-        strong = tuple(candidate for candidate in found.chosen if candidate not in weak)
-        draft.chosen = draft.chosen._replace(memory=strong)
-        asked = wanted(draft)
-    most = max(0, int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.growth_reserve)
-    others = given + asked["memory"] + asked["evidence"]
-    if draft.at_cut:
-        room = min(most - asked["memory"], draft.input_budget - others - latest_need(draft))
-    else:
-        room = most - others - asked["conversation"]
-    taken = list(draft.chosen.memory)
-    for candidate in found.more:
-        # Whole or not at all: further memories that were cut to a common length told less in more tokens.
-        if candidate.tokens <= room:
-            taken.append(candidate)
-            room -= candidate.tokens
-        else:
-            left.append(Left(candidate=candidate, reason="beyond_k"))
-    draft.chosen = draft.chosen._replace(memory=tuple(taken))
-    memory = found._replace(chosen=draft.chosen.memory, more=(), left=(*found.left, *left))
-    draft.found = draft.found._replace(memory=memory)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, Reason
+from aether_context.pack import Candidate, CandidateKind, PackInput, Reason
 from aether_context.policy import RetrievalSettings
 
 _WORD = re.compile(r"[^\W_]+")
-_FAIR_MATCH = 1 / 3
+_POOR_MATCH = 0.1
+"""The similarity of a memory that hardly has to do with what is asked."""
 _LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
-MMR_LAMBDA = 0.7
+MMR_LAMBDA = 0.85
 """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
 _RANKS: dict[CandidateKind, int] = {"preference": 0, "app_note": 1, "": 2}
 
@@ -29,11 +30,10 @@ class Left(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Candidates of one layer, best first, and those left out; ``more`` enter where they find room whole."""
+    """Candidates of one layer, best first, and those left out."""
 
     chosen: tuple[Candidate, ...]
     left: tuple[Left, ...]
-    more: tuple[Candidate, ...] = ()
 
 
 def retrieve(
@@ -41,7 +41,6 @@ def retrieve(
     *,
     k: int,
     settings: RetrievalSettings,
-    more: int = 0,
     tail: str = "",
     sent: Collection[str] = (),
     now: float = 0.0,
@@ -49,13 +48,11 @@ def retrieve(
     """Orders one layer's candidates by their ``similarity``; ties break on id.
 
     What the app put into the session's state comes first and passes no floor, and neither does evidence: both are there
-    on purpose. What has no place of its own has to answer the request: turns of the conversation, which left it for
-    want of room, and what a search found beyond ``k``.
+    on purpose. A memory that a search found has to answer the request, and not far worse than the best of them.
 
     Args:
         k: how many are chosen by relevance and diversity, of what the app put there and of what was found each; 0
             chooses none.
-        more: how many of those that were found are chosen behind these by relevance alone.
         tail: text that is sent anyway; what stands in it verbatim is left out.
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
@@ -84,30 +81,19 @@ def retrieve(
         else:
             left.append(Left(candidate=candidate, reason=reason))
     own = [candidate for candidate in fresh if candidate.kind == "app_note"]
-    own_chosen = diversify(own, k=k)
     found = [candidate for candidate in fresh if not candidate.kind]
-    weak = {candidate.id for candidate in found if candidate.layer == "memory" and not answers(candidate, settings)}
-    placed = [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)]
-    found_chosen = diversify(placed, k=k)
-    strong = [candidate for candidate in found if candidate.id not in weak]
+    floor = settings.floor * max([_POOR_MATCH, *(candidate.score for candidate in found)])
+    weak = {candidate.id for candidate in found if candidate.layer == "memory" and candidate.score < floor}
     chosen = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
-    chosen += own_chosen + found_chosen
-    further = _rest(own, own_chosen) if k else []
-    further += _rest(strong, found_chosen)[:more]
-    names = {candidate.id for candidate in (*chosen, *further)}
+    chosen += diversify(own, k=k)
+    chosen += diversify([candidate for candidate in found if candidate.id not in weak], k=k)
+    names = {candidate.id for candidate in chosen}
     left += [
         Left(candidate=candidate, reason="below_floor" if candidate.id in weak else "beyond_k")
         for candidate in fresh
         if candidate.id not in names
     ]
-    return Ranking(chosen=tuple(chosen), left=tuple(left), more=tuple(further))
-
-
-def _rest(candidates: Iterable[Candidate], chosen: Iterable[Candidate]) -> list[Candidate]:
-    """Those that are not chosen, by relevance alone."""
-    names = {candidate.id for candidate in chosen}
-    rest = [candidate for candidate in candidates if candidate.id not in names]
-    return sorted(rest, key=lambda candidate: (-candidate.score, candidate.id))
+    return Ranking(chosen=tuple(chosen), left=tuple(left))
 
 
 def rank(candidate: Candidate) -> int:
@@ -116,15 +102,8 @@ def rank(candidate: Candidate) -> int:
 
 
 def answers(candidate: Candidate, settings: RetrievalSettings) -> bool:
-    """Whether a candidate has something to do with the request: beside a fair match it is above the floor."""
-    return candidate.score >= settings.floor * _FAIR_MATCH
-
-
-def weakest(candidates: Sequence[Candidate], settings: RetrievalSettings) -> list[Candidate]:
-    """Memories that a search found and that are under the floor beside the best of them."""
-    found = [candidate for candidate in candidates if not candidate.kind and candidate.layer == "memory"]
-    floor = settings.floor * max((candidate.score for candidate in found), default=0.0)
-    return [candidate for candidate in found if candidate.score < floor]
+    """Whether a candidate has something to do with the request."""
+    return candidate.score >= settings.floor * _POOR_MATCH
 
 
 def similarity(score: float) -> float:
@@ -178,7 +157,37 @@ def query_for(source: PackInput) -> str:
     request, step = source.request, source.step
     user_message = request.contents[request.request_index].words if request.request_index is not None else ""
     pieces = (user_message, step.text, step.goal, *(item.text for item in step.acceptance))
-    return "\n".join(piece for piece in pieces if piece)
+    return searched("\n".join(piece for piece in pieces if piece))
+
+
+_SMALL_TALK = frozenset(
+    _WORD.findall(
+        """a afternoon ahead all alright and are awesome bye cheers continue cool danke day done evening everything fine
+        for go good goodbye got gracias great haha hello help hey hi hola how i is it k later lol merci morning much
+        nice night no nope of ok okay on perfect please proceed right see so sounds sure ta thank thanks that thx to
+        ty understood very welcome well wonderful yeah yep yes you your"""
+    )
+)
+_MANY = re.compile(
+    r"\b(?:all|altogether|each|every|everything|list|order|overall|sequence|summar\w+|throughout|timeline|total)\b",
+    re.IGNORECASE,
+)
+_TIMES_MANY = 3
+_LONGEST_SMALL_TALK = 60
+
+
+def searched(text: str) -> str:
+    """What memories are searched for; nothing where a text is thanks, a greeting or a word of consent."""
+    words = _WORD.findall(text.casefold()) if len(text) <= _LONGEST_SMALL_TALK else ["?"]
+    return "" if _SMALL_TALK.issuperset(words) else text
+
+
+def widened(settings: RetrievalSettings, query: str) -> RetrievalSettings:
+    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things."""
+    if not _MANY.search(query):
+        return settings
+    many = {"memory_k": settings.memory_k * _TIMES_MANY, "floor": settings.floor / _TIMES_MANY}
+    return settings.model_copy(update=many)
 
 
 LEAST_TOKENS = 256

@@ -49,7 +49,7 @@ from aether_context.pack import (
     valid,
 )
 from aether_context.packing import next_input
-from aether_context.retrieval.ranking import similarity
+from aether_context.retrieval.ranking import searched, similarity, widened
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
@@ -60,7 +60,7 @@ _MOST_PLANS = 256
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
-_TOKEN_CHARACTERS, _LINE_CHARACTERS = 5, 8
+_TOKEN_CHARACTERS = 5
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
 
@@ -347,8 +347,7 @@ async def _memories(
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
     it; and what a search for request and step finds, where ADK has not preloaded that. A failure is noted and costs
-    nothing else. A service of ours gives the best, as many as their room could take were a token five characters long,
-    and ``memory_k`` at least; their scores count.
+    nothing else. A service of ours gives no more than could enter, and their scores count.
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
     within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
@@ -361,7 +360,7 @@ async def _memories(
                 found.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
-    query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
+    query = searched(" ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text))))
     if preloaded or not query:
         return found, ""
     query = await masked_aside(call.policy.mask, query)
@@ -373,13 +372,10 @@ async def _memories(
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
             return [*found, *found_memories(entries, room, preferences=True)], ""
-        most = settings.most_memories(call.window.tokens)
+        most = widened(settings, query).memory_k
         hits = await within(service.find(session.app_name, session.user_id, query, most))
-        for number, hit in enumerate(hits):
+        for hit in hits:
             memory = hit.memory
-            if room <= 0 and number >= settings.memory_k:
-                break
-            room -= len(memory.text) + len(memory.author or "") + _LINE_CHARACTERS
             found.append(
                 memory_candidate(
                     memory.text,

@@ -18,7 +18,7 @@ from aether_context.adk.call import PreparedCall
 from aether_context.adk.request.reader import Reader, found_memories, stored
 from aether_context.conversation.quotes import said
 from aether_context.pack import Candidate
-from aether_context.retrieval import query_for
+from aether_context.retrieval import query_for, widened
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 from aether_context.state import unique
 
@@ -98,7 +98,7 @@ class Recall:
                 entries,
                 query,
                 lambda place: self._reader.content(history[place], model),
-                most=settings.most_memories(source.window),
+                most=widened(settings, query).memory_k,
                 tokens=room,
                 asked=asked,
                 embedder=embedder,
