@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent, LoopAgent
+from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from scripted import Chat, Scripted, new_store
+from scripted import Chat, Scripted, call, new_store
 
 from aether_context.adk import AcceptanceGate, ContextPackPlugin
 from aether_context.pack import AcceptanceItem, Step
@@ -179,9 +179,66 @@ def words(events: list[Event], author: str) -> list[str]:
 def test_a_repair_says_what_is_missing_and_keeps_the_prefix():
     chat, events = repaired(["about 40 km", f"40 km ({PROOF})", "never asked for"])
     assert words(events, "worker") == ["about 40 km", f"40 km ({PROOF})"]
-    (asked,) = words(events, "gate")
+    (asked,) = words(events, "user")
     assert "- range: Its range is proven. (cites no artifact:// URI" in asked
+    last = chat.sent[-1].contents[-1]
+    assert (last.role, [part.text for part in last.parts]) == ("user", [asked])  # an instruction, not a quote
     _, second = chat.manifests()
     assert second.prefix.broken_by is None
     assert asked.splitlines()[1] in chat.sent[-1].text
     assert verdict_of(chat)["passed"]
+
+
+@LOOPS
+def test_an_address_that_is_invented_again_is_not_accepted_because_the_repair_repeats_it():
+    chat, events = repaired(["40 km (artifact://evidence/other.md)"] * 4)
+    assert len(words(events, "worker")) == 3
+    assert all("artifact://evidence/other.md was never in the request" in asked for asked in words(events, "user"))
+    assert verdict_of(chat)["fabricated"] == ["artifact://evidence/other.md"]
+
+
+@LOOPS
+def test_an_address_that_another_agent_invented_is_not_accepted():
+    first = LlmAgent(name="scout", model=Scripted(script=["See artifact://evidence/other.md"]))
+    second = LlmAgent(name="writer", model=Scripted(script=["40 km (artifact://evidence/other.md)"]))
+    chat = Chat(state=STATE, store=new_store(), agent=SequentialAgent(name="team", sub_agents=[first, second]))
+    chat.say("Go on.")
+    assert "artifact://evidence/other.md" in chat.sent[-1].text
+    assert verdict_of(chat)["fabricated"] == ["artifact://evidence/other.md"]
+
+
+# what ordinary tools give
+
+
+def ask(item: str) -> dict[str, Any]:
+    """Asks the clerk."""
+    return {"said": "40 km"} if item == "range" else {"error": f"no {item}"}
+
+
+def asked_for(item: str, answer: str, needs_evidence: bool = True) -> Chat:
+    items = [{"id": "range", "text": "Its range is proven.", "needs_evidence": needs_evidence}]
+    state = {"plan": {"step": {"id": "s", "text": "Find the range.", "acceptance": items}}}
+    chat = Chat(script=[call("ask", item=item), answer], tools=[ask], state=state)
+    chat.say("Go on.")
+    return chat
+
+
+def cited_as(chat: Chat) -> str | None:
+    (answer,) = (part.function_response for part in chat.sent[-1].contents[-1].parts)
+    return answer.response.get("cite_as")
+
+
+def test_a_short_result_proves_what_needs_evidence():
+    uri = cited_as(asked_for("range", "40 km"))
+    assert uri
+    chat = asked_for("range", f"40 km ({uri})")
+    assert found(verdict_of(chat)) == {"range": (True, "evidence")}
+    chat.replays()
+    assert not verdict_of(asked_for("range", f"40 km ({uri[:-8]}aaaa.txt)"))["passed"]
+
+
+def test_errors_and_results_of_steps_that_need_no_evidence_stay_as_they_are():
+    assert cited_as(asked_for("tone", "unknown")) is None
+    chat = asked_for("range", "40 km", needs_evidence=False)
+    assert cited_as(chat) is None
+    assert chat.sent[-1].declared == ("ask",)

@@ -50,7 +50,7 @@ def test_a_planner_plans_an_operator_works_and_the_pack_follows() -> None:
     planner = LlmAgent(name="planner", model=planner_llm, tools=[*planning_tools()])
     operator = LlmAgent(name="operator", model=operator_llm, tools=[look_up, *planning_tools(), *evidence_tools()])
     chat = Chat(agent=SequentialAgent(name="team", sub_agents=[planner, operator]))
-    events = chat.say("Write the refund guide.")
+    events = chat.say("Write the refund guide. The rules are in artifact://rules.md.")
     answers = results(events)
     assert [list(one) for one in answers] == [
         ["added"],
@@ -128,12 +128,13 @@ def test_a_step_that_another_worker_has_is_neither_claimed_nor_released() -> Non
         (call("add_note", text="x", keep_seconds="soon"), "ttl_seconds"),
         (call("record_evidence", uri="artifact://x", summary="x", covers=["s9"]), "covers takes 's1.a1', 'a1'"),
         (call("record_evidence", uri="", summary="x", covers=[]), "needs a uri"),
+        (call("record_evidence", uri="artifact://y", summary="x", covers=[]), "nothing has that uri"),
         (call("record_evidence", uri="artifact://x", summary=7, covers={"a": 1}), "covers takes"),
     ],
 )
 def test_a_call_that_cannot_be_carried_out_says_what_to_do(made: types.Part, said: str) -> None:
     chat = Chat(script=[made, "ok"], tools=[*planning_tools(), *evidence_tools()], state={"plan": BOARD})
-    (answer,) = results(chat.say("Go."))
+    (answer,) = results(chat.say("Go. See artifact://x."))
     assert list(answer) == ["error"]
     assert said in answer["error"]
     state = state_of(chat)

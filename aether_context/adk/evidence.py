@@ -49,7 +49,7 @@ from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, check_rules, evidence_uri, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
-from aether_context.evidence.offload import data_of, superseding
+from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.evidence.show import tokens_of
 from aether_context.policy import OffloadSettings, PackPolicy
@@ -124,10 +124,12 @@ class Offloader:
         window = call.window.tokens
         settings = self._limits(window)
         tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
+        # A step that needs evidence can be met by any result, so a short one has an address as well.
+        needs_proof = any(item.needs_evidence for item in call.planned.step.acceptance)
 
         def is_wanted(given: ToolResult) -> bool:
             is_short = _characters(given.response) <= settings.threshold_tokens
-            if given.tool in stays or (is_short and given.tool not in self._always):
+            if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
                 return False
             if self._staying.get((*call.key[:3], given.agent, given.tool)):
                 return False
@@ -137,7 +139,7 @@ class Offloader:
         for given in [*filter(is_wanted, unread(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                results.append(await self._describe(call.context, given, settings, window))
+                results.append(await self._describe(call.context, given, settings, window, needs_proof))
             except Exception as error:
                 self._caught(error, f"a result of {given.tool} was not offloaded: ")
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
@@ -148,12 +150,13 @@ class Offloader:
         put_records(call.context, records, self._records.of(call.context))
 
     async def _describe(
-        self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int
+        self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int, needs_proof: bool
     ) -> _Evidence:
         """The evidence that is to stand in the store for a result, or for parts of it; none where it stays as it is.
 
         Args:
             window: the window in tokens by which it is judged.
+            needs_proof: whether a result that stays is evidence, too, but for an error.
         """
         arguments = plain(dict(given.arguments))
         words = await masked_aside(self._mask, words_of(context.user_content))
@@ -183,7 +186,7 @@ class Offloader:
                 content,
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
-            if found.record.form != "verbatim":
+            if found.record.form != "verbatim" or (needs_proof and not is_error(content)):
                 record = found.record.model_copy(update={**origin, "query": query})
                 evidence.append((record, found.data))
                 self._shown.put((given.tool, structure(content), query, window), found)
@@ -250,7 +253,8 @@ class Offloader:
         long = [
             record
             for record in records
-            if record.window and (record.tokens > threshold or record.source in self._always)
+            if record.window
+            and (record.tokens > threshold or record.form == "verbatim" or record.source in self._always)
         ]
         before, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
@@ -386,7 +390,9 @@ class Offloader:
             found = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
             self._shown.put(key, found)
         if found.record.form == "verbatim":
-            return None
+            if record.form != "verbatim":
+                return None
+            return superseding({**response, free_key(response, CITE_KEY): record.uri}, known.earlier(record))
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
         known.saved_tokens += max(0, found.record.tokens * size // len(found.data) - found.shown_tokens)
         return superseding(found.response, known.earlier(record))

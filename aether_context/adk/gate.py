@@ -11,8 +11,8 @@ from google.adk.events.event_actions import EventActions
 from google.genai import types
 from pydantic import Field
 
-from aether_context.adk.acceptance import ACCEPTANCE
-from aether_context.pack import noted
+from aether_context.adk.acceptance import ACCEPTANCE, REPAIR
+from aether_context.pack import METADATA, noted
 
 
 class AcceptanceGate(BaseAgent):
@@ -20,8 +20,9 @@ class AcceptanceGate(BaseAgent):
 
         LoopAgent(name="…", sub_agents=[worker, AcceptanceGate(name="gate")])
 
-    It reads the verdict that the plugin left with the last answer of this invocation. What it says becomes part of the
-    conversation, so the cached prefix of the worker's request stays whole.
+    It reads the verdict that the plugin left with the last answer of this invocation. What it says is appended to the
+    conversation as the user's, so that the cached prefix of the worker's request stays whole, and that it is an
+    instruction: what another agent says reaches the worker as a quote that ADK forbids it to follow.
     """
 
     most_repairs: int = Field(default=2, ge=0)
@@ -29,7 +30,7 @@ class AcceptanceGate(BaseAgent):
 
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
-        repairs = sum(event.author == self.name and event.content is not None for event in here)
+        repairs = sum(noted(event).get(REPAIR) == self.name for event in here)
         missing: Sequence[object] = ()
         for event in here:
             verdict = noted(event).get(ACCEPTANCE)
@@ -41,5 +42,6 @@ class AcceptanceGate(BaseAgent):
         else:
             lines = "".join(f"- {line}\n" for line in missing)
             text = f"The answer is not accepted yet. Missing:\n{lines}Answer again in full, with what is missing."
-            answer.content = types.Content(role="model", parts=[types.Part(text=text)])
+            answer.author, answer.custom_metadata = "user", {METADATA: {REPAIR: self.name}}
+            answer.content = types.UserContent(parts=[types.Part(text=text)])
         yield answer

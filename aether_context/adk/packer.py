@@ -550,10 +550,18 @@ class RequestPacker:
         if last is not None:
             pack = last.pack
             try:
-                review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
+                review = await self._reviewer.review(
+                    pack,
+                    response,
+                    last.policy.acceptance,
+                    last.planned.candidates,
+                    context.session.events,
+                    [record.uri for record in self._records.of(context).by_digits.values()],
+                )
             except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
+                # A provider that names its limit knows it better than any list: it is the model's window from now on.
                 self._learn(context, last, refused, model)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._calibrations.reported(pack, last.counter, usage.input_tokens)
@@ -563,6 +571,8 @@ class RequestPacker:
             metadata = {**noted, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
+        # With the event, so that whoever serves the session next decides as this process would. Tools and models write
+        # session state; the metadata is written by callbacks alone, and not sent to the model.
         if metadata:
             response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
         if last is None or self.policy.record == "off":

@@ -24,12 +24,13 @@ from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from aether_context.adk.acceptance import named_by
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import ASKED_CHARACTERS, STORE_SECONDS
 from aether_context.adk.request import gather
 from aether_context.adk.session import Declared, SessionRecords, put_records
-from aether_context.canonical import hash_bytes, hash_text, short
+from aether_context.canonical import hash_bytes, hash_text, plain, short, strings
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
@@ -39,6 +40,7 @@ from aether_context.evidence.show import show, tokens_of
 from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_of, current_step, knowledge, read_plan
 from aether_context.state.board import TaskBoard, change_plan
 from aether_context.store import PackStore
+from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.spellings import as_kind
 from aether_context.tokens import counter_for
 
@@ -319,22 +321,35 @@ def add_note(text: str, tool_context: ToolContext, step_id: str = "", keep_secon
     return {"noted": note.id}
 
 
-def record_evidence(uri: str, summary: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+async def record_evidence(uri: str, summary: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
     """Records a piece of evidence, so that later requests can show and cite it.
 
     Args:
-        uri: Where the whole of it is kept, such as "artifact://report.md".
+        uri: Where the whole of it is kept, as a tool's result or the user named it, such as "artifact://report.md".
         summary: What it shows, in a sentence or two.
         covers: Ids of the acceptance items that it proves; empty where it proves none.
     """
+    uri = _text(uri)
+    if uri.startswith(SCHEME) and not await _is_there(uri, tool_context):
+        raise KnowledgeError("nothing has that uri: take one that a tool or the user named, as it stands", field="uri")
     record = knowledge.add_evidence(
-        Declared(tool_context),
-        uri=_text(uri),
-        summary=_text(summary),
-        covers=_lines(covers),
-        time=time_of(tool_context),
+        Declared(tool_context), uri=uri, summary=_text(summary), covers=_lines(covers), time=time_of(tool_context)
     )
     return {"recorded": record.id, "covers": list(record.covers)}
+
+
+async def _is_there(uri: str, context: ToolContext) -> bool:
+    """Whether an address is more than a model's word: a record or an artifact of the session has it, or a user, a tool
+    or the application names it."""
+    records = SessionRecords().of(context).by_digits.values()
+    told = [context.session.state.get(key) for key in ("plan", "knowledge")]
+    told.append(getattr(context.get_invocation_context().agent, "instruction", ""))
+    if named_by([uri], context.session.events)[0] or uri in {record.uri for record in records}:
+        return True
+    if any(uri in artifact_uris(text, [uri]) for _, text in strings(plain(told))):
+        return True
+    has_files = context.get_invocation_context().artifact_service is not None
+    return has_files and uri.removeprefix(SCHEME) in await context.list_artifacts()
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:

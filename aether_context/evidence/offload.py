@@ -18,6 +18,8 @@ from aether_context.tokens import TokenCounter
 
 ARTIFACT_KEY = "artifact"
 """The key of a response under which the address of the whole stands."""
+CITE_KEY = "cite_as"
+"""The key of a response that is whole, under which the address stands by which it can be cited."""
 _SUPERSEDES_KEY = "supersedes"
 """The key of a response under which the address of an earlier answer to the same call stands."""
 _NAMES_KEY = "also_mentions"

@@ -59,6 +59,8 @@ def build_pack(
     summary = source.epoch.summary
     made = _fitted(given, given.history.items, summary)
     standing = given.history.items
+    # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
+    # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
     renews = source.candidates and not (given.begins and not given.carried.has_chosen and made.found.stands_alone)
     if made.history.cut and (given.tools.stands or renews):
         given, summary = _given(source, policy, cached, at_cut=True), ""
@@ -82,14 +84,18 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing], summary: str) -> Draft:
     """What is chosen beside these contents and this summary, and all of it within the window."""
     draft = copy(draft)
     choose(draft, standing, summary)
+    # What a payload takes cannot be known from its parts: headers come and go with sections, and a tokenizer counts a
+    # text otherwise than its lines. So it is written and counted before anything is decided by what the layers take.
     write_payload(draft)
     fill(draft)
     write_payload(draft)
     trim_early(draft)
+    # Before the allocation, which gives tools and step what they measure.
     tighten(draft)
     allocate(draft)
     compress(draft)
     write_payload(draft)
+    # After all other layers, since the water marks are what these leave of the input budget.
     compact(draft)
     bring_within_window(draft)
     return draft

@@ -72,15 +72,16 @@ def allocate(
         left -= nominal[layer] - measured[layer]
     wanted_by_layer = {**wanted, **{layer: measured[layer] for layer in FIXED_LAYERS}}
     final = lend(nominal, wanted_by_layer, weights, spare_tokens)
-    layers: dict[Layer, LayerTokens] = {}
-    for layer in (*FIXED_LAYERS, *FLEXIBLE_LAYERS):
-        layers[layer] = LayerTokens(
+    layers: dict[Layer, LayerTokens] = {
+        layer: LayerTokens(
             floor=floors.get(layer, 0),
             nominal=nominal[layer],
             lent=final[layer] - nominal[layer],
             final=final[layer],
             used=min(wanted_by_layer[layer], final[layer]),
         )
+        for layer in (*FIXED_LAYERS, *FLEXIBLE_LAYERS)
+    }
     layers["slack"] = LayerTokens(floor=slack, nominal=slack, lent=0, final=slack, used=0)
     return Allocation(
         window=window, slack=slack, spare_tokens=spare_tokens, layers=layers, weights=weights, signals=signals

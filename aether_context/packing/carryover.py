@@ -86,6 +86,7 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     step = source.step
     planned = source.validity != "unplanned"
     sent = {tool.name for tool in scope.sent}
+    # As the host declares them: a declaration that a pack shortens has not changed.
     digests = [tool.digest for tool in source.request.tools if tool.name in sent]
     chosen = {"scope": scope.key} if scope.key else {}
     return {
@@ -130,6 +131,8 @@ def extract(
     draft: Draft, origin: int, raw: Content, ceiling: int, query: str
 ) -> tuple[Content, tuple[tuple[int, int], ...]]:
     """A content of the host's with parts of at most ``ceiling`` tokens, with the members of `Outgoing`."""
+    # Made again at each call, from the ceiling in the session's state: lines are chosen alike, and known by digest. The
+    # text itself would put kilobytes into every event that writes the state.
     is_over = is_past(draft, origin)
     content = shorten_content(raw, ceiling, counter=draft.counter, query=query, is_over=is_over)
     places = sent_places(raw, is_over=is_over)

@@ -33,7 +33,7 @@ from aether_context.conversation.extracts import (
 )
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.turns import protected
-from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent, content_name
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, tell
 from aether_context.packing.draft import Changed, Draft, History
@@ -51,7 +51,7 @@ def trim_early(draft: Draft) -> None:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
-        # What they leave out is decided anew at each call, so that a host who takes a message back gets its turns back.
+        # Decided anew at each call, from what the host sends then; what they keep between calls is their state.
         result = strategy.trim(conversation)._replace(lasting=False)
         _apply(draft, result)
         conversation = conversation.after(result)
@@ -141,11 +141,12 @@ def _note(
     strategy: str = "",
 ) -> None:
     """Adds the event of an act on contents; the conversation's tokens ``after`` it are those that are there."""
+    request = draft.input.request
     event = TruncationEvent(
         layer=layer,
         stage=stage,
         reason=reason,
-        item_ids=tuple(map(draft.content_id, origins)),
+        item_ids=tuple(content_name(request.positions[at], request.contents[at].digest) for at in origins),
         tokens_before=before,
         tokens_after=draft.spoken() if after is None else after,
         strategy=strategy,
@@ -235,6 +236,8 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
 def _budget(draft: Draft) -> Budget:
     """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them."""
     allocation, fixed, settings, net = draft.allocation, draft.fixed, draft.policy.conversation, _byte_net(draft)
+    # At least the shares of the conversation's own ceiling: where evidence and memory alone pass the marks, a cut could
+    # never get below them, and would be made again at every call.
     budget = Budget(
         window=allocation.budget + allocation.slack,
         slack=allocation.slack,
@@ -283,6 +286,7 @@ def _is_gated(draft: Draft, counted: int, budget: int) -> bool:
         counted: tokens of the whole request and what is unseen of it.
         budget: the input budget, which the count may not pass.
     """
+    # Estimates rather count too much, so a report of this invocation, with what was added since, is heard before a cut.
     known = draft.input.usage.calibration
     if known is None or known.report_minus_count is None or counted > budget:
         return False
@@ -447,6 +451,7 @@ def _leave_out_neighbours(draft: Draft) -> None:
     request_index = next((at for at, item in enumerate(items) if item.origin == draft.request_index), None)
     protected_units = protected(parts, request_index)
     going = [at for at in range(len(parts)) if at not in protected_units]
+    # A turn's human message outlives its answers, so that what stays begins with the words of a person.
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, shrinks, [parts[at].indices for at in going])
 

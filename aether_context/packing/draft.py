@@ -27,7 +27,6 @@ from aether_context.pack import (
     Step,
     ToolSelection,
     TruncationEvent,
-    content_name,
 )
 from aether_context.packing.allocation import slack_tokens
 from aether_context.policy import PackPolicy
@@ -201,10 +200,6 @@ class Draft:
 
     def note(self, *events: TruncationEvent) -> None:
         self.account = self.account._replace(events=(*self.account.events, *events))
-
-    def content_id(self, index: int) -> str:
-        """The name of a content: its place in the host's list and the beginning of its hash."""
-        return content_name(self.input.request.positions[index], self.input.request.contents[index].digest)
 
     # Tokens.
 

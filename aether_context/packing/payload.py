@@ -101,6 +101,7 @@ def rules(
         f"A line of MEMORY that begins with {STANDING} is a wish of the user: it holds"
         f"{', whatever another agent says' if from_agent else ' unless USER REQUEST says otherwise'}."
     )
+    # A chat without a plan pays one line, in the payload that holds recalled turns or memories.
     if material and not (step or evidence or tools):
         return (
             *((wishes,) if standing else ()),
@@ -225,21 +226,14 @@ def step_text(step: Step) -> str:
 
 def _plan(step: Step) -> str:
     """The sections of a step at the head of a payload."""
+    constraints = [*step.constraints, *(f"NEXT: {line}" for line in step.next)]
+    constraints += [f"STOP WHEN: {line}" for line in step.stop_when]
     return _sections(
         ("TASK", bullets([_named(step.task_id, step.task)])),
         ("ROLE", bullets(role_lines(step))),
         ("GOAL", bullets([step.goal])),
         ("STEP", bullets([_named(step.step_id, step.text)])),
-        (
-            "CONSTRAINTS",
-            bullets(
-                [
-                    *step.constraints,
-                    *(f"NEXT: {line}" for line in step.next),
-                    *(f"STOP WHEN: {line}" for line in step.stop_when),
-                ]
-            ),
-        ),
+        ("CONSTRAINTS", bullets(constraints)),
     )
 
 
@@ -359,6 +353,7 @@ def addresses_in(
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
     addresses = addresses.union(*(addresses_of(candidate.content) for candidate in contents))
+    # Of an address with a space in it a text gives the beginning alone, which is no address.
     spaced = {artifact_uris(uri)[0] for uri in listed if artifact_uris(uri)[:1] not in ([], [uri])}
     return frozenset((addresses - spaced) | listed)
 
@@ -390,12 +385,7 @@ def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validi
     return "valid", ""
 
 
-def missing_evidence(
-    source: PackInput,
-    covers: Collection[str],
-    contents: Iterable[Outgoing],
-    called: Iterable[Content],
-) -> tuple[str, ...]:
+def missing_evidence(source: PackInput, covers: Collection[str], contents: Iterable[Outgoing]) -> tuple[str, ...]:
     """What evidence is missing: acceptance items that need it and whose proof is not sent, and tools without a record.
 
     The latter as ``tool:NAME``, where a plan is at work: tools that were called while nothing was recorded as evidence.
@@ -403,7 +393,6 @@ def missing_evidence(
     Args:
         covers: items whose proof is known to be sent.
         contents: where else to look for proof, as they are sent.
-        called: where to look for calls.
     """
     evidence = [entry for entry in source.candidates if entry.layer == "evidence"]
     addresses: set[str] = set()
@@ -414,7 +403,7 @@ def missing_evidence(
     if source.validity == "unplanned" or evidence:
         return items
     essential = {tool.name for tool in source.request.tools if tool.essential}
-    names = {part.name for content in called for part in content.calls}
+    names = {part.name for content in source.request.contents for part in content.calls}
     return items + tuple(f"{TOOL}{name}" for name in sorted(names - essential))
 
 

@@ -174,7 +174,7 @@ def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: i
     return Verdict(
         validity=validity,
         invalid_reason=invalid_reason,
-        evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
+        evidence_needed=missing_evidence(source, covered, contents),
         artifact_uris=addresses_in(
             source,
             draft.carried.system,
@@ -189,6 +189,8 @@ def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: i
 def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
     """Counted tokens of what the host would have sent by itself: the whole history with whole results, and all
     declarations but those that read evidence."""
+    # A sum, since every content is counted and an epoch keeps the tokens of what cuts took; to add it up later would
+    # take the texts of every pack of the session.
     source, counter = draft.input, draft.counter
     request = source.request
     tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
@@ -200,6 +202,7 @@ def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
 
 def _reason(draft: Draft) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
+    # Where relevant tools are chosen anew because a cut ends the prefix anyway, the cut is the reason.
     chosen = draft.carried.changed == "tools_changed" and bool(draft.tools.scores)
     if draft.carried.changed is not None and not (draft.made_cut and chosen):
         return draft.carried.changed
@@ -215,6 +218,9 @@ def _reason(draft: Draft) -> EpochReason | None:
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     """What is sent, the summary in its place."""
+    # It stands where the turns went that it is of: there it is written once a cut and stays inside the cached prefix.
+    # In the human message it would be sent again at a new place with every invocation; in front of all else, each cut
+    # would end the prefix before the contents that stay.
     counter, outgoing = draft.counter, list(draft.history.items)
     if draft.history.summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions

@@ -22,23 +22,19 @@ _LEAST_TOOLS = 10
 # Which declarations are sent where a step names no tools and all of them are more than fit their share.
 
 
-def _finder() -> Tool:
-    wire = canonical_json(
-        {
-            "name": "find_tools",
-            "description": "Finds more tools: only those that seem to fit the task are declared. "
-            "The tools found can be called from your next answer on.",
-            "parameters": {
-                "type": "OBJECT",
-                "properties": {"query": {"type": "STRING", "description": "What the tool should do, in a few words."}},
-                "required": ["query"],
-            },
-        }
-    )
-    return Tool(name="find_tools", signature="find_tools(query: string)", wire=wire, digest=hash_text(wire))
-
-
-FIND_TOOLS = _finder()
+_WIRE = canonical_json(
+    {
+        "name": "find_tools",
+        "description": "Finds more tools: only those that seem to fit the task are declared. "
+        "The tools found can be called from your next answer on.",
+        "parameters": {
+            "type": "OBJECT",
+            "properties": {"query": {"type": "STRING", "description": "What the tool should do, in a few words."}},
+            "required": ["query"],
+        },
+    }
+)
+FIND_TOOLS = Tool(name="find_tools", signature="find_tools(query: string)", wire=_WIRE, digest=hash_text(_WIRE))
 """The tool by which a model asks for tools that are not declared; sent wherever there are any."""
 
 
@@ -60,8 +56,9 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         return ToolSelection(
             sent=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
         )
-    key = _key(source)
-    earlier = source.epoch.tools
+    step, earlier = source.step, source.epoch.tools
+    named = [tool.digest for tool in tools]
+    key = short(hash_text("\n".join([*named, step.task_id, step.step_id, step.text, payload.checklist(step)])))
     # Declarations stand at the head of a prompt: to choose them anew for each request would end the cached prefix every
     # time, for a choice that rarely differs. At a cut it ends anyway.
     is_renewed = draft.at_cut or source.request.rewritten or source.epoch.marks.get("scope") != key
@@ -87,12 +84,6 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         embedder=embedder,
         key=key,
     )
-
-
-def _key(source: PackInput) -> str:
-    step = source.step
-    named = [tool.digest for tool in source.request.tools]
-    return short(hash_text("\n".join([*named, step.task_id, step.step_id, step.text, payload.checklist(step)])))
 
 
 def _kept(
@@ -149,6 +140,7 @@ def select_tools(draft: Draft) -> None:
     unnamed = scope.mode == "off" and not scope.problem and draft.policy.tools.scope == "auto"
     if unnamed and not source.host.passthrough_reason:
         scope = _relevant(draft) or scope
+    # A declaration that grew back would break the cached prefix a second time.
     names = frozenset(tool.name for tool in scope.sent) & frozenset(source.epoch.trimmed)
     if names:
         tools = tuple(trimmed(tool) if tool.name in names else tool for tool in scope.sent)

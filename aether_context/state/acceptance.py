@@ -79,6 +79,7 @@ def examine(
     shown: Iterable[str],
     covers: Mapping[str, Collection[str]],
     judged: Mapping[str, Sequence[Judgement]],
+    invented: Collection[str] = (),
 ) -> Verdict:
     """Judges an answer item by item.
 
@@ -86,9 +87,10 @@ def examine(
         shown: the texts of the request.
         covers: for each URI the ids of the items that its evidence proves; evidence that names none proves any.
         judged: the judgements of checks and the critic, by item.
+        invented: URIs that count as fabricated although the request repeats them.
     """
     # One call for all texts: each call tests every known address for unusual characters.
-    request_uris = set(artifact_uris("\n".join(shown), covers)) if SCHEME in answer else set()
+    request_uris = set(artifact_uris("\n".join(shown), covers)).difference(invented) if SCHEME in answer else set()
     cited = tuple(dict.fromkeys(artifact_uris(answer, request_uris)))
     findings = []
     for item in items:

@@ -1,7 +1,8 @@
 """What each provider's documentation demands of a request, a function a rule.
 
 A rule is given a request's body and what the provider has issued in its session (`Issued`), and yields what is wrong.
-Its docstring holds the documented sentence and where it stands.
+Its docstring holds the sentence and the page that it stands on, as stored copies of these pages have it, or says that
+it is what the API answers with: "error 400". Where there is no such sentence, it says what is assumed.
 """
 
 from __future__ import annotations
@@ -64,14 +65,15 @@ def _of(blocks: Sequence[Body], *kinds: str) -> list[Body]:
 
 
 def claude_begins_with_the_user(body: Body, issued: Issued) -> Found:
-    """ "The first message must always use the user role." (api/messages, `messages`)"""
+    """ "The first message must always use the user role." (api/messages until 2025; what the API does without is not
+    documented any more)"""
     if not body["messages"] or body["messages"][0]["role"] != "user":
         yield "the first message is the assistant's"
 
 
 def claude_contents_are_not_empty(body: Body, issued: Issued) -> Found:
-    """ "All messages must have non-empty content except for the optional final assistant message"; "text content blocks
-    must be non-empty" (api/errors, `invalid_request_error`)"""
+    """ "all messages must have non-empty content except for the optional final assistant message"; "text content blocks
+    must be non-empty" (error 400)"""
     for at, message in enumerate(body["messages"]):
         if not message["content"]:
             yield f"message {at} has no content"
@@ -82,7 +84,7 @@ def claude_contents_are_not_empty(body: Body, issued: Issued) -> Found:
 def claude_calls_are_answered(body: Body, issued: Issued) -> Found:
     """ "Tool result blocks must immediately follow their corresponding tool use blocks in the message history. You
     cannot include any messages between the assistant's tool use message and the user's tool result message."
-    (agents-and-tools/tool-use/implement-tool-use)"""
+    (agents-and-tools/tool-use/handle-tool-calls)"""
     turns = _turns(body)
     for at, (_, blocks) in enumerate(turns):
         calls = {block["id"] for block in _of(blocks, "tool_use")}
@@ -93,7 +95,7 @@ def claude_calls_are_answered(body: Body, issued: Issued) -> Found:
 
 
 def claude_results_have_calls(body: Body, issued: Issued) -> Found:
-    """ "Each tool_result block must have a corresponding tool_use block in the previous message." (api/errors)"""
+    """ "Each `tool_result` block must have a corresponding `tool_use` block in the previous message." (error 400)"""
     turns = _turns(body)
     for at, (_, blocks) in enumerate(turns):
         answers = [block["tool_use_id"] for block in _of(blocks, "tool_result")]
@@ -104,7 +106,7 @@ def claude_results_have_calls(body: Body, issued: Issued) -> Found:
 
 def claude_results_come_first(body: Body, issued: Issued) -> Found:
     """ "In the user message containing tool results, the tool_result blocks must come FIRST in the content array. Any
-    text must come AFTER all tool results." (agents-and-tools/tool-use/implement-tool-use)"""
+    text must come AFTER all tool results." (agents-and-tools/tool-use/handle-tool-calls)"""
     for at, (_, blocks) in enumerate(_turns(body)):
         kinds = [block["type"] == "tool_result" for block in blocks]
         if any(kinds) and kinds != sorted(kinds, reverse=True):
@@ -112,7 +114,7 @@ def claude_results_come_first(body: Body, issued: Issued) -> Found:
 
 
 def claude_ids_are_unique(body: Body, issued: Issued) -> Found:
-    """ "`tool_use` ids must be unique"; they match ^[a-zA-Z0-9_-]+$ (api/errors, api/messages)"""
+    """ "`tool_use` ids must be unique" (error 400); they match ^[a-zA-Z0-9_-]+$, to which ADK's client makes them"""
     ids = [block["id"] for _, blocks in _turns(body) for block in _of(blocks, "tool_use")]
     if len(set(ids)) != len(ids):
         yield "an id stands twice"
@@ -133,9 +135,10 @@ def claude_thinking_is_unmodified(body: Body, issued: Issued) -> Found:
 
 def claude_calls_keep_their_thinking(body: Body, issued: Issued) -> Found:
     """ "During tool use, you must pass thinking blocks back to the API for the last assistant message. Include the
-    complete unmodified block." "A final assistant message must start with a thinking block (preceding the lastmost set
-    of tool_use and tool_result blocks)" (build-with-claude/extended-thinking). Of turns that are over "you may omit
-    thinking blocks"; a turn begins with a user's message that holds no tool result."""
+    complete unmodified block." "you can omit thinking blocks from prior assistant role turns"
+    (build-with-claude/extended-thinking). "When `thinking` is enabled, a final `assistant` message must start with a
+    thinking block (preceeding the lastmost set of `tool_use` and `tool_result` blocks)." (error 400) A turn begins with
+    a user's message that holds no tool result."""
     turns = _turns(body)
     begins = max(
         (at for at, (role, blocks) in enumerate(turns) if role == "user" and not _of(blocks, "tool_result")), default=0
@@ -166,8 +169,8 @@ def claude_prefix(body: Body) -> list[Body]:
 
 
 def claude_declares_what_was_called(body: Body, issued: Issued) -> Found:
-    """ "Requests which include `tool_use` or `tool_result` blocks must define tools" (api/errors); "Tool names must be
-    unique"; names match ^[a-zA-Z0-9_-]{1,128}$ (agents-and-tools/tool-use/implement-tool-use)"""
+    """ "Requests which include `tool_use` or `tool_result` blocks must define tools." "Tool names must be unique";
+    names match ^[a-zA-Z0-9_-]{1,128}$ (error 400)"""
     names = [tool["name"] for tool in body.get("tools", ())]
     if not names and any(_of(blocks, "tool_use", "tool_result") for _, blocks in _turns(body)):
         yield "calls without declarations"
@@ -177,7 +180,7 @@ def claude_declares_what_was_called(body: Body, issued: Issued) -> Found:
 
 
 def claude_ends_with_the_user(body: Body, issued: Issued) -> Found:
-    """ "When using thinking, you cannot pre-fill responses." (build-with-claude/extended-thinking)"""
+    """ "You cannot pre-fill responses when thinking is enabled." (build-with-claude/extended-thinking)"""
     if body.get("thinking", {}).get("type") == "enabled" and body["messages"][-1]["role"] != "user":
         yield "the last message is the assistant's"
 
@@ -205,9 +208,8 @@ def _holding(content: Body, name: str) -> list[Body]:
 
 
 def gemini_begins_with_the_user(body: Body, issued: Issued) -> Found:
-    """ "Please ensure that function call turn comes immediately after a user turn or after a function response
-    turn" (api error 400); a multi-turn request repeats "the conversation history and the latest request", which a user
-    begins (ai.google.dev/api/caching#Content)."""
+    """ "Please ensure that function call turn comes immediately after a user turn or after a function response turn."
+    (error 400); of a model's text at the beginning nothing is documented: it is held to be wrong, as for Claude."""
     contents = body["contents"]
     if not contents or contents[0].get("role", "user") != "user" or _holding(contents[0], "functionResponse"):
         yield "the first content is no user's message"
@@ -221,8 +223,8 @@ def gemini_roles_are_known(body: Body, issued: Issued) -> Found:
 
 
 def gemini_contents_are_not_empty(body: Body, issued: Issued) -> Found:
-    """ "Contents.parts must not be empty"; "required oneof field 'data' must have one initialized field" (api error
-    400)"""
+    """ "required oneof field 'data' must have one initialized field" (error 400); a content without parts is held to be
+    wrong, too."""
     for at, content in enumerate(body["contents"]):
         parts = content.get("parts", ())
         if not parts:
@@ -234,7 +236,7 @@ def gemini_contents_are_not_empty(body: Body, issued: Issued) -> Found:
 
 def gemini_calls_follow_a_user(body: Body, issued: Issued) -> Found:
     """ "Please ensure that function call turn comes immediately after a user turn or after a function response turn."
-    (api error 400)"""
+    (error 400)"""
     contents = body["contents"]
     for at, content in enumerate(contents):
         if _holding(content, "functionCall"):
@@ -244,9 +246,9 @@ def gemini_calls_follow_a_user(body: Body, issued: Issued) -> Found:
 
 
 def gemini_calls_are_answered(body: Body, issued: Issued) -> Found:
-    """ "Please ensure that function response turn comes immediately after a function call turn. And the number of
-    function response parts should be equal to number of function call parts of the function call turn." (api
-    error 400); "name: must match the name of the corresponding function call" (function-calling)"""
+    """ "Please ensure that function response turn comes immediately after a function call turn." "Please ensure that
+    the number of function response parts is equal to the number of function call parts of the function call turn."
+    (error 400) The names of both are held to be equal."""
     contents = body["contents"]
     for at, content in enumerate(contents):
         calls, answers = _holding(content, "functionCall"), _holding(content, "functionResponse")
@@ -259,13 +261,13 @@ def gemini_calls_are_answered(body: Body, issued: Issued) -> Found:
 
 
 GEMINI_UNSIGNED = base64.b64encode(b"skip_thought_signature_validator").decode()
-"""The signature that Gemini takes for a part that its model has not written (thought-signatures; ADK has it as
-``SKIP_THOUGHT_SIGNATURE_VALIDATOR``)."""
+""" "you can set the following dummy signatures of either "context_engineering_is_the_way_to_go" or
+"skip_thought_signature_validator" in the thought signature field to skip validation" (thought-signatures, FAQ)"""
 
 
 def gemini_signatures_are_unmodified(body: Body, issued: Issued) -> Found:
     """ "Always send the thought_signature back to the model inside its original Part." "Don't merge a Part containing a
-    signature with one that does not." (thought-signatures)"""
+    signature with one that does not." (function-calling)"""
     for at, content in enumerate(body["contents"]):
         for part in content.get("parts", ()):
             if signature := part.get("thoughtSignature"):
@@ -282,9 +284,9 @@ def gemini_signed(part: Body) -> str:
 
 
 def gemini_calls_keep_their_signature(body: Body, issued: Issued) -> Found:
-    """ "The API enforces strict validation on all functionCall parts within the current turn: the first functionCall in
-    each step must include its thoughtSignature, else the request fails with a 400." "A turn begins with the user's
-    message that holds no function response." (thought-signatures)"""
+    """ "Strict validation is enforced for all function calls within the current turn." "The first `functionCall` part
+    in each step of the current turn must include its `thought_signature`." (generate-content/thought-signatures) A turn
+    begins with a user's message that holds no function response."""
     contents = body["contents"]
     begins = max(
         (
@@ -303,13 +305,13 @@ def gemini_calls_keep_their_signature(body: Body, issued: Issued) -> Found:
 
 
 def gemini_ends_with_the_user(body: Body, issued: Issued) -> Found:
-    """ "Please ensure that multiturn requests end with a user role" (api error 400)"""
+    """ "Please ensure that multiturn requests ends with a user role or a function response." (error 400)"""
     if body["contents"] and body["contents"][-1].get("role", "user") != "user":
         yield "the last content is the model's"
 
 
 def gemini_declares_once(body: Body, issued: Issued) -> Found:
-    """ "Duplicate function declaration found" (api error 400); names "must be a-z, A-Z, 0-9, or contain underscores,
+    """ "Duplicate function declaration found" (error 400); names "must be a-z, A-Z, 0-9, or contain underscores,
     colons, dots, and dashes, with a maximum length of 64" (ai.google.dev/api/caching#FunctionDeclaration)"""
     names = [one["name"] for tool in body.get("tools", ()) for one in tool.get("functionDeclarations", ())]
     if len(set(names)) != len(names):
@@ -335,7 +337,7 @@ GEMINI: tuple[Rule, ...] = (
 
 def openai_calls_are_answered(body: Body, issued: Issued) -> Found:
     """ "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'."
-    (api error 400)"""
+    (error 400)"""
     messages = body["messages"]
     for at, message in enumerate(messages):
         wanted = {call["id"] for call in message.get("tool_calls") or ()}
@@ -348,7 +350,7 @@ def openai_calls_are_answered(body: Body, issued: Issued) -> Found:
 
 
 def openai_answers_have_calls(body: Body, issued: Issued) -> Found:
-    """ "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'." (api error 400)"""
+    """ "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'." (error 400)"""
     known: set[str] = set()
     for at, message in enumerate(body["messages"]):
         if message["role"] == "tool":
@@ -360,7 +362,7 @@ def openai_answers_have_calls(body: Body, issued: Issued) -> Found:
 
 def openai_contents_are_there(body: Body, issued: Issued) -> Found:
     """ "content: the contents of the assistant message. Required unless tool_calls or function_call is specified."
-    (chat/create); "Invalid 'messages': empty array." (api error 400)"""
+    (chat/create); an empty list of messages is held to be wrong."""
     if not body["messages"]:
         yield "no messages"
     for at, message in enumerate(body["messages"]):
@@ -369,9 +371,10 @@ def openai_contents_are_there(body: Body, issued: Issued) -> Found:
 
 
 def openai_calls_are_well_formed(body: Body, issued: Issued) -> Found:
-    """ "arguments: the arguments to call the function with, as generated by the model in JSON format"; "tool_call_id:
-    string too long, maximum length 40"; function names "must be a-z, A-Z, 0-9, or contain underscores and dashes, with
-    a maximum length of 64"; "Array too long: expected an array with maximum length 128" (chat/create, api errors)"""
+    """ "The arguments to call the function with, as generated by the model in JSON format."; function names "must be
+    a-z, A-Z, 0-9, or contain underscores and dashes, with a maximum length of 64" (chat/create); of ids "string too
+    long. Expected a string with maximum length 40", of tools "array too long. Expected an array with maximum length
+    128" (error 400)"""
     tools = body.get("tools") or ()
     names = [tool["function"]["name"] for tool in tools]
     names += [call["function"]["name"] for one in body["messages"] for call in one.get("tool_calls") or ()]
@@ -413,7 +416,8 @@ def ollama_roles_are_known(body: Body, issued: Issued) -> Found:
 
 
 def ollama_calls_are_objects(body: Body, issued: Issued) -> Found:
-    """ "tool_calls: a list of tools in JSON that the model wants to use", "arguments" is an object (api/chat)"""
+    """ "tool_calls (optional): a list of tools in JSON that the model wants to use" (api/chat); in its examples the
+    arguments are an object."""
     for at, message in enumerate(body["messages"]):
         for call in message.get("tool_calls") or ():
             if not isinstance(call["function"]["arguments"], dict):
@@ -436,7 +440,7 @@ def ollama_results_follow_calls(body: Body, issued: Issued) -> Found:
 
 
 def ollama_images_are_base64(body: Body, issued: Issued) -> Found:
-    """ "images: a list of base64-encoded images" (api/chat)"""
+    """ "images (optional): a list of base64-encoded images (for multimodal models such as llava)" (api/chat)"""
     for message in body["messages"]:
         for image in message.get("images") or ():
             try:
