@@ -127,8 +127,7 @@ class BudgetSettings(_Settings):
 
 
 class StablePrefixSettings(_Settings):
-    """The strategy ``stable_prefix``: older answers and tool results are replaced by placeholders, up to a boundary
-    that never moves back."""
+    """The strategy ``stable_prefix``."""
 
     threshold: float = Field(default=0.8, gt=0, le=1)
     """Share of the window, less system instruction and output reserve, above which more is replaced."""
@@ -137,17 +136,14 @@ class StablePrefixSettings(_Settings):
 
 
 class SlidingTurnsSettings(_Settings):
-    """The strategy ``sliding_turns``: at an invocation's first call, whole turns are left out, the oldest first. No
-    summary replaces them."""
+    """The strategy ``sliding_turns``."""
 
     tokens: int = Field(default=100_000, ge=0)
-    """Most tokens of the whole request, system instruction and declarations included. 0 turns the strategy off. The
-    environment variable ``AETHER_CONTEXT_SLIDING_TOKENS`` overrides it."""
+    """Most tokens of the whole request. 0 turns the strategy off; ``AETHER_CONTEXT_SLIDING_TOKENS`` overrides it."""
 
 
 class HeadsTailsSettings(_Settings):
-    """The strategy ``heads_tails``: the beginning and the end of the conversation stay, the middle is removed, the
-    oldest messages first. A tool call and its response count as one message."""
+    """The strategy ``heads_tails``."""
 
     head: int = Field(default=3, ge=0)
     """First messages that stay."""
@@ -180,21 +176,15 @@ class ConversationSettings(_Settings):
     compact_to: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that one cut goes down to."""
     last_turns: int = Field(default=3, ge=1)
-    """Turns before the latest whose questions and answers outlive a cut while they find room. At an invocation's first
-    call the cut goes less deep for them, at most half of the way from ``compact_to`` to what fits; in a tool loop they
-    stay within what it goes down to. Other layers leave them room, two turns at least."""
+    """Turns before the latest whose questions and answers outlive a cut while they find room."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
-    """Most tokens of the summary of the removed turns and the entity table together, as a share of the input budget. 0
-    turns both off."""
+    """Most tokens of summary and entity table, as a share of the input budget. 0 turns both off."""
     stable_prefix: StablePrefixSettings = StablePrefixSettings()
     sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings()
     heads_tails: HeadsTailsSettings = HeadsTailsSettings()
     anchors: Mapping[AnchorKind, Annotated[int, Field(ge=0, le=100_000_000, strict=True)]] = {}
-    """Priorities of messages that are kept longer than others: those of a higher one are removed later, and 0 turns a
-    kind off. ``system_message`` (100) are messages of the role ``system``, ``latest_tool_result`` (80) is the last
-    response of a tool with its call, ``instruction_anchor`` (60) are messages marked by ``aether:anchors`` in the
-    session's state or an event's ``custom_metadata``, ``custom`` (40) what a registered selector picks and gives no
-    priority."""
+    """Priorities of messages that are kept: ``system_message`` (100), ``latest_tool_result`` (80),
+    ``instruction_anchor`` (60), ``custom`` (40). Higher ones are removed later; 0 turns a kind off."""
     custom: Mapping[str, Mapping[str, Any]] = {}
     """Settings of registered strategies, by their names."""
 
@@ -216,47 +206,41 @@ class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=20, ge=0)
-    """Most memories in a pack. It holds for those that a search found and for the app's own, separately; a question for
-    many things (all, every, list, in what order) may find three times as many. 0 leaves out all memories."""
+    """Most memories that a search found, and most of the app's own; three times as many where a question asks for many
+    things. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True
-    """Whether turns that a cut removed from the conversation are searched, at an invocation's first call and at cuts,
-    and those relevant to the request return as memories."""
+    """Whether turns that a cut removed return as memories where they answer the request."""
     embedder: str = "static"
-    """The model that compares meanings: ``static``, which is part of this package; ``sentence-transformers:MODEL``; a
-    name that was registered; or ``none`` to compare words alone. ``static`` is used where another one fails, is late,
-    or is still being loaded in the background."""
+    """``static``, which is part of this package; ``sentence-transformers:MODEL``; a registered name; or ``none`` to
+    compare words alone."""
     floor: float = Field(default=0.5, ge=0, le=1)
-    """A memory that a search found is left out when its similarity is below this share of the best one, or of 0.1
-    where the best is poorer. There is no floor for what the app itself put into the session's state."""
+    """A memory that a search found is left out below this share of the best similarity, or of 0.1 if that is less."""
 
 
 class CompressSettings(_Settings):
     """How texts are shortened."""
 
     enabled: bool = True
-    """Whether memories, evidence, declarations and the step's texts may be shortened; where not, a text is sent
-    verbatim or dropped."""
+    """Whether texts may be shortened; where not, a text is sent verbatim or dropped."""
     summarizer: str = ""
-    """Name of a model, as ADK's registry knows it, that writes summaries of memories, evidence and removed turns. Where
-    this is empty, or the model fails, sentences of the texts themselves are used."""
+    """Name of a model in ADK's registry that writes summaries; where this is empty or fails, the texts' own
+    sentences."""
 
 
 class AcceptanceSettings(_Settings):
-    """How final answers are checked. An answer is compared with its step's checklist, and the URIs that it cites with
-    those in the request; the result is written to the outcome, and no answer is ever changed."""
+    """How final answers are checked."""
 
     critic: str = ""
-    """Name of a model, as ADK's registry knows it, that also judges the items of the checklist. Empty for none."""
+    """Name of a model in ADK's registry that also judges the items of the checklist. Empty for none."""
 
 
 class PayloadSettings(_Settings):
     """The structured text in the final user message."""
 
     contract: Literal["system", "payload", "off"] = "system"
-    """Where the text that explains the pack to the model is put: in the system instruction, at the beginning of the
-    payload, or nowhere."""
+    """Where the text that explains the pack to the model stands."""
     recitation: bool = False
     """Whether the model is asked to restate step and acceptance list first."""
 
@@ -265,9 +249,8 @@ class ToolSettings(_Settings):
     """Which tool declarations the model sees."""
 
     scope: Literal["auto", "off", "prune", "mask"] = "auto"
-    """``prune`` declares only the step's tools, ``mask`` restricts calls to them. ``auto`` prunes where a step names
-    its tools; elsewhere, where there are more than ten and all declarations together exceed their floor, it declares
-    the relevant ones, ten at least, and ``find_tools``."""
+    """``prune`` declares only the step's tools, ``mask`` restricts calls to them, ``auto`` prunes where a step names
+    its tools and else declares the relevant ones where there are more than ten and they exceed their floor."""
     always: tuple[str, ...] = ()
     """Names of tools that are always declared."""
 
@@ -279,17 +262,13 @@ class OffloadSettings(_Settings):
     """Which tool results are offloaded: kept in the store, with an extract in their place in the prompt."""
 
     mode: Literal["auto", "off"] = "auto"
-    """``auto`` sends an extract of a result that is long for the agent's window, and leaves the session's history as it
-    is. The whole result goes to the store, where agents can read it. The limit below is that for a window of 16,000
-    tokens, and is scaled to the agent's. ``off`` sends results as they are, and so does ``auto`` where
-    ``record`` keeps no texts."""
+    """``auto`` sends an extract of a result that is long for the agent's window; ``off`` sends results as they are, and
+    so does ``auto`` where ``record`` keeps no texts."""
     extract_tokens: int = Field(default=800, ge=40)
-    """Most tokens of an extract. Results of up to 1.25 times as many stay as they are, and so do longer ones that are
-    no longer than this without their envelope, escapes and white space. Tables, lists of paths or records, and JSON,
-    where any row may be the one that is needed, stay up to five times as many."""
+    """Most tokens of an extract in a window of 16,000 tokens; other windows have it in proportion. Results of up to
+    1.25 times as many stay as they are, tables, lists and JSON up to five times."""
     tools: Mapping[str, str] = {}
-    """Rules for single tools, by name: ``never``, ``threshold``, ``always`` (an extract, however short the result), or
-    the name of a registered extractor, which makes the extract of a result above the threshold."""
+    """``never``, ``threshold``, ``always``, or the name of a registered extractor, by tool."""
 
     def for_window(self, window: int) -> OffloadSettings:
         """These settings with the limit for a window in tokens. Windows below 8,000 have the limit of
@@ -312,22 +291,17 @@ class UsageSettings(_Settings):
     """How the usage that providers report is used."""
 
     gate: float = Field(default=0.6, ge=0, le=1)
-    """Share of the window. While the usage reported in this invocation plus what was added since is below it, and below
-    the share at which the strategy cuts, no cut is made, whatever the count says. Where nothing was
-    reported yet in an invocation, requests of more than 3.6 bytes for each token of the window are cut as if they had
-    exceeded ``conversation.compact_at``. 0 turns both off, so that the count alone decides. The gate matters where cuts
-    are made below the budget: with a lower ``conversation.compact_at``, ``stable_prefix`` or ``summarize``. The default
-    strategy cuts only where the budget is exceeded, and reported usage is part of that budget, so there the
-    gate decides nothing."""
+    """Share of the window: while the usage reported in this invocation is below it, no cut is made below the budget. It
+    matters with a lower ``conversation.compact_at``, ``stable_prefix`` or ``summarize``. 0 turns it off, and the net of
+    3.6 bytes for each token of the window that holds where nothing was reported."""
 
 
 class TokenSettings(_Settings):
     """How tokens are counted."""
 
     counter: str = "auto"
-    """``auto`` counts by the model's file in ``tokens.files``, else by the built-in estimate. A name takes that
-    counter: ``estimate``, ``file``, ``tiktoken`` or ``gemini-local``, which download their vocabularies, or one of
-    ``register_counter``. Where a counter fails, the estimate counts."""
+    """``auto`` counts by the model's file in ``tokens.files``, else by the built-in estimate; or ``estimate``,
+    ``file``, ``tiktoken``, ``gemini-local``, a registered name."""
     files: Mapping[str, str] = {}
     """Hugging Face's ``tokenizer.json`` files by model or family of models (``gemini``, ``openai``, ``claude``, …)."""
 
@@ -368,9 +342,8 @@ class LimitSettings(_Settings):
     agents: Mapping[str, Limit] = {}
     """For agents in a session, by agent name; ``*`` is each agent that is not named."""
     on_budget: Literal["degrade", "warn", "stop", "raise"] = "degrade"
-    """``degrade`` uses the settings of the preset ``cost_first`` from 80% of a limit on, and cuts earlier once a limit
-    is reached; ``warn`` logs a warning; ``stop`` answers in the model's place where the next call would exceed a limit;
-    ``raise`` ends the run there."""
+    """``degrade`` makes packs smaller from 80% of a limit on; ``warn`` logs; ``stop`` answers in the model's place;
+    ``raise`` ends the run."""
 
     def of_agent(self, name: str) -> Limit:
         return self.agents.get(name) or self.agents.get("*") or Limit()

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
@@ -29,13 +29,13 @@ from aether_context.tokens.framing import FRAMINGS
 PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 _OPERANDS: Mapping[str, str] = {
-    "PACK": "The number of a call in its session, `latest`, the beginning of a pack's id, the hash at its end, or the path of its file.",
+    "PACK": "A call's number, `latest`, the beginning of a pack's id, the hash at its end, or its file.",
     "OTHER": "The same.",
     "PACK_IDS": "The beginnings of packs' ids, or the hashes at their ends.",
     "QUERY": "What is looked for, in plain words.",
     "SESSION.json": "An exported session.",
     "SESSION": "The session's id.",
-    "STORE": "The store of packs: a folder or any fsspec URL; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
+    "STORE": "The store; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
     "STORES": "The same, of any number of stores.",
     "TEXT": "Some words, as somebody remembers them.",
     "URI": "The memory service: its file or folder, or its URI.",
@@ -53,20 +53,61 @@ API = (
 )
 """The packages whose names are public."""
 _WITH_A_PAGE = (policy.__name__, Manifest.__module__)
-_Paths: TypeAlias = dict[type, str]
 _PLAIN: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "true or false"}
 
 
 def policy_fields() -> str:
-    return _reference(policy.PackPolicy, with_defaults=True)
+    return _reference(policy.PackPolicy)
 
 
 def state_fields() -> str:
-    return _reference(schema.StateShape, with_defaults=True, top="state")
+    return _reference(schema.StateShape, brief=True)
 
 
 def manifest_fields() -> str:
-    return _reference(Manifest, with_defaults=False)
+    """What people look at in a manifest; the JSON schema has the types, and the tables that are not shown here."""
+    internal = {
+        "before",
+        "last_event_id",
+        "last_event_time",
+        "policy",
+        "embedder",
+        "memory_embedder",
+        "positions",
+        "request_index",
+        "others",
+        "first_call",
+        "chose",
+        "rewritten",
+        "cached_price",
+        "can_mask",
+        "can_find",
+        "can_read",
+        "asked",
+        "growth",
+        "epoch",
+        "epoch_before",
+        "counts",
+        "summaries",
+        "setting",
+        "texts",
+        "stages",
+        "contents",
+        "saved",
+        "plan_validity",
+        "whole_history_breaks",
+        "output_tokens",
+        "signals",
+        "calibration",
+        "strategy_acts",
+        "anchors",
+    }
+    shown = ("layer_budgets", "allocation", "rows", "truncation_events", "prefix")
+    rows = [[f"`{name}`", _brief(about)] for name, about in _descriptions(Manifest).items() if name not in internal]
+    for name in shown:
+        (inner,) = set(_models(Manifest.model_fields[name].annotation))
+        rows += [[f"`{name}.{field}`", _brief(about)] for field, about in _descriptions(inner).items()]
+    return _table(["field", "what it is"], rows)
 
 
 def profiles() -> str:
@@ -108,14 +149,11 @@ def framings() -> str:
     return _table(["family", *figures, "calls as", "responses as", "declarations as"], rows)
 
 
-def samples() -> str:
-    """What samples/ says of itself."""
-    return _text(PAGES.parent / "samples" / "README.md").strip()
-
-
 def commands() -> str:
-    """What the command line says of itself, a section for each command."""
-    return "\n\n".join(_command("aether-context", cli.main))
+    """What the command line says of itself: the options that several commands have, then a section for each command."""
+    shared = _table(["options of several commands", "default", "what it is"], _shared(cli.main))
+    head, *sections = _command("aether-context", cli.main)
+    return "\n\n".join([head, shared, *sections])
 
 
 def api() -> str:
@@ -145,7 +183,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "closed-sets": closed_sets,
     "headers": headers,
     "framings": framings,
-    "samples": samples,
     "commands": commands,
     "api": api,
 }
@@ -193,37 +230,35 @@ def _is_documented_method(member: object) -> bool:
     return callable(function) and bool(function.__doc__) and "pydantic" not in getattr(function, "__module__", "")
 
 
-def _reference(model: type, *, with_defaults: bool, top: str = "") -> str:
-    """A table for a model and for each one inside it, under the path that leads there first."""
-    paths = _paths(model, top)
-    pieces = []
-    for one, path in paths.items():
-        about = "" if one is model else f"### `{path}`\n\n{_paragraph(one)}\n\n"
-        pieces.append(about + _fields(one, paths, with_defaults=with_defaults))
-    return "\n\n".join(pieces)
+def _reference(model: type, *, brief: bool = False) -> str:
+    """A table of a model's values, those of the models inside it under the path that leads there first."""
+    return _table(["field", "type", "default", "what it is"], list(_rows(model, "", set(), brief=brief)))
 
 
-def _paths(model: type, path: str, known: _Paths | None = None) -> _Paths:
-    """Where each model is found: itself first, then those inside it, depth first."""
-    paths = known if known is not None else {}
-    paths[model] = path
+def _rows(model: type, path: str, known: set[type], *, brief: bool) -> Iterator[list[str]]:
+    """Fields before the models inside them; a model that several fields hold is told once."""
+    known.add(model)
     for name, field in _fields_of(model).items():
-        for inner in _models(field.annotation):
-            if inner not in paths:
-                suffix = "[]" if _many(field.annotation) else ""
-                _paths(inner, f"{path}.{name}{suffix}".lstrip("."), paths)
-    return paths
+        here = f"{path}{name}"
+        about = _descriptions(model)[name]
+        inner = [one for one in _models(field.annotation) if one is not policy.Range]
+        if not inner or about:
+            kind = _kind(field.annotation) + _bounds(field)
+            yield [f"`{here}`", kind, _default(field), _brief(about) if brief else about]
+        for one in inner:
+            if one not in known:
+                yield from _rows(one, f"{here}{'[]' if _many(field.annotation) else ''}.", known, brief=brief)
 
 
-def _fields(model: type, paths: _Paths, *, with_defaults: bool) -> str:
-    columns = ["field", "type", "default", "what it is"] if with_defaults else ["field", "type", "what it is"]
+def _descriptions(model: type) -> dict[str, str]:
+    """What each field of a model is; a table without words of its own has none."""
     described = TypeAdapter(model).json_schema()["properties"]
-    rows = []
-    for name, field in _fields_of(model).items():
-        kind = _kind(field.annotation, paths) + _bounds(field)
-        about = described[name].get("description") or next(map(_paragraph, _models(field.annotation)), "")
-        rows.append([f"`{name}`", kind, *([_default(field)] if with_defaults else []), _line(about)])
-    return _table(columns, rows)
+    return {name: _line(described[name].get("description", "")) for name in _fields_of(model)}
+
+
+def _brief(about: str) -> str:
+    """The first sentence."""
+    return re.split(r"(?<=[^.]\.) |; (?!null)", about)[0].rstrip(".") + "." if about else ""
 
 
 def _is_model(annotation: Any) -> bool:
@@ -238,33 +273,29 @@ def _fields_of(model: type) -> Mapping[str, FieldInfo]:
     return {name: FieldInfo(annotation=hints[name]) for name in TypeAdapter(model).json_schema()["properties"]}
 
 
-def _paragraph(model: type) -> str:
-    return _line((model.__doc__ or "").strip().split("\n\n", 1)[0])
-
-
 def _line(text: str) -> str:
     return " ".join(text.replace("``", "`").split())
 
 
-def _kind(annotation: Any, paths: _Paths) -> str:
-    """A type in words; a model links to its own table."""
+def _kind(annotation: Any) -> str:
+    """A type in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _kind(arguments[0], paths)
+        return _kind(arguments[0])
     if origin is Literal:
         return _listed(arguments)
     if origin in (Union, UnionType):
-        return " or ".join(_kind(one, paths) for one in arguments if one is not type(None))
+        return " or ".join(_kind(one) for one in arguments if one is not type(None))
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return "pair of " + _plural(_kind(arguments[0], paths))
+        return "pair of " + _plural(_kind(arguments[0]))
     if origin is tuple:
-        return "list of " + _plural(_kind(arguments[0], paths))
+        return "list of " + _plural(_kind(arguments[0]))
     if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[1] is Any:
         return "table"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"{_plural(_kind(arguments[1], paths))} by name"
+        return f"{_plural(_kind(arguments[1]))} by name"
     if _is_model(annotation):
-        return f"[table](#{re.sub(r'[^a-z0-9_-]', '', paths[annotation].lower())})"
+        return "table"
     return _PLAIN[annotation]
 
 
@@ -328,18 +359,24 @@ def _many(annotation: Any) -> bool:
 def _command(path: str, command: click.Command) -> Iterator[str]:
     """A command's section, then those of the commands in it."""
     subcommands = command.commands if isinstance(command, click.Group) else {}
-    program, _, name = path.partition(" ")
+    name = path.partition(" ")[2]
     if name:
         yield f"## `{name}`"
-    yield from (_line(paragraph) for paragraph in (command.help or "").split("\n\n"))
+    first, *others = (_line(paragraph) for paragraph in (command.help or "").split("\n\n"))
+    yield from (first, *(one for one in others if "xit code" in one))
     yield _fence(" ".join([path, "[OPTIONS]", *_operands(command)]))
-    if rows := [row for one in command.params for row in _parameter(one)]:
+    if rows := [row for one in command.params for row in _parameter(one) if row not in _shared(cli.main)]:
         yield _table(["takes", "default", "what it is"], rows)
     for inner in sorted(subcommands):
         yield from _command(f"{path} {inner}", subcommands[inner])
-    if name and command.epilog:
-        lines = [line.strip() for line in command.epilog.splitlines()]
-        yield _fence("\n".join(line for line in lines if line.startswith(program)))
+
+
+def _shared(group: click.Group) -> list[list[str]]:
+    """The rows that three commands or more have in common."""
+    rows = [row for one in group.commands.values() for parameter in one.params for row in _parameter(parameter)]
+    return [
+        row for at, row in enumerate(rows) if row[0].startswith("`-") and rows.count(row) > 2 and rows.index(row) == at
+    ]
 
 
 def _operands(command: click.Command) -> Iterator[str]:
@@ -358,7 +395,7 @@ def _parameter(one: click.Parameter) -> Iterator[list[str]]:
     default = "required" if one.required else _told(one)
     if isinstance(one, click.Option) and not one.hidden:
         value = "" if one.is_flag else f" {one.metavar or one.type.name.removesuffix(' range').upper()}"
-        sets = f"The environment variable `{one.envvar}` sets it, too." if one.envvar else ""
+        sets = f"Also `{one.envvar}`." if one.envvar else ""
         names = f"{', '.join(one.opts)}{' / ' if one.secondary_opts else ''}{', '.join(one.secondary_opts)}"
         yield [f"`{names}{value}`", default, _line(f"{one.help or ''} {words} {sets}")]
     elif isinstance(one, click.Argument):

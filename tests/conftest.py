@@ -83,7 +83,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
-    """Adds a value to a row of the table that stands in docs/reliability.md: ``figure("lost", 0)``."""
+    """Adds a value to a row of the table that stands in docs/deploy.md: ``figure("lost", 0)``."""
     return lambda row, value: trust_table.take(request.node, row, value)
 
 

@@ -20,13 +20,7 @@ from aether_context.canonical import strings
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.pack import Epoch, Identity, PackedMessage
 
-DOCS = Path(__file__).parents[1] / "docs"
-PROSE = [
-    paragraph
-    for page in ("concepts", "evidence", "usage", "strategies", "retrieval", "stores")
-    for paragraph in (DOCS / f"{page}.md").read_text(encoding="utf-8").split("\n\n")
-    if 300 < len(paragraph) < 2_000 and "|" not in paragraph and "`" in paragraph
-]
+PROSE = (Path(__file__).parent / "scenario_data" / "prose.txt").read_text(encoding="utf-8").strip().split("\n\n")
 
 
 def read_page(number: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The table of figures that the tests in ``tests/trust`` take together.
 
 A test takes a figure by the fixture ``figure``; a row of the table adds up, or takes the worst of, what all tests gave
-for it. ``python tests/trust_table.py`` runs them all and writes the table into ``docs/reliability.md``.
+for it. ``python tests/trust_table.py`` runs them all and writes the table into ``docs/deploy.md``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
+PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
