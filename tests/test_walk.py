@@ -24,7 +24,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
-LINES = 32_550
+LINES = 32_517
 SETTINGS = 51
 FILES = 55
 FUNCTIONS = 368

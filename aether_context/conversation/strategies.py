@@ -23,7 +23,7 @@ from aether_context.conversation.strategy import (
     summary_tokens,
 )
 from aether_context.conversation.summary import MOST_TOKENS
-from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_turns, protected, units
+from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import Content, Reason
 from aether_context.policy import ConversationSettings
@@ -56,7 +56,6 @@ class Cutting:
         keep_first: number of units at the beginning that stay while they find room.
         keep_last: number of units at the end that do, which give way before those at the beginning.
         frozen: whether these may take all that fits, and not only what a cut leaves.
-        last_turns: number of turns before the latest whose words stay while they find room.
         by_age: whether the latest result of a tool is no anchor. One of long ago may be so large that it would leave
             the latest turns no room.
         reason: why it cuts, where neither the window, the byte net nor a hand says so.
@@ -71,7 +70,6 @@ class Cutting:
     keep_last: int = 0
     frozen: bool = False
     by_age: bool = False
-    last_turns: int = 1
     reason: Reason = "high_water"
     early: ClassVar[bool] = False
 
@@ -105,18 +103,11 @@ class Cutting:
             stay=stay,
         )
         held = stay | anchored
+        with_answer = held | latest_answer(parts)
         # A cut that only saves is not made where the answer would keep it from what it goes down to.
         most_held = budget.most - most_summary if over_window else target
-        # Between invocations the latest turns are what a chat is about; in a tool loop what was done since is.
-        rises = over_window and conversation.opens
-        deepest = (target + max(target, budget.most)) // 2 if rises else target
-        for group in latest_turns(parts, self.last_turns):
-            with_group = held | group
-            if sum(tokens[index] for at in with_group for index in parts[at].indices) <= most_held:
-                held = with_group
-            most_held = min(most_held, deepest - most_summary)
-        if rises:
-            target = max(target, sum(tokens[index] for at in held for index in parts[at].indices) + most_summary)
+        if sum(tokens[index] for at in with_answer for index in parts[at].indices) <= most_held:
+            held = with_answer
         ends_in_results = bool(parts) and any(
             response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
         )
@@ -266,9 +257,7 @@ Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 
 _STRATEGIES: dict[str, Factory] = {
     # Units go from the oldest, from the high-water mark down to the low-water mark.
-    "epochs": lambda settings: Cutting(
-        name="epochs", summary_share=settings.summary_share, last_turns=settings.last_turns, by_age=True
-    ),
+    "epochs": lambda settings: Cutting(name="epochs", summary_share=settings.summary_share, by_age=True),
     "stable_prefix": lambda settings: StablePrefix(settings=settings.stable_prefix),
     "sliding_turns": lambda settings: SlidingTurns(tokens=settings.sliding_turns.tokens),
     # The beginning and the end are frozen, the middle goes.
@@ -296,14 +285,7 @@ def net(settings: ConversationSettings) -> Cutting:
     It cuts a quarter of the way less deep than ``epochs``: of what a strategy chose to keep, more stays, and the next
     such cut is still far away.
     """
-    return Cutting(
-        name=NET,
-        summary_share=settings.summary_share,
-        above=1.0,
-        rise=0.25,
-        last_turns=settings.last_turns,
-        by_age=True,
-    )
+    return Cutting(name=NET, summary_share=settings.summary_share, above=1.0, rise=0.25, by_age=True)
 
 
 def register_strategy(name: str, factory: Factory) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.pack import Content
@@ -155,29 +154,15 @@ def protected(parts: Sequence[Unit], request_index: int | None) -> frozenset[int
     return frozenset(kept)
 
 
-def latest_turns(parts: Sequence[Unit], count: int) -> list[frozenset[int]]:
-    """What is kept of so many turns before the latest, as positions in ``parts``, the first to be kept first.
-
-    Of each turn the model's last answer with the human messages; after those of the last one the exchange that led to
-    its answer.
-    """
-    turns: dict[int, list[int]] = {}
-    for at, unit in enumerate(parts):
-        turns.setdefault(unit.turn, []).append(at)
-    groups: list[frozenset[int]] = []
-    for turn in sorted(turns, reverse=True)[1:]:
-        places = turns[turn]
-        answer = next((at for at in reversed(places) if parts[at].kind == "message"), None)
-        if answer is None:
-            continue
-        if not count:
-            break
-        count -= 1
-        groups.append(frozenset(at for at in places if at == answer or parts[at].kind == "human"))
-        if len(groups) == 1:
-            exchange = (at for at in range(answer - 1, places[0], -1) if parts[at].kind == "exchange")
-            groups += [frozenset({at}) for at in islice(exchange, 1)]
-    return groups
+def latest_answer(parts: Sequence[Unit]) -> frozenset[int]:
+    """Positions of the model's last answer before the latest turn and of the human messages of its turn; empty where
+    there is none."""
+    answers = (at for at in range(len(parts) - 1, -1, -1) if parts[at].turn < parts[-1].turn)
+    answer = next((at for at in answers if parts[at].kind == "message"), None)
+    if answer is None:
+        return frozenset()
+    turn = parts[answer].turn
+    return frozenset(at for at, unit in enumerate(parts) if at == answer or (unit.turn, unit.kind) == (turn, "human"))
 
 
 class Cut(NamedTuple):
