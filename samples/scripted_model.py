@@ -16,6 +16,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
+OBJECTIONS = ("For context:", "The answer is not accepted yet.")
+"""How what another agent says begins, and what the gate says: words that the user did not say."""
 Play: TypeAlias = Generator[types.Part, str, str]
 Script: TypeAlias = Callable[[str], Play]
 
@@ -69,7 +71,7 @@ def _words(content: types.Content) -> str:
     if text.startswith("CONTEXT PACK\n"):
         head, _, text = text.partition("\nUSER REQUEST:\n")
         text = "" if "\nHANDED OVER:\n" in head else text
-    return "" if text.startswith("For context:") else text
+    return "" if text.startswith(OBJECTIONS) else text
 
 
 def _replies(contents: Sequence[types.Content]) -> list[str]:
@@ -81,7 +83,7 @@ def _replies(contents: Sequence[types.Content]) -> list[str]:
         responses = [part.function_response for part in parts if part.function_response]
         replies += [str(next(iter((one.response or {"result": ""}).values()))) for one in responses]
         text = "\n".join(part.text for part in parts if part.text)
-        if answered and text.startswith("For context:"):
+        if answered and text.startswith(OBJECTIONS):
             replies.append(text)
         answered = content.role == "model" and not any(part.function_call for part in parts)
     return replies

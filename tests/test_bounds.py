@@ -49,7 +49,7 @@ def test_a_memory_service_that_swallows_its_cancellation_costs_its_deadline() ->
     async def run() -> None:
         memory = Stubborn()
         chat = Chat(memory=memory)
-        await asyncio.wait_for(chat.tell("hello"), 20)
+        await asyncio.wait_for(chat.tell("When does the ferry leave?"), 20)
         assert memory.cancelled == 1
         assert "memory search failed: TimeoutError" in chat.manifests()[0].degradations
         memory.free.set()

@@ -52,8 +52,8 @@ def test_a_pack_is_compared_with_the_one_before_it(cut: tuple[PackStore, list[Ma
     assert all(words[-2:] == ["summarized,", "window"] for words in left)
     assert "    - question 0\n" in output
     assert "    + CONVERSATION SUMMARY" in output
-    change = f"{before.request_tokens:,} → {at_cut(manifests).request_tokens:,}"
-    assert any(change in line for line in output.splitlines() if line.split()[:1] == ["request"])
+    change = f"{before.counted_tokens:,} → {at_cut(manifests).counted_tokens:,}"
+    assert any(change in line for line in output.splitlines() if line.split()[:1] == ["all"])
 
 
 def test_what_is_not_there_is_exit_code_3(tmp_path: Path) -> None:
