@@ -521,7 +521,8 @@ def _message(draft: Draft) -> PackedMessage | None:
 def _within(rendered: Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
     """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
 
-    The second half, with the acceptance list, stays whole while anything of the first finds room beside it.
+    The second half, with the acceptance list, stays whole while anything of the first finds room beside it; the header
+    before the request stays anyway, since all above it would be read as the user's words without it.
     """
     if ceiling is None:
         return rendered.before, rendered.after
@@ -536,7 +537,9 @@ def _within(rendered: Payload, request: str, ceiling: int | None, counter: PackC
     room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
         return cut(rendered.before, room), rendered.after
-    return cut(rendered.before + checklist, ceiling, query=checklist), request
+    header = HANDED if checklist.endswith(HANDED) else REQUEST
+    above = rendered.before + checklist.removesuffix(header)
+    return cut(above, ceiling - counter.count(header), query=checklist), f"{header}{request}"
 
 
 def plan_digest(source: PackInput) -> str:
