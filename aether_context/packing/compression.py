@@ -117,7 +117,8 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if over <= 0 and lacking <= 0:
         return
     step, counter = draft.step, draft.counter
-    fields = {name: getattr(step, name) for name in ("task", "goal", "text", "constraints", "next", "stop_when")}
+    names = ("task", "goal", "text", "constraints", "open_questions", "next", "stop_when")
+    fields = {name: text for name in names if (text := getattr(step, name))}
     sizes = [counter.count(line) for text in fields.values() for line in ([text] if isinstance(text, str) else text)]
 
     def ceiling(tokens: int, least: int) -> int:
@@ -193,6 +194,7 @@ def _texts(draft: Draft) -> dict[str, int]:
         "the step's text": step.text,
         "the role": "\n".join(payload.role_lines(step)),
         "the constraints": "\n".join((*step.constraints, *step.next, *step.stop_when)),
+        "the open questions": "\n".join(step.open_questions or ()),
     }
     sizes = {name: counter.count(text) for name, text in texts.items() if text}
     if media := sum(map(counter.media, draft.raw_human.parts)) if draft.raw_human is not None else 0:

@@ -58,6 +58,7 @@ HEADERS = (
     "GOAL",
     "STEP",
     "CONSTRAINTS",
+    "OPEN QUESTIONS",
     "TOOLS",
     "EVIDENCE",
     "MEMORY",
@@ -234,6 +235,7 @@ def _plan(step: Step) -> str:
         ("GOAL", bullets([step.goal])),
         ("STEP", bullets([_named(step.step_id, step.text)])),
         ("CONSTRAINTS", bullets(constraints)),
+        ("OPEN QUESTIONS", bullets(step.open_questions or ())),
     )
 
 
