@@ -83,6 +83,7 @@ def test_another_agents_turn_stands_word_for_word_under_a_header_of_its_own(
         head, _, _ = pack.partition(f"\n{HANDED}")
         assert LABEL not in head
         assert head.count(HANDED_RULE) == 1
+        assert head.count("\n- Where STEP and HANDED OVER disagree, STEP holds.\n") == ("plan" in state)
         assert "USER REQUEST comes last" not in head
         assert "the keys are sent" not in head
     assert [one.validity for one in chat.manifests() if one.agent == "writer"] == (
