@@ -15,7 +15,7 @@ from aether_context.policy import RetrievalSettings
 _WORD = re.compile(r"[^\W_]+")
 _POOR_MATCH = 0.1
 """The similarity of a memory that hardly has to do with what is asked."""
-_LEAST_QUOTED = 12
+LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
 MMR_LAMBDA = 0.85
 """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
@@ -74,7 +74,7 @@ def retrieve(
             reason = "expired"
         elif candidate.id != stays[candidate.digest]:
             reason = "duplicate"
-        elif tail and not standing and len(candidate.text) >= _LEAST_QUOTED and candidate.text in tail:
+        elif tail and not standing and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
         if reason is None:
             fresh.append(candidate)
