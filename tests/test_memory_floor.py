@@ -43,7 +43,8 @@ def test_what_the_app_put_there_enters_whatever_is_asked(policy: str, key: str, 
         memory=Memories(*harbour(30)),
     )
     chat.say("What is 2 + 2?")
-    assert all(f"- {text}" in memory_section(chat) for text in OWN)
+    label = {"notes": "note: ", "memories": "", "decisions": "decision: ", "entities": "entity: "}[key]
+    assert all(f"- {label}{text}" in memory_section(chat) for text in OWN)
     chat.replays()
 
 
@@ -76,7 +77,7 @@ def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_d
     text = memory_section(chat)
     assert "toner" not in text
     assert "Harbour fee fact" in text
-    assert all(f"- {one}" in text for one in OWN[:2])
+    assert all(f"- note: {one}" in text for one in OWN[:2])
     chat.replays()
 
 

@@ -49,6 +49,7 @@ HANDED = "HANDED OVER:\n"
 RECITATION = "RECITATION:\n- First restate STEP and ACCEPTANCE in one or two lines.\n"
 STANDING = "[standing preference]"
 """What the line of a wish begins with that holds for every request; no other line of `MEMORY` can."""
+_WRITTEN = ("note", "decision", "entity")
 _MARK = re.compile(r"\[\s{0,8}standing[\s_-]{0,8}preferences?\s{0,8}\]", re.IGNORECASE)
 _UNSEEN = ("Mn", "Cf", "Cc")
 HEADERS = (
@@ -257,11 +258,13 @@ def _moment(memory: Candidate) -> tuple[float, tuple[int, int]]:
 
 
 def memory_line(candidate: Candidate) -> str:
-    """A memory as a bullet that begins with its date and its speaker; a standing wish with its mark."""
+    """A memory as a bullet that begins with its date and its speaker, or what it is; a standing wish with its mark."""
     date = day(candidate.time) if candidate.time is not None else ""
     if candidate.kind == "preference":
         return bullet(f"{STANDING} {candidate.text}{date and f' ({date})'}")
-    head = ", ".join(filter(None, (date, _unmarked(candidate.speaker))))
+    # What the app or an agent wrote down is told from what somebody said.
+    label = candidate.source if candidate.kind == "app_note" and candidate.source in _WRITTEN else ""
+    head = ", ".join(filter(None, (date, _unmarked(candidate.speaker) or label)))
     return bullet(f"{head}: {_unmarked(candidate.text)}" if head else _unmarked(candidate.text))
 
 
