@@ -37,7 +37,8 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
-    settings = widened(settings, query)
+    turns = any(candidate.source == RECALLED for candidate in source.candidates)
+    settings = widened(settings, query, turns=turns)
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)

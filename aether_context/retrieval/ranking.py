@@ -182,12 +182,12 @@ def searched(text: str) -> str:
     return "" if _SMALL_TALK.issuperset(words) else text
 
 
-def widened(settings: RetrievalSettings, query: str) -> RetrievalSettings:
-    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things."""
-    if not _MANY.search(query):
-        return settings
-    many = {"memory_k": settings.memory_k * _TIMES_MANY, "floor": settings.floor / _TIMES_MANY}
-    return settings.model_copy(update=many)
+def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> RetrievalSettings:
+    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things; else
+    half as many again where ``turns`` of a session are among them, since nobody is found by a name there."""
+    many = _TIMES_MANY if _MANY.search(query) else 1
+    most = settings.memory_k * (3 if turns and many == 1 else 2 * many) // 2
+    return settings.model_copy(update={"memory_k": most, "floor": settings.floor / many})
 
 
 LEAST_TOKENS = 256
