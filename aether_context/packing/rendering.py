@@ -217,13 +217,9 @@ def _reason(draft: Draft) -> EpochReason | None:
 
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
-    """What is sent: the summary in its place, and payloads behind what other agents said since the user's message.
-
-    What is asked then stands next to the answer, and not before all that a team has handed over.
-    """
-    # It stands where the turns went that it is of: there it is written once a cut and stays inside the cached prefix.
-    # In the human message it would be sent again at a new place with every invocation; in front of all else, each cut
-    # would end the prefix before the contents that stay.
+    """What is sent: the summary in its place, and payloads behind what other agents have handed over since."""
+    # Where the turns went that it is of, it is written once a cut and stays inside the cached prefix. In the human
+    # message it would be sent anew with every invocation; before all else, each cut would end the prefix there.
     counter, outgoing = draft.counter, list(draft.history.items)
     if draft.history.summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions

@@ -37,8 +37,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
-    turns = any(candidate.source == RECALLED for candidate in source.candidates)
-    settings = widened(settings, query, turns=turns)
+    settings = widened(settings, query, turns=any(entry.source == RECALLED for entry in source.candidates))
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
@@ -75,8 +74,7 @@ def leave_out_summarized(draft: Draft) -> None:
             Left(candidate=memory, reason="already_in_conversation") for memory in found.chosen if memory.id in said
         )
         draft.found = draft.found._replace(memory=Ranking(chosen=chosen, left=(*found.left, *left)))
-        sent = tuple(memory for memory in draft.chosen.memory if memory.id not in said)
-        draft.chosen = draft.chosen._replace(memory=sent)
+        draft.chosen = draft.chosen._replace(memory=tuple(one for one in draft.chosen.memory if one.id not in said))
         payload.write_payload(draft)
 
 
