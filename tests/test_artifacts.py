@@ -39,9 +39,6 @@ def test_ours_keeps_it_on_every_backend(check, place):
     asyncio.run(check(FsspecArtifactService(url, **options)))
 
 
-# names and places
-
-
 @given(st.text(min_size=1, max_size=80), st.text(max_size=40))
 def test_names_come_back_as_they_were_given(name, user):
     service = FsspecArtifactService(f"memory://names-{hash((name, user))}")
@@ -57,9 +54,6 @@ def test_names_come_back_as_they_were_given(name, user):
         assert await service.list_artifact_keys(**place) == []
 
     asyncio.run(work())
-
-
-# URIs
 
 
 @pytest.mark.parametrize(
@@ -108,9 +102,6 @@ def test_uris_of_both_kinds_resolve(kind, tmp_path):
     for uri in ("artifact://nowhere", absolute.replace("versions/0", "versions/9")):
         with pytest.raises(ArtifactError, match="not there"):
             found(uri)
-
-
-# under `adk`
 
 
 def test_what_a_message_lost_resolves_from_the_store(tmp_path):

@@ -195,9 +195,6 @@ def test_readers_stay_where_only_the_summary_of_a_cut_names_an_address():
     assert talk.sent[-1].readers == READERS
 
 
-# what other callbacks make of a result
-
-
 SECRET = "IBAN DE02 1203 0000 0000 2020 51"
 
 

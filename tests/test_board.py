@@ -40,9 +40,6 @@ def names(steps: Any) -> list[str]:
     return [step.id for step in steps]
 
 
-# what may follow what
-
-
 def test_a_step_goes_from_ready_to_claimed_to_done() -> None:
     board = TaskBoard.read(plan())
     assert names(board.ready()) == ["find", "ask"]
@@ -97,9 +94,6 @@ def test_what_is_no_board_is_an_error_that_does_not_quote_it(held: object, said:
     assert "asleep" not in str(caught.value)
 
 
-# what is read of it
-
-
 _KEYS = st.sampled_from(["id", "text", "steps", "status", "depends_on", "current_step", "notes", "acceptance", "step"])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -121,9 +115,6 @@ def test_any_plan_is_read_and_is_a_board_or_an_error(held: Any, knowledge: Any) 
         assert changed.step(step.id).status == "claimed"
         assert read_state(state, worker="w").problems is not None
         break
-
-
-# races
 
 
 @pytest.mark.parametrize("kind", ["database", "sqlite"])

@@ -35,9 +35,6 @@ def learned(ratio: TokenRatio, source: random.Random, factor: float, steps: int)
     return ratio
 
 
-# the ratio
-
-
 def test_a_ratio_is_learned_from_growth_within_ten_calls():
     ratio = learned(TokenRatio(), random.Random(7), 0.75, 10)
     assert ratio.value == pytest.approx(0.75, rel=0.04)
@@ -51,9 +48,6 @@ def test_a_ratio_stays_inside_its_bounds_whatever_is_reported(reports):
         ratio = ratio.learned(counted, reported)
     assert 0.6 <= ratio.value <= 1.7
     assert valid(RATIO, json.loads(json.dumps(RATIO.dump_python(ratio)))) == ratio
-
-
-# the anchor
 
 
 def anchored(reported: int, counted: int, **more: Any) -> UsageBaseline:
@@ -78,9 +72,6 @@ def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
     assert (once.reported, once.doubted) == (20_480, None)
     twice, _ = report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=jump + 510)
     assert twice.reported == jump + 510
-
-
-# through ADK
 
 
 def provider(ratio: float = 1.3, hidden: int = 700) -> Any:

@@ -13,8 +13,6 @@ from scripted import Chat, look_up
 
 from aether_context.store.replay import Replayer
 
-# cuts
-
 
 def test_cuts_are_rare_and_go_down_in_one_act() -> None:
     chat = Chat(policy=small(2_000, retrieval={"recall": False}))
@@ -28,9 +26,6 @@ def test_cuts_are_rare_and_go_down_in_one_act() -> None:
             assert manifest.prefix.broken_by is None
     assert chat.sent[-1].contents[-1].parts[0].text == turns(40, 25)[-1]
     chat.replays()
-
-
-# history that changes under the plugin
 
 
 def test_a_rewind_behind_the_boundary_begins_a_new_epoch_with_its_reason() -> None:

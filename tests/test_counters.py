@@ -67,9 +67,6 @@ def registered() -> Iterator[Callable[..., None]]:
     choice._REGISTERED.update(held)
 
 
-# vocabulary files
-
-
 def tokenizer_json(folder: Path) -> tuple[Path, Callable[[str], int]]:
     """A small tokenizer.json that would cut texts short and add a token of its own, were it let."""
     tokenizers = pytest.importorskip("tokenizers")
@@ -171,9 +168,6 @@ def test_a_package_that_is_not_there_is_named(counter: str, package: str, monkey
     assert pick.problems[0].endswith(f": pip install {package}")
 
 
-# the choice
-
-
 def test_an_unknown_counter_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(PolicyError, match=r"tokens\.counter = 'tiktokens': did you mean 'tiktoken'\?"):
         Counters(TokenSettings(counter="tiktokens"), clock=Clock())
@@ -194,9 +188,6 @@ def test_a_counter_that_fails_rests_and_is_tried_again(registered: Callable[...,
     assert counters.ready("gpt-4o") == second
     clock.now += RETRY_SECONDS
     assert counters.ready("gpt-4o") == counters.pick("gpt-4o") == first
-
-
-# in the plugin
 
 
 def test_a_failing_counter_costs_a_pack_nothing_but_a_line(registered: Callable[..., None]) -> None:
@@ -244,9 +235,6 @@ def test_a_registered_counter_is_asked_in_one_batch_off_the_event_loop(registere
     contents = [texts for texts in remote.asked if any("hello there" in text for text in texts)]
     assert len(contents) == 1
     assert len(chat.sent) == 2
-
-
-# what is counted
 
 
 class Told(TokenCounter):

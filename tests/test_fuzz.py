@@ -56,9 +56,6 @@ def fuzz(examples: int) -> Any:
     )
 
 
-# what a request can hold
-
-
 WORDS = (
     "alpha", "beta", "gamma", "tax", "rate", "file.txt", "id_12345", "héllo", "日本語", "🙂", "\n", "\t", "- x", "Z:",
 )  # fmt: skip
@@ -251,9 +248,6 @@ models = st.sampled_from(["gemini-2.5-flash", "claude-sonnet-4-5", "unheard-of"]
 wild = st.lists(wild_contents, min_size=1, max_size=10)
 
 
-# the run
-
-
 TOOLS = (look_up, send_mail, delete_all)
 """Plain functions, which ADK wraps in new tools at each call."""
 
@@ -431,9 +425,6 @@ def grow(
         return requests
 
     return asyncio.run(go())
-
-
-# the tests
 
 
 @given(wild, policies(), st.sampled_from(STATES), models)

@@ -55,9 +55,6 @@ def reading(count: int, last: str = "done", begin: int = 0) -> list[Any]:
     return [*(call("read_page", name=f"page_{at}") for at in range(begin, begin + count)), last]
 
 
-# what holds everywhere
-
-
 def checked(chat: Chat, marks: str = r"[a-z]+_\d+") -> list[Manifest]:
     """The manifests of a conversation, after all that must hold in any.
 
@@ -130,9 +127,6 @@ def grown(chat: Chat) -> int:
 def reasons(manifests: Sequence[Manifest]) -> list[str]:
     """Why epochs began, the first one aside."""
     return [one.epoch_reason for one in manifests if one.epoch_reason not in (None, "first_call")]
-
-
-# ADK's cache for Gemini
 
 
 @dataclass
@@ -263,9 +257,6 @@ def test_a_cut_ends_adks_cache_and_the_next_epoch_has_one_of_its_own(state: Mapp
     assert len(run.provider.deleted) == epochs[-1] - 1
 
 
-# compaction
-
-
 class Digest(BaseEventsSummarizer):
     """Compacts events into one line with the first word of each message."""
 
@@ -321,9 +312,6 @@ def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(
         assert set(reasons(manifests)) == {"history_rewritten"}
 
 
-# rewind
-
-
 @pytest.mark.parametrize(("back_to", "window", "summary_share"), [(1, 2_500, 0.2), (4, 2_500, 0), (8, 60_000, 0.2)])
 def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, summary_share: float) -> None:
     chat = Chat(
@@ -346,9 +334,6 @@ def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, 
     gone = {f"{word}_{number}" for number in range(back_to, 9) for word in ("msg", "page", "answer")}
     assert all(not marked(one, r"[a-z]+_\d+") & gone for one in chat.sent[before:])
     assert manifests[before].epoch_reason in ("history_rewritten", "first_call", "high_water")
-
-
-# agents that resume, see no history, work side by side, in a loop, or in each other's place
 
 
 def order_book(title: str) -> None:

@@ -37,8 +37,6 @@ def offloading(**more: Any) -> PackPolicy:
     return PackPolicy(**{"max_input_tokens": 16_000, **more}, offload={"extract_tokens": 80})
 
 
-# addresses
-
 ADDRESS = re.compile(r"artifact://\w[\w./-]*\w")
 
 
@@ -75,9 +73,6 @@ def test_a_manifest_names_every_address_in_its_request() -> None:
     chat.replays()
 
 
-# evidence that is needed
-
-
 def proofs(*uris: str, size: int = 0) -> list[dict[str, Any]]:
     return [
         {"uri": uri, "summary": f"proof {at}: " + "long " * size, "covers": [f"a{at}"]}
@@ -106,9 +101,6 @@ def test_an_item_whose_only_proof_was_dropped_is_needed(uris: tuple[str, str]) -
     assert needed == [dropped] * 3
 
 
-# readers
-
-
 def shown(sent: Sent) -> set[str]:
     return {uri for uri in addresses(sent) if uri.startswith(("artifact://evidence/", "artifact://messages/"))}
 
@@ -133,9 +125,6 @@ def test_an_agent_that_can_declare_no_reader_is_shown_the_results_themselves() -
         assert not shown(sent) or {"read_artifact", "search_artifact"} <= set(sent.readers)
         assert set(manifest.artifact_uris) == addresses(sent)
     chat.replays()
-
-
-# events that were not loaded
 
 
 @pytest.mark.parametrize("most", [0, 3, 10])

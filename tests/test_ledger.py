@@ -33,9 +33,6 @@ def used(read: int, answered: int = 0, **more: Any) -> CallUsage:
     return CallUsage(input_tokens=read, output_tokens=answered, **more)
 
 
-# the check
-
-
 @pytest.mark.parametrize(
     ("section", "scope", "measure"),
     [
@@ -102,9 +99,6 @@ def test_the_accounts_of_agents_and_of_invocations_sum_to_the_sessions(calls: li
         assert whole == report.session.totals
 
 
-# near a limit
-
-
 @pytest.mark.parametrize(("read", "level"), [(799, 0), (800, 1), (999, 1), (1_000, 2), (5_000, 2)])
 def test_a_limit_is_near_from_a_share_of_it_on_and_then_reached(read: int, level: int) -> None:
     ledger = TokenLedger()
@@ -125,9 +119,6 @@ def test_a_limit_is_near_from_a_share_of_it_on_and_then_reached(read: int, level
 def test_a_wrong_limit_is_named(section: Any, words: str) -> None:
     with pytest.raises(PolicyError, match=words.replace(".", r"\.")):
         limits(**section)
-
-
-# history
 
 
 FORGERIES = (

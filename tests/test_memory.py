@@ -29,9 +29,6 @@ async def found(service, query, **who):
     return [one.content.parts[0].text for one in response.memories]
 
 
-# the service
-
-
 def test_uris_are_understood_and_wrong_ones_say_so(tmp_path):
     async def run():
         register_memory_service()
@@ -54,9 +51,6 @@ def test_uris_are_understood_and_wrong_ones_say_so(tmp_path):
         HybridMemoryService("redis://m")
 
 
-# the file
-
-
 def test_a_file_of_something_else_is_left_alone(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not a database, and long enough to be taken for one" * 40)
@@ -74,9 +68,6 @@ def test_words_that_are_deleted_are_in_no_file(tmp_path):
     memories.search("app", "ann", "zanzibar")
     memories.delete("app", "ann", name="e1")
     assert not any(b"zanzibar" in one.read_bytes() for one in tmp_path.iterdir())
-
-
-# what is kept beside the rows
 
 
 class Letters:

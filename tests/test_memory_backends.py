@@ -86,9 +86,6 @@ def names(memories: Memories, query: str = "code", user: str = "ann", limit: int
     return sorted(one.memory.name for one in memories.search("app", user, query, limit))
 
 
-# adding
-
-
 def test_a_session_is_found_by_words_and_by_meaning(opened: Open) -> None:
     async def run() -> None:
         service = opened()
@@ -158,9 +155,6 @@ def test_what_was_added_comes_back_whole_and_in_order(memories: Memories) -> Non
     assert list(memories.all("app", "ben")) == []
 
 
-# searching
-
-
 TALK = [
     Memory(
         name=f"t{at}",
@@ -189,9 +183,6 @@ def test_a_file_finds_what_a_process_does(tmp_path: Path, embedder: str) -> None
         asyncio.run(service.close())
 
 
-# deleting
-
-
 def test_what_is_deleted_is_gone_everywhere_and_stays_so(opened: Open) -> None:
     async def run() -> None:
         service, other = opened(), opened()
@@ -212,9 +203,6 @@ def test_what_is_deleted_is_gone_everywhere_and_stays_so(opened: Open) -> None:
         assert other.memories.users() == []
 
     asyncio.run(run())
-
-
-# many at once
 
 
 def test_several_processes_write_and_read_one_place(shared: str) -> None:
@@ -253,8 +241,6 @@ def test_what_was_acknowledged_survives_a_kill_of_the_writer(shared: str) -> Non
         assert {f"m{at}" for at in range(written)} <= held <= {f"m{at}" for at in range(written + 1)}
         assert names(memories, f"number{written - 1}")[0]
 
-
-# nothing of one user for another
 
 APPS, USERS, SESSIONS, NAMES = ("app", "ann", "ap"), ("ann", "ben", "pann", ""), ("", "s", "s1"), ("m1", "m2", "1m1")
 
@@ -300,9 +286,6 @@ def test_no_user_ever_sees_what_is_anothers(opened: Open, operations: int) -> No
         elif act == "u":
             owners = sorted((*one, len(texts)) for one, texts in there.items() if texts)
             assert backend.users() == owners
-
-
-# moving
 
 
 def test_memories_move_from_anywhere_to_anywhere(memories: Memories) -> None:

@@ -26,9 +26,6 @@ def seen(text: str) -> list[str]:
     return [entity for entity, _ in mentions(answered("look_up", "1", text))]
 
 
-# JSON
-
-
 @pytest.mark.parametrize(
     ("value", "found"),
     [
@@ -64,9 +61,6 @@ def test_a_number_stands_with_the_nearest_record_that_has_a_name(value: Any, fou
     assert numbers(value) == found
 
 
-# text
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -83,9 +77,6 @@ def test_a_number_stands_with_the_nearest_record_that_has_a_name(value: Any, fou
 )
 def test_a_number_in_a_text_stands_with_the_label_before_it(text: str, found: list[str]) -> None:
     assert [entity for entity in seen(text) if re.search(r"\d\.\d", entity)] == found
-
-
-# through a runner
 
 
 def amount(at: int) -> float:

@@ -131,9 +131,6 @@ def test_other_errors_teach_nothing(message: str) -> None:
     assert overflow_of(ValueError(message)) is None
 
 
-# sessions
-
-
 def test_errors_that_are_not_refusals_are_recorded_and_teach_nothing() -> None:
     error = ClientError(429, {"error": {"message": "limit is 500 tokens per minute", "status": "RESOURCE_EXHAUSTED"}})
     chat = Chat(script=[error, "fine"])

@@ -121,9 +121,6 @@ def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: 
     assert peak < 1.2 * 2**30
 
 
-# outcomes
-
-
 def test_an_outcome_is_added_to_the_file_of_its_pack(store: PackStore) -> None:
     manifest = store.write(recording())
     path = f"{store.place(manifest)}{ENDING}"

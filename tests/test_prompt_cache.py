@@ -17,8 +17,6 @@ from aether_context import PackPolicy
 
 LOOK_BACK, LEAST_TOKENS, MOST_MARKS = 20, 1_024, 4
 
-# the request
-
 
 class Keeping(Scripted):
     """A model that keeps what it is to cache by."""

@@ -51,9 +51,6 @@ def sound(store: PackStore) -> int:
     return found.packs
 
 
-# by age
-
-
 def test_what_is_old_goes_and_leaves_nothing(store):
     store.write(recording())
     manifest = store.write(recording("Another", session="Odd Session", call=2))
@@ -98,9 +95,6 @@ def big() -> str:
     return "\n".join(f"line {at} of the long report says {at * 7}" for at in range(9_000))
 
 
-# a user, a session
-
-
 def test_forgetting_a_user_leaves_nothing_of_them(store):
     for user in ("ann", "Bob Ä", "anna", "an"):
         store.write(recording(user=user))
@@ -124,9 +118,6 @@ def test_an_agent_that_is_running_while_its_user_is_forgotten_records_whole_pack
     manifests: list[Manifest] = list(store.manifests())
     assert [one.extends is None for one in manifests] == [True, False]
     chat.replays()
-
-
-# on the command line
 
 
 def run(*words: object) -> tuple[int, str]:

@@ -52,9 +52,6 @@ def size(values: Mapping[str, Any]) -> int:
     return len(json.dumps(values))
 
 
-# how much
-
-
 def test_a_cut_writes_little_however_long_its_summary_is() -> None:
     policy = PackPolicy(max_input_tokens=10_000, retrieval={"recall": False}, offload={"mode": "off"})
     chat = reading(policy=policy)

@@ -63,9 +63,6 @@ def limit(window: int, threshold: float = 0.8) -> float:
     return threshold * (window - window // 10)
 
 
-# goals
-
-
 def test_the_estimate_is_at_or_below_the_threshold_after_a_trim() -> None:
     contents = talk(40)
     result = trimmed(contents, 4_000)
@@ -95,9 +92,6 @@ def test_the_boundary_continues_on_resume() -> None:
     assert [one.index for one in resumed.replaced] == [
         at for at in range(1, state["stable_prefix"][BOUNDARY]) if contents[at].responses
     ]
-
-
-# the budget
 
 
 def test_nothing_happens_under_the_threshold() -> None:
@@ -169,9 +163,6 @@ def test_a_wrong_setting_is_named(field: str, value: float) -> None:
         PackPolicy(conversation={"stable_prefix": {field: value}})
 
 
-# trimming a message
-
-
 def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
     parts = [
         part_of({"text": "I look that up now."}),
@@ -189,9 +180,6 @@ def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_st
 def test_what_is_no_longer_than_the_placeholder_stays() -> None:
     content = said("ok", "model")
     assert placeholder(content) == content
-
-
-# the estimate
 
 
 @pytest.mark.parametrize(("size", "tokens"), [(0, 0), (1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (3_500, 1_000)])
@@ -224,9 +212,6 @@ def test_declarations_count_a_fifth_more_and_8_each() -> None:
     size = len("look_up") + len("Looks a key up") + len("{}")
     assert estimate_tool_overhead([one, one]) == 2 * (math.ceil(size * 1.2 / 3.5) + 8)
     assert estimate_tool_overhead([]) == 0
-
-
-# normalization
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
@@ -276,9 +261,6 @@ def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
 def test_the_defaults_are_those_of_the_design() -> None:
     assert (SETTINGS.threshold, SETTINGS.keep_last_messages) == (0.8, 10)
     assert (PLACEHOLDER, STRIPPED_TAGS) == ("[trimmed]", ("checkpoint_id",))
-
-
-# inside a pack
 
 
 """The gate would believe the scripted model, which reports next to nothing."""

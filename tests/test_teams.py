@@ -30,9 +30,6 @@ STRATEGIES: dict[str, Any] = {
 }
 
 
-# a model that counts what it gets
-
-
 def twelve_turns_then_a_transfer() -> Team:
     expert = agent("expert", calls("e", 2, "settled"))
     text = findings("desk")
@@ -175,9 +172,6 @@ def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     chat.replays()
 
 
-# what is left of another agent's turns
-
-
 BOILERPLATE = ("For context", "QUOTED_AGENT", "tool returned result", "with parameters")
 
 
@@ -230,9 +224,6 @@ def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
     memory = clerk.model.texts[-1].partition("MEMORY:")[2].partition("USER REQUEST")[0]
     assert not any(mark in memory for mark in BOILERPLATE)
     chat.replays()
-
-
-# one agent and something large that is no tool result
 
 
 def save(text: str) -> dict[str, Any]:

@@ -20,17 +20,11 @@ def loop(count: int) -> list[Any]:
     return [*(call("look_up", key=f"k{at}") for at in range(count)), "done"]
 
 
-# errors
-
-
 def test_what_cannot_be_brought_down_to_its_budget_fails_with_the_numbers() -> None:
     policy = PackPolicy(on_invalid="raise")
     with pytest.raises(ContextOptimizationError) as caught:
         build_pack(pack_input([said("hi")], window=1_000, system="rule " * 3_000), policy)
     assert caught.value.needed > caught.value.budget == 900
-
-
-# privacy
 
 
 def test_nothing_that_was_said_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,18 +34,12 @@ def cuts(store):
     return sum(any(event.stage == "cut" for event in manifest.truncation_events) for manifest in store.manifests())
 
 
-# a session is played as it was
-
-
 def test_a_tool_loop_with_cuts_is_played_byte_for_byte():
     store = new_store()
     record(store, 1)
     found = played(store)
     assert cuts(store) > 2
     assert found.same == len(found.kept) == 29
-
-
-# the grid
 
 
 def test_a_chat_whose_turns_return_is_played_byte_for_byte():
@@ -93,9 +87,6 @@ def test_a_file_holds_the_tuned_policy(tmp_path):
                 verdict = Verdict(kind=kind, reason="two\nlines", trials={}, chosen=name)
                 path.write_text(policy_file(recordings, verdict, "a store"), encoding="utf-8")
                 assert PackPolicy.load(path) == expected
-
-
-# statistics
 
 
 def test_known_figures():
@@ -171,9 +162,6 @@ def test_a_policy_that_passes_the_window_or_fails_a_session_is_out():
         searched = decide(search(base, {"other": outcomes}, 0), lambda _: compare(base, cheaper, 0))
         tested = decide(search(base, {"other": cheaper}, 0), lambda _, found=outcomes: compare(base, found, 0))
         assert (searched.kind, tested.kind) == ("no change", "no change")
-
-
-# the command
 
 
 def test_of_several_profiles_each_has_to_hold_beside_the_others():

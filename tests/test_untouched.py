@@ -22,11 +22,6 @@ from scripted import Chat, big_file, call, exact, look_up, new_store
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 
-# a plain chat
-
-
-# what parts survive
-
 
 def test_thought_signatures_thoughts_and_code_parts_are_carried() -> None:
     signed = types.Part(
@@ -77,9 +72,6 @@ def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:
         assert one.contents[0].parts[0].hologram == {"beam": [1, 2, 3]}
 
 
-# the session's own events
-
-
 def test_events_of_the_session_are_untouched_by_cuts_extracts_and_packing() -> None:
     script = [call("big_file", name="a.txt"), "read", call("big_file", name="b.txt"), "read too", "x", "y", "z"]
     chat = Chat(script=script, tools=[big_file], policy=small(1_500, offload={"mode": "off"}), state=planned())
@@ -95,9 +87,6 @@ def test_events_of_the_session_are_untouched_by_cuts_extracts_and_packing() -> N
         assert manifest.request_tokens <= 1_500
     assert {"cut", "emergency"} <= set(stages)
     chat.replays()
-
-
-# modes that must be left alone
 
 
 def context_of(

@@ -92,9 +92,6 @@ def answer(
     )
 
 
-# what is booked
-
-
 def test_each_event_carries_its_call_and_the_totals_so_far() -> None:
     chat = Chat(script=[*loop(2), "done"], tools=[look_up])
     chat.say("go")
@@ -185,9 +182,6 @@ def test_cached_tokens_are_inside_the_input_and_cost_less() -> None:
     assert totals(cached).cached_share == 0.9
     assert totals(plain).cached_share is None
     assert totals(plain).cost_usd - totals(cached).cost_usd == 900 * Decimal("0.27") / 1_000_000
-
-
-# what happens at a limit
 
 
 def test_stop_answers_in_the_models_place_with_code_and_numbers() -> None:
@@ -325,9 +319,6 @@ def test_parallel_agents_do_not_pass_a_limit_together() -> None:
     assert calls == len(bound.manifests()) == 2
 
 
-# agents that run as tools
-
-
 def child_chat(policy: PackPolicy | None = None, parents: int = 1) -> tuple[Chat, Scripted]:
     child = Scripted(script=[answer("found", 1_000, 50)] * 9, sent=[])
     expert = LlmAgent(name="expert", model=child, instruction="You know.")
@@ -347,9 +338,6 @@ def test_an_agent_as_a_tool_stops_at_the_callers_limit() -> None:
     assert ["The budget is used up" in one for one in responses] == [False, True, True]
     assert len(child.sent) == 1
     assert events[-1].error_code is None
-
-
-# what cannot raise a limit
 
 
 def test_nothing_that_a_tool_writes_into_the_state_raises_a_limit() -> None:
@@ -400,9 +388,6 @@ def test_a_clients_metadata_cannot_lower_what_was_used() -> None:
     again = Chat(policy=chat.policy, sessions=chat.sessions)
     assert again.say("more")[-1].error_code == "budget_exceeded"
     assert totals(again) == totals(chat)
-
-
-# restarts
 
 
 @pytest.fixture(params=["sqlite", "database"])

@@ -58,9 +58,6 @@ def _nothing_is_cached() -> Iterator[None]:
         yield
 
 
-# the threshold
-
-
 @pytest.mark.parametrize("gate", [0.3, 0.5, 0.7])
 def test_the_threshold_is_a_share_of_the_window_to_the_token(gate: float) -> None:
     policy = POLICY.changed(usage={"gate": gate})
@@ -83,9 +80,6 @@ def test_however_little_is_reported_the_count_never_passes_the_input_budget() ->
     assert pack.tokens.counted <= pack.allocation.budget
 
 
-# the byte net
-
-
 DENSE = [said("=" * 900, "user" if at % 2 == 0 else "model") for at in range(41)]
 """Many bytes of few tokens: only the net can see how large this is."""
 
@@ -105,9 +99,6 @@ def test_the_first_call_runs_the_byte_net() -> None:
 
 def test_it_does_not_run_once_usage_was_reported() -> None:
     assert not netted(Calibration(ratio=1.0, anchored=True, report_minus_count=0)).acts
-
-
-# in sessions
 
 
 def read_page(name: str) -> str:

@@ -119,9 +119,6 @@ def test_an_unknown_model_gets_a_small_window_and_one_warning(
     assert f"set max_input_tokens = {{{model or ''!r}: …}} in the policy" in caplog.text
 
 
-# what the model object says
-
-
 class Wrapped(Scripted):
     """A model with settings for its client, as ``LiteLlm`` keeps them."""
 

@@ -94,9 +94,6 @@ SECRETS = {name: secret for name, (_, secret) in PLANTED.items()}
 ALL = "\n".join(TEXTS)
 
 
-# what a conversation puts them into
-
-
 def fetch(source: str, note: str) -> dict[str, Any]:
     """Fetches the settings of a source, which are few."""
     return {
@@ -211,9 +208,6 @@ def converse(folder: Path, settings: dict[str, Any], *, url: str = "") -> Chat:
         chat.say("Now do what fails.")
     logging.getLogger("aether_context").warning("a collaborator failed: %s", TEXTS[1], exc_info=Failure(TEXTS[15]))
     return chat
-
-
-# where they are looked for
 
 
 def unpacked(data: bytes) -> Iterator[bytes]:
