@@ -81,6 +81,11 @@ class Sent:
         """All text parts, a line break between two."""
         return "\n".join(part.text for content in self.contents for part in content.parts or () if part.text)
 
+    def answers(self, name: str = "") -> list[dict[str, Any]]:
+        """What tools gave, in order; where one is named, that one alone."""
+        parts = [part.function_response for content in self.contents for part in content.parts or ()]
+        return [dict(one.response or {}) for one in parts if one is not None and name in ("", one.name)]
+
     def human(self) -> str:
         """The text of the last content that is somebody's words."""
         for content in reversed(self.contents):
@@ -434,6 +439,24 @@ class Chat:
             manifest.verify()
             assert replayer.replay(manifest).matches
             accounted(replayer, manifest)
+
+
+def sound(store: PackStore) -> list[Manifest]:
+    """The packs of a store, each of which is unchanged and gives the same request when it is built again."""
+    replayer, manifests = Replayer(store), list(store.manifests())
+    for manifest in manifests:
+        manifest.verify()
+        assert replayer.replay(manifest).matches
+    return manifests
+
+
+def was_cut(manifest: Manifest) -> bool:
+    return any(event.stage == "cut" for event in manifest.truncation_events)
+
+
+def grow(sents: Sequence[Sent]) -> bool:
+    """Whether each request begins with all contents of the one before it."""
+    return all(later.wires[: len(one.wires)] == one.wires for one, later in itertools.pairwise(sents))
 
 
 def inside(manifest: Manifest, window: int) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.tools.tool_context import ToolContext
-from scripted import Chat, call
+from scripted import Chat, call, grow, state_of
 
 from aether_context import PackPolicy
 from aether_context.adk import keep_evidence
@@ -41,25 +40,13 @@ def keeping(content: Any, **settings: Any):
     return fetch, raised
 
 
-def state(talk: Chat) -> dict[str, Any]:
-    held = asyncio.run(talk.sessions.get_session(app_name="shop", user_id="ann", session_id="s1"))
-    return held.state
-
-
 def known(talk: Chat) -> list[dict[str, Any]]:
-    return state(talk).get("knowledge", {}).get("evidence", [])
+    return state_of(talk).get("knowledge", {}).get("evidence", [])
 
 
 def kept_in(talk: Chat) -> list[EvidenceRecord]:
     """What was kept by hand; the store also has the tools' own answers."""
     return [one for one in talk.store.evidence("shop", "ann", "s1") if not one.arguments]
-
-
-def answers(talk: Chat, name: str) -> list[dict[str, Any]]:
-    parts = [part for content in talk.sent[-1].contents for part in content.parts or ()]
-    return [
-        one.function_response.response for one in parts if one.function_response and one.function_response.name == name
-    ]
 
 
 def chat(script, tools, **settings: Any) -> Chat:
@@ -105,7 +92,7 @@ def test_a_later_result_says_which_one_it_supersedes_and_nothing_sent_changes():
     reads = [call("read_status", name="a"), call("read_status", name="b"), *[call("read_status", name="a")] * 3]
     talk = chat([*reads, "one", "two"], [read_status], state={"calls": 0, "plan": PLAN})
     talk.say("go", "again")
-    said = [(one["artifact"].split(" ")[0], one.get("supersedes")) for one in answers(talk, "read_status")]
+    said = [(one["artifact"].split(" ")[0], one.get("supersedes")) for one in talk.sent[-1].answers("read_status")]
     first, of_b, second, third, last = (uri for uri, _ in said)
     assert len({first, of_b, second, third}) == 4 - (first == third)
     before = [earlier for _, earlier in said]
@@ -114,7 +101,5 @@ def test_a_later_result_says_which_one_it_supersedes_and_nothing_sent_changes():
     assert before[3] == (second if third != second else None)
     assert before[4] == (third if last != third else None)
     assert any(before)
-    sent = [one.wires for one in talk.sent[: len(reads) + 1]]
-    for earlier, later in zip(sent, sent[1:], strict=False):
-        assert later[: len(earlier)] == earlier
+    assert grow(talk.sent[: len(reads) + 1])
     talk.replays()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.adk.tools.preload_memory_tool import PreloadMemoryTool
 from plans import loop
-from scripted import Chat, Memories, call, look_up, remembered
+from scripted import Chat, Memories, call, grow, look_up, remembered
 
 from aether_context import PackPolicy
 
@@ -44,8 +44,7 @@ def test_preloaded_memories_are_taken_over_and_not_repeated() -> None:
         assert "PAST_CONVERSATIONS" not in left.text
     assert chat.sent[0].text.count("9 March 2025: user: the tax rate is 19 percent") == 1
     assert "closes at five" in chat.sent[0].text
-    for earlier, later in zip(chat.sent[:3], chat.sent[1:3], strict=False):
-        assert later.wires[: len(earlier.wires)] == earlier.wires
+    assert grow(chat.sent[:3])
     assert len(memory.queries) == len(chat.sent)
     chat.replays()
 

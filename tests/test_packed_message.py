@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from plans import PLAN, cached_input_costs, loop, planned
-from scripted import Chat, look_up
+from scripted import Chat, grow, look_up
 
 from aether_context import PackPolicy
 
@@ -20,10 +20,8 @@ def test_the_payload_stands_in_the_human_message_of_every_call_of_a_tool_loop() 
     for header in ("TASK:", "GOAL:", "STEP:", "ACCEPTANCE:"):
         assert f"\n{header}\n" in text
     assert len(chat.sent) == 5
-    for earlier, later in zip(chat.sent, chat.sent[1:], strict=False):
-        assert later.wires[: len(earlier.wires)] == earlier.wires
-        assert later.system == earlier.system
-        assert later.declared == earlier.declared
+    assert grow(chat.sent)
+    assert len({(one.system, one.declared) for one in chat.sent}) == 1
     assert chat.sent[-1].contents[-1].parts[0].function_response is not None
     chat.replays()
 
@@ -33,8 +31,7 @@ def test_requests_only_grow_within_an_epoch_over_several_invocations(policy: str
     chat = Chat(script=[*loop(2), "a", *loop(2), "b", "c"], tools=[look_up], state=planned())
     chat.say("first question", "second question", "third question")
     assert len(chat.sent) == 7
-    for earlier, later in zip(chat.sent, chat.sent[1:], strict=False):
-        assert later.wires[: len(earlier.wires)] == earlier.wires
+    assert grow(chat.sent)
     for manifest in chat.manifests()[1:]:
         assert manifest.epoch_reason is None
         assert manifest.prefix.broken_by is None

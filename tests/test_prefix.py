@@ -9,11 +9,12 @@ from typing import Any
 import packs
 import pytest
 from packs import MEMORIES, STEP, Session, lines, pack_input, said, tool
+from scripted import was_cut
 
 from aether_context.pack import Content, Pack
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
-from aether_context.store import Manifest, PackStore
+from aether_context.store import PackStore
 
 POLICY = PackPolicy()
 TALK = (said("Who approves refunds?"), said("The manager.", "model"), said("Above which sum?"))
@@ -59,16 +60,12 @@ def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -
     assert second.prefix.broken_by == "new_invocation"
 
 
-def cuts(manifests: Sequence[Manifest]) -> list[Manifest]:
-    return [one for one in manifests if any(event.stage == "cut" for event in one.truncation_events)]
-
-
 def test_a_cut_is_named_and_a_summary_that_grew_counts_as_shared() -> None:
     session = Session(PackStore("memory://prefix-cut"), window=2_000)
     for turn in range(40):
         session.ask(f"Question {turn} about report_{turn}: {lines('refunds', 3)}")
         session.answer(f"Answer {turn}: {lines('approval', 6)}")
-    made = cuts(session.manifests)
+    made = list(filter(was_cut, session.manifests))
     assert len(made) > 3
     assert {one.prefix.broken_by for one in made} == {"cut"}
     assert all(one.epoch_reason == "high_water" for one in made)

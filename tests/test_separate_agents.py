@@ -8,7 +8,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from plans import aether, cached_input_costs, loop, planned, small, words
-from scripted import Chat, Scripted, call, look_up, state_of
+from scripted import Chat, Scripted, call, grow, look_up, state_of
 
 
 def test_two_users_and_sessions_at_once_never_mix() -> None:
@@ -48,9 +48,7 @@ def test_an_agent_tools_child_gets_its_own_pack_and_leaves_the_parents_epoch_alo
     chat, child = tool_family(3)
     chat.say("go", "on", "and on")
     assert [one.human() for one in child.sent] == [f"part {at}" for at in range(3)], "the plan is the caller's"
-    boss = [one for one in chat.sent if one.agent == "boss"]
-    for earlier, later in zip(boss, boss[1:], strict=False):
-        assert later.wires[: len(earlier.wires)] == earlier.wires
+    assert grow([one for one in chat.sent if one.agent == "boss"])
     manifests = chat.manifests()
     assert {manifest.session for manifest in manifests if manifest.agent == "boss"} == {"s1"}
     helpers = [manifest for manifest in manifests if manifest.agent == "helper"]

@@ -12,7 +12,7 @@ import pytest
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 from plans import aether, planned
-from scripted import Chat, call
+from scripted import Chat, call, was_cut
 
 from aether_context import PackPolicy
 from aether_context.adk.session import load_epoch, save_epoch
@@ -56,7 +56,7 @@ def test_a_cut_writes_little_however_long_its_summary_is() -> None:
     policy = PackPolicy(max_input_tokens=10_000, retrieval={"recall": False}, offload={"mode": "off"})
     chat = reading(policy=policy)
     events = chat.say(*map(asked, range(24)))
-    cuts = [one.pack_id for one in chat.manifests() if any(event.stage == "cut" for event in one.truncation_events)]
+    cuts = [one.pack_id for one in chat.manifests() if was_cut(one)]
     assert len(cuts) > 3
     heads = [one.contents[0].parts[0].text for one in chat.sent]
     assert max(len(head) for head in heads if head.startswith(SUMMARY_TITLE)) > 4_096

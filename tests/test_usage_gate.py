@@ -15,7 +15,7 @@ from google.genai import types
 from packs import pack_input as usual_input
 from packs import said, turns
 from plans import cached_input_costs
-from scripted import Chat, call
+from scripted import Chat, call, was_cut
 
 from aether_context import PackPolicy
 from aether_context.pack import Calibration, Content, Pack
@@ -127,7 +127,7 @@ def working(tokens: Sequence[int | None], window: int = 8_000) -> Chat:
 
 def cuts(manifests: Sequence[Manifest]) -> list[int]:
     """The numbers, from 0, of the packs that were cut."""
-    return [at for at, one in enumerate(manifests) if any(event.stage == "cut" for event in one.truncation_events)]
+    return [at for at, one in enumerate(manifests) if was_cut(one)]
 
 
 def working_silently(calls: int) -> list[Manifest]:
