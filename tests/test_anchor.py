@@ -61,22 +61,22 @@ def test_nothing_is_cut_while_reports_and_growth_leave_most_of_the_window_free(s
     chat.replays()
 
 
-def spent(*reports: int) -> int:
+@pytest.mark.parametrize(
+    ("of_one_call", "reports"),
+    [
+        (False, (1_000, -900, 100)),
+        (False, (1_000, -5_000)),
+        (False, (-900, 1_000)),
+        (False, (1_000, 100, -1)),
+        (True, (1_000, 100, -900)),
+    ],
+)
+def test_no_report_takes_anything_off_an_account(of_one_call: bool, reports: tuple[int, ...]) -> None:
     ledger = TokenLedger()
+    if of_one_call:
+        ledger.begin(ledger.estimate(1_000, output_limit=None), invocation="i0", agent="a")
     for at, tokens in enumerate(reports):
-        ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), invocation=f"i{at}", agent="a")
-    return ledger.budget("session", "", PackPolicy().limits).input.used
-
-
-@pytest.mark.parametrize("reports", [(1_000, -900, 100), (1_000, -5_000), (-900, 1_000), (1_000, 100, -1)])
-def test_a_negative_report_takes_nothing_off_an_account(reports: tuple[int, ...]) -> None:
-    assert spent(*reports) == sum(max(0, one) for one in reports)
-
-
-def test_a_later_report_of_the_same_call_takes_nothing_off_an_account() -> None:
-    ledger = TokenLedger()
-    here = {"invocation": "i1", "agent": "a"}
-    ledger.begin(ledger.estimate(1_000, output_limit=None), **here)
-    for tokens in (1_000, 100, -900):
-        ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), **here)
-    assert ledger.budget("session", "", PackPolicy().limits).input.used == 1_000
+        number = 0 if of_one_call else at
+        ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), invocation=f"i{number}", agent="a")
+    expected = max(reports) if of_one_call else sum(max(0, one) for one in reports)
+    assert ledger.budget("session", "", PackPolicy().limits).input.used == expected

@@ -39,9 +39,7 @@ def chat(script: Any = (), window: int | None = 16_000, **settings: Any) -> Chat
 
 def shown(talk: Chat, name: str = "read_log", at: int = -1) -> dict[str, Any]:
     """The last result of a tool in a request."""
-    parts = [part for content in talk.sent[at].contents for part in content.parts or ()]
-    answers = [part.function_response for part in parts if part.function_response]
-    return [dict(answer.response or {}) for answer in answers if answer.name == name][-1]
+    return talk.sent[at].answers(name)[-1]
 
 
 def uri_of(talk: Chat) -> str:

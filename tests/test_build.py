@@ -13,6 +13,7 @@ from packs import said as message
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import hash_text
 from aether_context.conversation.turns import torn
+from aether_context.errors import ContextOptimizationError
 from aether_context.pack import AcceptanceItem, Pack, Step, Tool
 
 STEP = Step(
@@ -33,10 +34,8 @@ def accounted(pack: Pack) -> None:
     assert torn([one.content for one in pack.contents]) == ()
     names = [fate.id for fate in pack.rows]
     assert len(names) == len(set(names))
-    offered = len(pack.source.request.contents) + len(pack.source.candidates)
-    assert len(names) == offered
-    for fate in pack.rows:
-        assert (fate.form in ("left_out", "left_out")) <= (fate.reason is not None)
+    assert len(names) == len(pack.source.request.contents) + len(pack.source.candidates)
+    assert all(fate.reason is not None for fate in pack.rows if fate.form == "left_out")
 
 
 def test_memories_enter_with_their_date_and_the_contract_with_them():
@@ -120,6 +119,13 @@ def test_tools_are_narrowed_to_the_step(scope, sent, allowed):
     pack = build_pack(given_source, PackPolicy(tools={"scope": scope}))
     assert [tool.name for tool in pack.tools.sent] == sent
     assert pack.tools.allowed == allowed
+
+
+def test_what_cannot_be_brought_down_to_its_budget_fails_with_the_numbers():
+    source = pack_input([message("hi")], window=1_000, system="rule " * 3_000)
+    with pytest.raises(ContextOptimizationError) as caught:
+        build_pack(source, PackPolicy(on_invalid="raise"))
+    assert caught.value.needed > caught.value.budget == 900
 
 
 words = st.sampled_from(["dog", "Rex", "tax", "law", "supplier", "price", "river", "blue"])

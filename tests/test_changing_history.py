@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from google.adk.agents.callback_context import CallbackContext
@@ -11,6 +12,7 @@ from google.genai import types
 from plans import loop, small, turns
 from scripted import Chat, look_up, was_cut
 
+from aether_context.store.recording import request_json
 from aether_context.store.replay import Replayer
 
 
@@ -98,9 +100,26 @@ def test_an_edit_in_the_middle_of_a_tool_loop_is_seen(position: int) -> None:
     chat.say("hello")
     assert chat.sent[4].wires == chat.raw[4].wires
     manifest = chat.manifests()[4]
-    resolved = chat.manifests()
-    assert resolved
-    from aether_context.store.recording import request_json
-
     replayed = Replayer(chat.store).replay(manifest)
     assert ("edited" in request_json(replayed.pack)) == ("edited" in "".join(chat.sent[4].wires))
+
+
+@pytest.mark.parametrize("field", ["description", "schema", "new"])
+def test_a_changed_declaration_is_sent_and_counted(field: str) -> None:
+    def alter(context: Any, request: Any) -> None:
+        declared = request.config.tools[0].function_declarations
+        if len(chat.raw) < 3:
+            return
+        if field == "description":
+            declared[0].description = "edited " * 50
+        elif field == "schema":
+            declared[0].parameters_json_schema = {"type": "object", "properties": {"edited": {"type": "string"}}}
+            declared[0].parameters = None
+        else:
+            declared.append(types.FunctionDeclaration(name="edited", description="A new one."))
+
+    chat = Chat(script=[*loop(5), "done"], tools=[look_up], alter=alter)
+    chat.say("look them up")
+    manifests = chat.manifests()
+    assert manifests[2].allocation["tools"].used != manifests[3].allocation["tools"].used
+    chat.replays()

@@ -31,12 +31,6 @@ def chat(script: Any, **settings: Any) -> Chat:
     return Chat(script=script, **{"tools": [read_log], "policy": policy, **settings})
 
 
-def shown(talk: Chat, at: int = -1) -> list[dict[str, Any]]:
-    """What the tools gave, as a request has it."""
-    parts = [part for content in talk.sent[at].contents for part in content.parts or ()]
-    return [dict(part.function_response.response or {}) for part in parts if part.function_response]
-
-
 def records(talk: Chat) -> list[Any]:
     return talk.store.evidence("shop", "ann", "s1")
 
@@ -46,16 +40,12 @@ def posted(call_id: str | None, name: str, response: dict[str, Any]) -> types.Co
     return types.Content(role="user", parts=[types.Part(function_response=answer)])
 
 
-def held(talk: Chat) -> list[Event]:
-    return list(asyncio.run(talk.held()).events)
-
-
 def test_a_result_that_was_posted_later_has_an_address() -> None:
     talk = chat([call("order", item="tea"), "ordered", "it came"], tools=[LongRunningFunctionTool(order)])
     events = talk.say("order tea")
     asked = next(one for event in events for one in event.get_function_calls())
     talk.say(posted(asked.id, "order", {"result": LOG}))
-    (answer,) = shown(talk)
+    (answer,) = talk.sent[-1].answers()
     (record,) = [one for one in records(talk) if one.form == "extract"]
     assert str(answer["artifact"]).startswith(record.uri)
     assert (record.source, record.agent) == ("order", "clerk")
@@ -81,7 +71,7 @@ def test_what_was_rewound_is_in_no_store() -> None:
     talk.say("hi")
     with pytest.raises(Failure):
         talk.say("read")
-    last = held(talk)[-1].invocation_id
+    last = asyncio.run(talk.held()).events[-1].invocation_id
     asyncio.run(talk.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=last))
     talk.store.files.fs.rm(talk.store.files.root, recursive=True)
     talk.say("read the other")

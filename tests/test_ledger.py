@@ -11,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aether_context import PackPolicy
-from aether_context.errors import PolicyError
 from aether_context.policy import LimitSettings
 from aether_context.usage import CallUsage, TokenLedger, Totals
 from aether_context.usage.prices import prices_of
 
 FLASH = prices_of("gemini-2.5-flash", 1_763_700_000.0)
-
-
 NO_LIMITS = PackPolicy().limits
-
-
 HERE: Any = {"invocation": "i1", "agent": "writer"}
 
 
@@ -107,41 +102,10 @@ def test_a_limit_is_near_from_a_share_of_it_on_and_then_reached(read: int, level
     assert (near.level if near is not None else 0) == level
 
 
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ({"session": {"total_tokens": 0}}, "limits.session.total_tokens = 0"),
-        ({"agents": {"a": {"cost_usd": float("nan")}}}, "limits.agents.a.cost_usd"),
-        ({"agents": {"writer": {"tokens": 5}}}, "limits.agents.writer.tokens"),
-        ({"on_budget": "explode"}, "'degrade', 'warn', 'stop' or 'raise'"),
-    ],
-)
-def test_a_wrong_limit_is_named(section: Any, words: str) -> None:
-    with pytest.raises(PolicyError, match=words.replace(".", r"\.")):
-        limits(**section)
-
-
-FORGERIES = (
-    [[1, 1]], [[-3, -5_000]], [[1, 1e9, 0, "free"]], [[1, True]], [[1, 1, 1, float("nan")]], ["nothing", None, []],
-    [{"input_tokens": 1}], [],
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("forged", FORGERIES)
-def test_forged_totals_never_make_an_account_smaller(forged: Any) -> None:
-    ledger = TokenLedger()
-    ledger.track(used(5_000, 100, cost_usd=Decimal(1)), **HERE)
-    before = ledger.report(NO_LIMITS)
-    ledger.resume(forged, **HERE)
-    assert ledger.report(NO_LIMITS) == before
-
-
 _AMOUNTS = st.integers(0, 10**6)
-
-
-_ANY = st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans())
-
-
+_ANY = st.one_of(
+    st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans(), st.just({"input_tokens": 1})
+)
 ACCOUNTS: Any = (("session", ""), ("invocation", HERE["invocation"]), ("agent", HERE["agent"]))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
+from plans import aether
 from scripted import Chat, Scripted, call, results, state_of
 
 from aether_context import PackPolicy
@@ -22,19 +23,13 @@ def read_log(name: str) -> dict[str, Any]:
     return {"result": "\n".join(f"{at}: step {at * 37 % 1009} of {name} took {at * 11} ms" for at in range(240))}
 
 
-def aether(chat: Chat) -> dict[str, Any]:
-    return {key: value for key, value in state_of(chat).items() if key.startswith("aether:")}
-
-
 def shown(chat: Chat) -> dict[str, str]:
     """The addresses that results in the last request name, by the log; empty where one is sent whole."""
     parts = [part for content in chat.sent[-1].contents for part in content.parts or ()]
     calls = [part.function_call for part in parts if part.function_call and part.function_call.name == "read_log"]
-    answers = [part.function_response for part in parts if part.function_response]
-    logs = [answer for answer in answers if answer.name == "read_log"]
     return {
-        str((asked.args or {})["name"]): str((answer.response or {}).get("artifact", "")).split(" ")[0]
-        for asked, answer in zip(calls, logs, strict=True)
+        str((asked.args or {})["name"]): str(answer.get("artifact", "")).split(" ")[0]
+        for asked, answer in zip(calls, chat.sent[-1].answers("read_log"), strict=True)
     }
 
 
@@ -58,7 +53,7 @@ def test_the_state_of_a_session_stays_small_and_nothing_is_lost(again: bool) -> 
     if again:
         chat.restart()
     say_all(chat, names[half:])
-    after = aether(chat)
+    after = aether(state_of(chat))
     assert len(after) <= 6
     assert len(json.dumps(after)) < MOST_BYTES
     if again:
@@ -83,11 +78,10 @@ def test_results_of_agents_that_run_side_by_side_as_tools_reach_their_caller() -
     chat = Chat(agent=LlmAgent(name="clerk", model=model, tools=tools), policy=POLICY)
     chat.say("Read all logs.")
     children = [sent for sent in chat.sent if sent.agent in ("left", "right")]
-    parts = [part for sent in children for content in sent.contents for part in content.parts or ()]
-    answers = [part.function_response.response or {} for part in parts if part.function_response]
+    answers = [answer for sent in children for answer in sent.answers()]
     addresses = {str(answer["artifact"]).split(" ")[0] for answer in answers if "artifact" in answer}
     assert len(addresses) == 32
     for uri in sorted(addresses)[::7]:
         model.script.extend([call("read_artifact", uri=uri, start_line=200, lines=3), "seen"])
         assert "199: step" in str(results(chat.say(f"What does {uri} say?"))[-1])
-    assert len(json.dumps(aether(chat))) < MOST_BYTES
+    assert len(json.dumps(aether(state_of(chat)))) < MOST_BYTES

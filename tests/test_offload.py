@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.genai import types
 from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
@@ -41,24 +39,14 @@ def chat(script, **settings):
     return Chat(script=script, **settings)
 
 
-def responses(contents, name="") -> list[dict[str, Any]]:
-    held = [part.function_response for content in contents for part in content.parts or () if part.function_response]
-    return [one.response or {} for one in held if not name or one.name == name]
-
-
-def history(talk, user="ann", session="s1") -> list[types.Content]:
-    held = asyncio.run(talk.sessions.get_session(app_name="shop", user_id=user, session_id=session))
-    return [event.content for event in held.events if event.content is not None]
-
-
 def uri_of(talk) -> str:
-    return responses(talk.sent[-1].contents, "read_log")[-1]["artifact"].split(" ")[0]
+    return talk.sent[-1].answers("read_log")[-1]["artifact"].split(" ")[0]
 
 
 def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
     talk.say("what is the retention period?")
-    shown, note = responses(talk.sent[-1].contents)
+    shown, note = talk.sent[-1].answers()
     assert note == {"result": "n is short"}
     assert ROWS[1_700] in shown["result"]
     assert "[… lines " in shown["result"]
@@ -67,7 +55,8 @@ def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     assert shown["artifact"].startswith(f"{record.uri} has all 3001 lines")
     assert (record.source, record.form) == ("read_log", "extract")
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
-    assert responses(history(talk), "read_log") == [{"result": read_log("a")}]
+    given = [one for event in asyncio.run(talk.held()).events for one in event.get_function_responses()]
+    assert [one.response for one in given if one.name == "read_log"] == [{"result": read_log("a")}]
     assert talk.sent[-1].readers == ("read_artifact", "search_artifact")
 
 
@@ -82,9 +71,9 @@ def test_the_model_reads_lines_and_finds_words():
         "done",
     ]
     talk.say("and now?")
-    searched = responses(talk.sent[-1].contents, "search_artifact")[0]
+    searched = talk.sent[-1].answers("search_artifact")[0]
     assert ROWS[1_700] in searched["found"][0]["text"]
-    middle, last = responses(talk.sent[-1].contents, "read_artifact")
+    middle, last = talk.sent[-1].answers("read_artifact")
     assert middle == {"lines": "1699-1701 of 3001", "text": "\n".join(ROWS[1_698:1_701])}
     assert last["text"] == "end of a"
 
@@ -103,7 +92,7 @@ def test_what_readers_answer_is_bounded_and_never_offloaded():
     talk.say("go")
     talk.llm.script += [call("read_artifact", uri=uri_of(talk), max_lines=2_000), "done"]
     talk.say("all of it")
-    (answer,) = responses(talk.sent[-1].contents, "read_artifact")
+    (answer,) = talk.sent[-1].answers("read_artifact")
     assert "artifact" not in answer
     assert "start_line=" in answer["note"]
     assert 2_000 < len(answer["text"]) < 12_000
@@ -117,7 +106,7 @@ def test_what_is_not_there_is_answered_clearly():
     bare = [call("read_artifact"), call("search_artifact", uri="artifact://a.txt"), call("read_artifact", uri=7)]
     talk = chat([[*calls, *bare], "done"])
     talk.say("go")
-    answers = responses(talk.sent[-1].contents)
+    answers = talk.sent[-1].answers()
     assert len(answers) == len(calls) + len(bare)
     assert all(one["error"] and len(one["error"]) < 400 for one in answers)
 
@@ -139,7 +128,7 @@ def test_arguments_that_make_no_sense_are_answered_clearly():
         "done",
     ]
     talk.say("on")
-    answers = responses(talk.sent[-1].contents)[1:]
+    answers = talk.sent[-1].answers()[1:]
     assert "1 to 3001" in answers[1]["error"]
     assert answers[4]["lines"].startswith("12-")
     assert "query" in answers[5]["error"]
@@ -153,7 +142,7 @@ def test_users_and_sessions_cannot_read_each_others():
     for user, session in (("bob", "s1"), ("ann", "s2")):
         talk.llm.script += [call("read_log", name=f"{user} {session}"), call("read_artifact", uri=uri), "done"]
         talk.say("show me", user=user, session=session)
-        assert "no artifact://evidence/" in responses(talk.sent[-1].contents)[-1]["error"]
+        assert "no artifact://evidence/" in talk.sent[-1].answers()[-1]["error"]
 
 
 def test_every_agent_that_can_see_an_address_can_read_it():
@@ -172,7 +161,7 @@ def test_every_agent_that_can_see_an_address_can_read_it():
     talk.say("let the helper look")
     assert talk.sent[-1].agent == "helper"
     assert talk.sent[-1].readers == ("read_artifact", "search_artifact")
-    assert ROWS[1_700] in responses(talk.sent[-1].contents, "search_artifact")[-1]["found"][0]["text"]
+    assert ROWS[1_700] in talk.sent[-1].answers("search_artifact")[-1]["found"][0]["text"]
     assert len(talk.sent[-1].text) < len(LOG) / 10
 
 

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from google.adk.tools.tool_context import ToolContext
-from plans import cached_input_costs
+from plans import cached_input_costs, loop, planned
 from scripted import Chat, Sent, call, look_up
 
 from aether_context import PackPolicy
 
-PLAN: Mapping[str, Any] = {
-    "task_id": "42",
-    "task": "File the tax report",
-    "goal": "The report is filed on time",
-    "constraints": ["Cite the law"],
-    "step": {"id": "3", "text": "Find the tax rate", "acceptance": ["The rate is named", "Its source is cited"]},
-}
 NEXT_STEP = {"id": "4", "text": "Write the letter", "acceptance": ["The letter has a date"]}
-
-
-def planned(**changes: Any) -> dict[str, Any]:
-    return {"plan": {**copy.deepcopy(dict(PLAN)), **changes}}
-
-
-def loop(count: int) -> list[Any]:
-    return [call("look_up", key=f"k{at}") for at in range(count)]
 
 
 def packs_in(one: Sent) -> int:
@@ -40,10 +23,9 @@ def humans(one: Sent) -> list[str]:
     return [text for text in texts if text]
 
 
-def change_plan(tool_context: ToolContext, field: str, value: str) -> str:
-    """Changes the plan."""
-    changes = {"step": NEXT_STEP} if field == "step" else {field: [value] if field == "constraints" else value}
-    tool_context.state["plan"] = {**tool_context.state["plan"], **changes}
+def go_on(tool_context: ToolContext) -> str:
+    """Goes on to the next step."""
+    tool_context.state["plan"] = {**tool_context.state["plan"], "step": NEXT_STEP}
     return "changed"
 
 
@@ -92,9 +74,9 @@ def test_where_nothing_is_cached_every_past_message_returns() -> None:
 
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize", "none"])
 def test_when_the_step_changes_no_other_step_is_left_in_the_request(strategy: str) -> None:
-    script = [*loop(6), "found", call("change_plan", field="step", value=""), "next", "done"]
+    script = [*loop(6), "found", call("go_on"), "next", "done"]
     policy = PackPolicy(conversation={"strategy": strategy})
-    chat = Chat(script=script, tools=[look_up, change_plan], state=planned(), policy=policy)
+    chat = Chat(script=script, tools=[look_up, go_on], state=planned(), policy=policy)
     chat.say("look them up", "write it", "thanks")
     for one in chat.sent[8:]:
         assert packs_in(one) == 1

@@ -52,17 +52,6 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("extra", "said"), [one[1:] for one in ODD], ids=[one[0] for one in ODD])
-def test_an_odd_field_costs_no_other(extra: dict[str, Any], said: str) -> None:
-    chat = planned({"step": STEP, **extra})
-    manifest = chat.manifests()[0]
-    assert manifest.validity == "valid"
-    assert chat.sent[0].declared == ("look_up",)
-    assert "Find the rule" in chat.sent[0].human()
-    assert "the rule is cited" in chat.sent[0].human()
-    assert (said in notes(chat)) if said else (notes(chat) == "")
-
-
 STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("an item without text", {"acceptance": [{"id": "a0"}, "the rule is cited"]}, "plan.step.acceptance.0"),
     ("an item that is none", {"acceptance": [None, 7, "the rule is cited"]}, "plan.step.acceptance.1"),
@@ -85,9 +74,15 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("extra", "said"), [one[1:] for one in STEPS], ids=[one[0] for one in STEPS])
-def test_an_odd_field_of_a_step_costs_no_other(extra: dict[str, Any], said: str) -> None:
-    chat = planned({"step": {**STEP, **extra}})
+FIELDS = [
+    *(pytest.param({"step": STEP, **extra}, said, id=name) for name, extra, said in ODD),
+    *(pytest.param({"step": {**STEP, **extra}}, said, id=f"a step with {name}") for name, extra, said in STEPS),
+]
+
+
+@pytest.mark.parametrize(("plan", "said"), FIELDS)
+def test_an_odd_field_costs_no_other(plan: dict[str, Any], said: str) -> None:
+    chat = planned(plan)
     assert chat.manifests()[0].validity == "valid"
     assert chat.sent[0].declared == ("look_up",)
     assert "Find the rule" in chat.sent[0].human()

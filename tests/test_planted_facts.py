@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import pytest
 from scripted import Chat, call
@@ -66,21 +65,16 @@ def test_a_planted_fact_is_found_in_at_most_two_calls(kind, size, share):
     talk.say("go")
     if value in said(talk):
         return
-    (uri,) = {one["artifact"].split(" ")[0] for one in answers(talk)}
+    (uri,) = {one["artifact"].split(" ")[0] for one in talk.sent[-1].answers()}
     talk.llm.script += [call("search_artifact", uri=uri, query=wanted), "seen"]
     talk.say(f"what is {wanted}?")
     if value not in said(talk):
-        line = int(answers(talk)[-1]["found"][0]["lines"].split("-")[0])
+        line = int(talk.sent[-1].answers()[-1]["found"][0]["lines"].split("-")[0])
         talk.llm.script += [call("read_artifact", uri=uri, start_line=line, max_lines=8), "done"]
         talk.say("read on")
     assert value in said(talk)
 
 
-def answers(talk: Chat) -> list[dict[str, Any]]:
-    held = [part.function_response for one in talk.sent[-1].contents for part in one.parts or ()]
-    return [one.response or {} for one in held if one is not None]
-
-
 def said(talk: Chat) -> str:
     """What the tools have answered so far."""
-    return json.dumps(answers(talk), ensure_ascii=False)
+    return json.dumps(talk.sent[-1].answers(), ensure_ascii=False)

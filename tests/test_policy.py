@@ -50,11 +50,17 @@ def test_a_typo_names_field_file_and_nearest_name(tmp_path):
     [
         ({"max_input_tokens": 3}, ("max_input_tokens = 3", "256")),
         ({"conversation": {"compact_to": 0.9, "compact_at": 0.8}}, ("compact_to 0.9 is above compact_at 0.8",)),
+        ({"conversation": {"stable_prefix": {"threshold": 0}}}, ("threshold",)),
+        ({"conversation": {"stable_prefix": {"threshold": 1.1}}}, ("threshold",)),
+        ({"conversation": {"stable_prefix": {"keep_last_messages": -1}}}, ("keep_last_messages",)),
         ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
         ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to",)),
         ({"record": "some"}, ("record = 'some'", "'full'")),
         ({"profile": "reserch"}, ("profile = 'reserch'",)),
-        ({"retrieval": {"floor": float("nan")}}, ("retrieval.floor",)),
+        ({"limits": {"session": {"total_tokens": 0}}}, ("limits.session.total_tokens = 0",)),
+        ({"limits": {"agents": {"a": {"cost_usd": float("nan")}}}}, ("limits.agents.a.cost_usd",)),
+        ({"limits": {"agents": {"writer": {"tokens": 5}}}}, ("limits.agents.writer.tokens",)),
+        ({"limits": {"on_budget": "explode"}}, ("'degrade', 'warn', 'stop' or 'raise'",)),
     ],
 )
 def test_a_wrong_value_is_named(settings, words):

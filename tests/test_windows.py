@@ -15,38 +15,14 @@ from aether_context import Manifest, PackPolicy
 from aether_context.tokens.model_limits import (
     DEFAULT_INPUT_TOKENS,
     OLLAMA_INPUT_TOKENS,
-    bare_model_name,
     known_window,
     model_window,
 )
 
-
-@pytest.mark.parametrize(
-    ("spelling", "bare"),
-    [
-        ("gemini-2.5-flash", "gemini-2.5-flash"),
-        (" Gemini-2.5-Flash ", "gemini-2.5-flash"),
-        ("models/gemini-2.5-flash", "gemini-2.5-flash"),
-        ("projects/p/locations/us-central1/publishers/google/models/gemini-2.5-pro", "gemini-2.5-pro"),
-        ("vertex_ai/claude-sonnet-4@20250514", "claude-sonnet-4-20250514"),
-        ("claude-opus-4-5@default", "claude-opus-4-5"),
-        ("openrouter/anthropic/claude-3.5-sonnet:beta", "claude-3.5-sonnet"),
-        ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5-20250929"),
-        ("anthropic.claude-3-5-sonnet-20241022-v2:0", "claude-3-5-sonnet-20241022"),
-        ("ollama_chat/llama3.1:8b", "llama3.1:8b"),
-        ("apigee/gemini/v1/gemini-2.5-flash", "gemini-2.5-flash"),
-        ("bedrock/openai.gpt-oss-120b-1:0", "gpt-oss-120b"),
-        ("", ""),
-    ],
-)
-def test_the_bare_name_is_what_the_model_is_called(spelling: str, bare: str) -> None:
-    assert bare_model_name(spelling) == bare
-
-
 WINDOWS = {
     1_048_576: (
         "gemini-2.5-flash models/gemini-2.5-flash gemini/gemini-2.5-pro vertex_ai/gemini-2.5-pro "
-        "gemini-flash-latest gemini-3.1-pro-preview "
+        "Gemini-Flash-Latest gemini-3.1-pro-preview apigee/gemini/v1/gemini-2.5-flash "
         "projects/p/locations/l/publishers/google/models/gemini-3-pro-preview "
         "openrouter/google/gemini-2.5-pro"
     ),
@@ -54,7 +30,7 @@ WINDOWS = {
     65_536: "gemini-3-pro-image-preview",
     8_192: "gemini-2.5-flash-preview-tts gpt-4 fireworks_ai/accounts/fireworks/models/llama-v3-70b-instruct",
     131_072: (
-        "gemini-2.0-flash-live-001 gemma-3-27b-it groq/openai/gpt-oss-120b "
+        "gemini-2.0-flash-live-001 gemma-3-27b-it groq/openai/gpt-oss-120b bedrock/openai.gpt-oss-120b-1:0 "
         "fireworks_ai/accounts/fireworks/models/llama-v3p1-405b-instruct "
         "fireworks_ai/accounts/fireworks/models/llama-v3p3-70b-instruct "
         "fireworks_ai/accounts/fireworks/models/llama4-maverick-instruct-basic groq/llama-3.3-70b-versatile "
