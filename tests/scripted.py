@@ -180,13 +180,20 @@ class Scripted(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        self.sent.append(sent(llm_request))
-        reported = size(llm_request)
+        self.see(llm_request)
+        reported = self.reported(llm_request)
         reply = self.script.pop(0) if self.script else "ok"
         if isinstance(reply, BaseException):
             raise reply
         for one in reply if isinstance(reply, tuple) else (reply,):
             yield self._response(one, reported)
+
+    def see(self, llm_request: LlmRequest) -> None:
+        self.sent.append(sent(llm_request))
+
+    def reported(self, llm_request: LlmRequest) -> int:
+        """The input tokens that its usage names."""
+        return size(llm_request)
 
     def _response(self, reply: Reply, reported: int) -> LlmResponse:
         if isinstance(reply, LlmResponse):

@@ -1,4 +1,4 @@
-"""Usage teaches the estimate: quickly, robustly, within bounds, and alike in every process."""
+"""Usage teaches the estimate, quickly, robustly and within bounds, and decides over what is counted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import random
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.tool_context import ToolContext
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import Chat, call, look_up, new_store
+from scripted import Chat, Scripted, call, look_up, new_store
 
-from aether_context import PackStore
+from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.pack import valid
+from aether_context.usage import CallUsage, TokenLedger
 from aether_context.usage.calibration import RATIO, TokenRatio, UsageBaseline, calibration, estimated, report
 
 MODEL = "gemini-2.5-flash"
@@ -136,3 +139,65 @@ def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_boun
     other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok", "ok"])
     other.say("more", "and more")
     assert other.manifests()[-1].calibration.ratio == used
+
+
+WINDOW = 16_000
+
+
+def rows(start: int) -> dict[str, Any]:
+    """Reads rows of numbers and ids."""
+    return {"rows": [f"{at * 7919 % 100_003:06}-{at * 104_729 % 1_000_003:07}" for at in range(start, start + 60)]}
+
+
+class Frugal(Scripted):
+    """Reports a token for every four bytes of what it was sent, which for digits is far less than is counted."""
+
+    def reported(self, llm_request: LlmRequest) -> int:
+        return sum(len(content.model_dump_json(exclude_none=True)) for content in llm_request.contents) // 4
+
+
+def frugal(calls: int, **settings: Any) -> Chat:
+    llm = Frugal(script=[*(call("rows", start=at * 60) for at in range(calls)), "done"], sent=[])
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.", tools=[rows])
+    chat = Chat(agent=agent, policy=PackPolicy(max_input_tokens=WINDOW, **settings))
+    chat.say("Read all of it")
+    return chat
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "heads_tails", "summarize"])
+def test_nothing_is_cut_while_reports_and_growth_leave_most_of_the_window_free(strategy: str) -> None:
+    chat = frugal(20, conversation={"strategy": strategy})
+    counted = 0
+    for manifest in chat.manifests():
+        acted = [event for event in manifest.truncation_events if event.layer == "conversation"]
+        known = manifest.calibration
+        if known is None or known.report_minus_count is None:
+            continue
+        used = sum(layer.used for layer in manifest.allocation.values())
+        counted = max(counted, used)
+        if acted:
+            before = used + acted[0].tokens_before - acted[-1].tokens_after
+            assert before + known.report_minus_count >= 0.6 * WINDOW, strategy
+    assert counted > 0.9 * WINDOW, "the count alone passes the budget"
+    chat.replays()
+
+
+@pytest.mark.parametrize(
+    ("of_one_call", "reports"),
+    [
+        (False, (1_000, -900, 100)),
+        (False, (1_000, -5_000)),
+        (False, (-900, 1_000)),
+        (False, (1_000, 100, -1)),
+        (True, (1_000, 100, -900)),
+    ],
+)
+def test_no_report_takes_anything_off_an_account(of_one_call: bool, reports: tuple[int, ...]) -> None:
+    ledger = TokenLedger()
+    if of_one_call:
+        ledger.begin(ledger.estimate(1_000, output_limit=None), invocation="i0", agent="a")
+    for at, tokens in enumerate(reports):
+        number = 0 if of_one_call else at
+        ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), invocation=f"i{number}", agent="a")
+    expected = max(reports) if of_one_call else sum(max(0, one) for one in reports)
+    assert ledger.budget("session", "", PackPolicy().limits).input.used == expected

@@ -1,10 +1,12 @@
-"""Embedders: the static model, the memory of vectors, and names."""
+"""Embedders: the static model and the script that makes it, the memory of vectors, and names."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from importlib.util import find_spec
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from aether_context.errors import MissingExtra, PolicyError
 from aether_context.retrieval.embedders import (
     CachedEmbedder,
     StaticEmbedder,
+    _Model,
     _model,
     embedder_for,
     identity,
@@ -110,3 +113,26 @@ def test_a_model_in_a_folder_is_known_by_what_is_in_it(tmp_path):
 def test_a_missing_library_says_how_to_install_it():
     with pytest.raises(MissingExtra, match=r"aether-context-adk\[sentence-transformers\]"):
         embedder_for("sentence-transformers:some/model")
+
+
+VOCABULARY = ["[UNK]", "[PAD]", "the", "car", "automobile", "is", "broken", "soup", "##s", "["]
+
+
+@pytest.fixture
+def distill(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "tables"))
+    return importlib.import_module("distill")
+
+
+def test_the_table_that_is_written_is_the_model_that_is_read(distill: ModuleType, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(len(VOCABULARY), 8)).astype(np.float32)
+    distill.write(table, VOCABULARY, tmp_path / "out" / "static.npz")
+    model = _Model((tmp_path / "out" / "static.npz").read_bytes())
+    assert model.rows.dtype == np.int8
+    assert not model.rows[:2].any(), "special entries say nothing"
+    assert model.rows[VOCABULARY.index("[")].any()
+    (sums,) = model.sums(["The soups"])
+    assert (sums == model.rows[[2, 7, 8]].astype(int).sum(axis=0)).all()
+    wanted = table[[2, 7, 8]].sum(axis=0)
+    assert sums @ wanted / np.linalg.norm(sums) / np.linalg.norm(wanted) == pytest.approx(1, abs=0.02)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from plans import PLAN, loop, messages, planned, small, turns
-from scripted import Chat, faults, look_up, set_state
+from scripted import Chat, faults, look_up, set_state, was_cut
 
 
 async def poison(chat: Chat, key_prefix: str, value: Any) -> None:
@@ -74,10 +74,11 @@ def test_a_malformed_packed_message_in_state_is_ignored_or_survived(value: Any) 
 @pytest.mark.parametrize("line", ["- messages left out: ", "- messages left out: many", "- messages left out: 9 more"])
 def test_a_user_who_writes_like_a_summary_does_not_break_the_next_cut(line: str) -> None:
     chat = Chat(policy=small(1_200), script=[f"answer\n{line}"] * 40)
-    chat.say(*[f"{line}\n{text}" for text in turns(14, 60)])
+    chat.say(*[f"{line}\n{text}" for text in turns(10, 60)])
     asyncio.run(poison(chat, "aether:summary:", line))
-    chat.say(*turns(10, 60))
-    assert len(chat.sent) == 24
+    chat.say(*turns(6, 60))
+    assert len(chat.sent) == 16
+    assert any(map(was_cut, chat.manifests()[10:]))
     assert all(faults(one.contents) == [] for one in chat.sent)
 
 

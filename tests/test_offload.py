@@ -45,7 +45,9 @@ def uri_of(talk) -> str:
 
 def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
-    talk.say("what is the retention period?")
+    talk.say("what is the retention period?", "thanks")
+    assert [one.declared for one in talk.sent] == [("read_log", "read_note")] * 4
+    assert all("artifact" in one.answers("read_log")[0] for one in talk.sent[1:]), "from its first request on"
     shown, note = talk.sent[-1].answers()
     assert note == {"result": "n is short"}
     assert ROWS[1_700] in shown["result"]
@@ -57,7 +59,9 @@ def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
     given = [one for event in asyncio.run(talk.held()).events for one in event.get_function_responses()]
     assert [one.response for one in given if one.name == "read_log"] == [{"result": read_log("a")}]
-    assert talk.sent[-1].readers == ("read_artifact", "search_artifact")
+    assert all(one.readers == ("read_artifact", "search_artifact") for one in talk.sent)
+    assert all(one.wires[1:2] == talk.sent[-1].wires[1:2] for one in talk.sent[1:])
+    talk.replays()
 
 
 def test_the_model_reads_lines_and_finds_words():
@@ -133,16 +137,6 @@ def test_arguments_that_make_no_sense_are_answered_clearly():
     assert answers[4]["lines"].startswith("12-")
     assert "query" in answers[5]["error"]
     assert "note" in answers[6]
-
-
-def test_users_and_sessions_cannot_read_each_others():
-    talk = chat([call("read_log", name="a"), "seen"])
-    talk.say("go")
-    uri = uri_of(talk)
-    for user, session in (("bob", "s1"), ("ann", "s2")):
-        talk.llm.script += [call("read_log", name=f"{user} {session}"), call("read_artifact", uri=uri), "done"]
-        talk.say("show me", user=user, session=session)
-        assert "no artifact://evidence/" in talk.sent[-1].answers()[-1]["error"]
 
 
 def test_every_agent_that_can_see_an_address_can_read_it():

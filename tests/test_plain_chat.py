@@ -26,7 +26,7 @@ def words(count: int, seed: str) -> str:
     return " ".join(f"{seed}{at}" for at in range(count))
 
 
-def long_chat(window: int = 3_000, turns: int = 24, **settings: Any) -> Chat:
+def long_chat(window: int = 3_000, turns: int = 18, **settings: Any) -> Chat:
     """A chat that is cut several times, then asks for what was cut."""
     script = [f"Answer {at} on subject{at}: {words(50, f'a{at}w')}" for at in range(turns)]
     chat = Chat(script=script, policy=PackPolicy(max_input_tokens=window), **settings)

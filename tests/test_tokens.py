@@ -148,31 +148,25 @@ def test_images_count_by_their_pixels_in_every_format(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "family", "tokens"),
+    ("size", "family", "model", "tokens"),
     [
-        ((384, 384), "gemini", 258), ((960, 540), "gemini", 6 * 258), ((385, 100), "gemini", 2 * 258),
-        ((1_024, 1_024), "openai", 765), ((2_048, 4_096), "openai", 1_105), ((1_000, 1_000), "claude", 1_296),
-        ((8_000, 8_000), "claude", 1_568), ((3_840, 2_160), "claude-4.7", 4_784), ((1, 1), "claude", 1),
+        ((384, 384), "gemini", "", 258), ((960, 540), "gemini", "", 6 * 258), ((385, 100), "gemini", "", 2 * 258),
+        ((1_000, 1_000), "claude", "", 1_296), ((8_000, 8_000), "claude", "", 1_568), ((1, 1), "claude", "", 1),
+        ((3_840, 2_160), "claude-4.7", "", 4_784), ((1_024, 1_024), "openai", "", 765),
+        ((1_024, 1_024), "openai", "openai/gpt-4o", 765), ((2_048, 4_096), "openai", "gpt-4.1-2025-04-14", 1_105),
+        ((1_024, 1_024), "openai", "gpt-4o-mini", 2_833 + 4 * 5_667),
+        ((1_024, 1_024), "openai", "gpt-5-chat-latest", 70 + 4 * 140), ((1_024, 1_024), "openai", "o3", 75 + 4 * 150),
+        ((1_024, 1_024), "openai", "gpt-5-mini", 1_659), ((1_800, 2_400), "openai", "gpt-4.1-mini", 2_353),
+        ((1_800, 2_400), "openai", "o4-mini", 2_498), ((1_600, 1_600), "openai", "gpt-5.4", 3_000),
+        ((640, 480), "openai", "gpt-6", 360), ((1_280, 720), "openai", "gpt-5.5-pro", 1_104),
+        ((20_000, 1), "openai", "gpt-5-nano", 158),
     ],
 )  # fmt: skip
-def test_images_count_as_the_providers_examples_say(size: tuple[int, int], family: str, tokens: int) -> None:
-    assert media_tokens("image/png", 10, family=family, data=png(*size)) == tokens
-
-
-@pytest.mark.parametrize(
-    ("size", "model", "tokens"),
-    [
-        ((1_024, 1_024), "openai/gpt-4o", 765), ((2_048, 4_096), "gpt-4.1-2025-04-14", 1_105),
-        ((1_024, 1_024), "gpt-4o-mini", 2_833 + 4 * 5_667), ((1_024, 1_024), "gpt-5-chat-latest", 70 + 4 * 140),
-        ((1_024, 1_024), "o3", 75 + 4 * 150), ((1_024, 1_024), "gpt-5-mini", 1_659),
-        ((1_800, 2_400), "gpt-4.1-mini", 2_353), ((1_800, 2_400), "o4-mini", 2_498),
-        ((1_600, 1_600), "gpt-5.4", 3_000), ((640, 480), "gpt-6", 360), ((1_280, 720), "gpt-5.5-pro", 1_104),
-        ((20_000, 1), "gpt-5-nano", 158),
-    ],
-)  # fmt: skip
-def test_images_count_by_the_rule_of_openais_model(size: tuple[int, int], model: str, tokens: int) -> None:
+def test_images_count_as_the_providers_examples_and_rules_say(
+    size: tuple[int, int], family: str, model: str, tokens: int
+) -> None:
     """1,452 patches for 1,800 by 2,400 pixels is OpenAI's own example."""
-    assert media_tokens("image/png", 10, family="openai", model=model, data=png(*size)) == tokens
+    assert media_tokens("image/png", 10, family=family, model=model, data=png(*size)) == tokens
 
 
 def test_sound_and_video_count_by_time() -> None:

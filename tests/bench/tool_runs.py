@@ -1,7 +1,7 @@
 """What policies do to recorded agent runs: rows in Markdown, one for each policy.
 
     python tests/bench/tool_runs.py RUNS.jsonl [MORE.jsonl ...] [--window 16000 ...] [--policy NAME|TOML|SETTINGS ...]
-                                    [--columns NAME ...] [--peers] [--by file|shape|fixed] [--limit N]
+                                    [--columns NAME ...] [--peers] [--by file] [--limit N]
 
 A line of a file is a run: ``{"system": …, "tools": [{"name", "description", "parameters"}], "turns": [{"user": …,
 "steps": [{"text": …, "calls": [{"name", "args", "result"}]}]}]}``. Each run is played through an ADK Runner with the
@@ -24,10 +24,7 @@ read      lines in the request, and, where it shows an address, those of earlier
           reads 60 lines around it brings back
 read cost cost, and what such calls return, once a result and request
 
-``--columns`` says which are shown. ``--by shape`` has a row for each shape that
-`aether_context.conversation.shape_of` tells apart, by a run's whole history, ``--by fixed`` one for runs whose system
-instruction, declarations and longest user message take more than half of the window, and one for the others.
-``--peers`` has rows of peers.py.
+``--columns`` says which are shown. ``--by file`` has a row for each file, ``--peers`` has rows of peers.py.
 """
 
 from __future__ import annotations
@@ -55,9 +52,6 @@ from sessions import PERCENT, Figures, policy_of, print_table, rows_of
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.conversation import Conversation, shape_of
-from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.pack import Content
 from aether_context.policy import PRESETS
 
 Run = Mapping[str, Any]
@@ -398,30 +392,6 @@ def long_lines(step: Step) -> set[str]:
     return {line for line in lines if len(line) >= LINE_CHARACTERS}
 
 
-def shape(run: Run, window: int) -> str:
-    """The kind of conversation that a run's whole history is."""
-    contents: list[Content] = []
-    for turn in run["turns"]:
-        contents.append(content_of_parts("user", [part_of({"text": turn["user"]})]))
-        for step in turn["steps"]:
-            said = [part_of({"text": step["text"]})] if step["text"] else []
-            calls = [part_of({"function_call": {"name": c["name"], "args": c["args"]}}) for c in step["calls"]]
-            results = [
-                part_of({"function_response": {"name": c["name"], "response": {"result": c["result"]}}})
-                for c in step["calls"]
-            ]
-            contents.append(content_of_parts("model", [*said, *calls]))
-            if results:
-                contents.append(content_of_parts("user", results))
-    return shape_of(Conversation.of(contents, window=window, system=run["system"])).kind
-
-
-def fixed(run: Run, window: int) -> str:
-    """How much of the window has what hardly a cut takes: system instruction, declarations and the longest message."""
-    size = History.of(run).size + max(tokens(f"user:{turn['user']}") for turn in run["turns"])
-    return "over half" if 2 * size > window else "up to half"
-
-
 def plugin(policy: PackPolicy, at: int) -> list[BasePlugin]:
     """The plugin, with a store of its own."""
     return [ContextPackPlugin(policy=policy, store=f"memory://runs-{policy.digest[-12:]}-{at}")]
@@ -435,8 +405,7 @@ def measured(
 
     runs = [(name, run) for name, held in named.items() for run in held]
     for window in windows:
-        of = {"shape": shape, "fixed": fixed}.get(by or "")
-        groups = [of(run, window) if of else name if by else "" for name, run in runs]
+        groups = [name if by else "" for name, _ in runs]
         for name in [*policies, *(PEERS if peers else ())]:
             made = None if name in PEERS else policy_of(name, window)
             held: dict[str, list[Figures]] = {}
@@ -455,7 +424,7 @@ def main() -> None:
     parser.add_argument("--policy", nargs="*", default=list(PRESETS), help="presets, profiles, TOML files or settings")
     parser.add_argument("--peers", action="store_true", help="what a user could pick instead, too")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS)[:7], metavar="NAME")
-    parser.add_argument("--by", choices=["file", "shape", "fixed"], help="a row for each of these")
+    parser.add_argument("--by", choices=["file"], help="a row for each of these")
     parser.add_argument("--limit", type=int, help="only the first runs of each file")
     given = parser.parse_args()
     named = {path.stem: rows_of(path)[: given.limit] for path in given.runs}
