@@ -34,7 +34,6 @@ HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
 
 
 async def versions_count_from_zero(service: Any) -> None:
-    """Each save is a version of its own, the last one is loaded, and every earlier one still is there."""
     for at in range(3):
         assert await _save(service, f"text {at}") == at
     assert await _text(service) == "text 2"
@@ -43,7 +42,6 @@ async def versions_count_from_zero(service: Any) -> None:
 
 
 async def what_is_not_there_is_none(service: Any) -> None:
-    """A name or version that does not exist is None or empty, and deleting it is no error."""
     assert await service.load_artifact(**HERE, filename="a.txt") is None
     assert await service.get_artifact_version(**HERE, filename="a.txt") is None
     assert await service.list_versions(**HERE, filename="a.txt") == []
@@ -57,7 +55,6 @@ async def what_is_not_there_is_none(service: Any) -> None:
 
 
 async def bytes_come_back_as_they_were(service: Any) -> None:
-    """Binary data keeps its bytes, MIME type and display name, up to several megabytes."""
     for at, data in enumerate((b"\x00\xff\r\n\n{}", bytes(range(256)) * 20_000)):
         blob = {"data": data, "mime_type": "image/png", "display_name": "Bild.png"}
         await service.save_artifact(**HERE, filename=f"{at}.png", artifact={"inline_data": blob})
@@ -67,14 +64,12 @@ async def bytes_come_back_as_they_were(service: Any) -> None:
 
 
 async def text_comes_back_as_it_was(service: Any) -> None:
-    """Text keeps every character."""
     for text in ("", "plain", "Zeile\n日本語 🐈\tend", "x" * 300_000):
         await _save(service, text, filename="t.txt")
         assert await _text(service, filename="t.txt") == text
 
 
 async def what_was_loaded_is_a_copy(service: Any) -> None:
-    """Changing what was saved or loaded changes nothing that is kept."""
     blob = {"data": b"abc", "mime_type": "image/png"}
     await service.save_artifact(**HERE, filename="a.png", artifact={"inline_data": blob})
     first = await service.load_artifact(**HERE, filename="a.png")
@@ -83,7 +78,6 @@ async def what_was_loaded_is_a_copy(service: Any) -> None:
 
 
 async def metadata_is_kept_by_version(service: Any) -> None:
-    """Each version keeps its own metadata, MIME type, time, and a canonical URI that no other version has."""
     for at in range(2):
         blob = {"data": b"x", "mime_type": "image/png"}
         metadata = {"step": f"step-{at}", "note": "ü"}
@@ -101,7 +95,6 @@ async def metadata_is_kept_by_version(service: Any) -> None:
 
 
 async def large_metadata_is_kept(service: Any) -> None:
-    """Metadata may be longer than what it describes."""
     metadata = {"note": "n" * 50_000}
     await service.save_artifact(**HERE, filename="a.txt", artifact={"text": "short"}, custom_metadata=metadata)
     assert (await service.get_artifact_version(**HERE, filename="a.txt")).custom_metadata == metadata
@@ -109,7 +102,6 @@ async def large_metadata_is_kept(service: Any) -> None:
 
 
 async def sessions_users_and_apps_are_apart(service: Any) -> None:
-    """The same name in another session, of another user or app, is another artifact."""
     others = {"session_id": "s2"}, {"user_id": "bob"}, {"app_name": "other"}, {"session_id": "S1"}
     places = [HERE, *({**HERE, **other} for other in others)]
     for at, place in enumerate(places):
@@ -122,7 +114,6 @@ async def sessions_users_and_apps_are_apart(service: Any) -> None:
 
 
 async def names_of_users_are_seen_in_all_their_sessions(service: Any) -> None:
-    """``user:`` names are the same artifact in every session of the user, and nobody else's."""
     await _save(service, "mine", filename="user:profile.txt")
     other = {**HERE, "session_id": "s2"}
     assert (await service.load_artifact(**other, filename="user:profile.txt")).text == "mine"
@@ -136,7 +127,6 @@ async def names_of_users_are_seen_in_all_their_sessions(service: Any) -> None:
 
 
 async def keys_are_complete_and_sorted(service: Any) -> None:
-    """Every name is listed once, those of folders and of the user included, and each loads as it is listed."""
     names = ["b.txt", "a.txt", "a.txt/inner.txt", "folder/deep/c.txt", "Upper.TXT", "user:u.txt", "user:f/u.txt"]
     for name in (*names, "a.txt"):
         await _save(service, name, filename=name)
@@ -146,7 +136,6 @@ async def keys_are_complete_and_sorted(service: Any) -> None:
 
 
 async def deleting_takes_all_versions_of_one_name(service: Any) -> None:
-    """Nothing of a deleted artifact is left, and nothing of its neighbours is gone; saving begins again."""
     for name in ("doc", "doc", "doc/inner", "docs", "user:doc"):
         await _save(service, name, filename=name)
     await service.delete_artifact(**HERE, filename="doc")
@@ -160,14 +149,12 @@ async def deleting_takes_all_versions_of_one_name(service: Any) -> None:
 
 
 async def savers_at_the_same_time_get_versions_of_their_own(service: Any) -> None:
-    """Ten savers at once: ten versions, each with what its saver was told."""
     numbers = await asyncio.gather(*(_save(service, f"by {at}") for at in range(10)))
     assert sorted(numbers) == list(range(10))
     assert [await _text(service, version=number) for number in numbers] == [f"by {at}" for at in range(10)]
 
 
 async def a_rewind_takes_an_artifact_back(service: Any) -> None:
-    """The empty binary part that ADK saves in a rewind loads as None."""
     await _save(service, "one")
     gone = {"inline_data": {"data": b"", "mime_type": "application/octet-stream"}}
     assert await service.save_artifact(**HERE, filename="a.txt", artifact=gone) == 1
@@ -176,7 +163,6 @@ async def a_rewind_takes_an_artifact_back(service: Any) -> None:
 
 
 async def references_are_followed_inside_their_session(service: Any) -> None:
-    """A part that refers to another artifact loads that one; one of another session, user or app never does."""
     await _save(service, "target")
     own = "artifact://apps/app/users/ann/sessions/s1/artifacts/a.txt/versions/0"
     if not await _takes(service, "ref", own):
@@ -191,7 +177,6 @@ async def references_are_followed_inside_their_session(service: Any) -> None:
 
 
 async def odd_names_stay_in_their_session(service: Any) -> None:
-    """A name that would lead elsewhere is refused, or is but a name: saved, listed, loaded and deleted like others."""
     await service.save_artifact(**{**HERE, "session_id": "s2"}, filename="mine", artifact={"text": "untouched"})
     relative = ("../../other/secret.txt", "..", "..\\..\\secret.txt", "%2e%2e%2fsecret.txt", "a/../../../b")
     absolute = ("/etc/passwd", "C:\\windows\\win.ini", "nul.txt", "con", "0", "x" * 3_000, "a\nb", "Ärger 日本.txt")
@@ -208,7 +193,6 @@ async def odd_names_stay_in_their_session(service: Any) -> None:
 
 
 async def owners_that_lead_elsewhere_are_refused(service: Any) -> None:
-    """An app, user or session that is empty or holds ``..`` is an error, whatever is asked."""
     for field in ("app_name", "user_id", "session_id"):
         for name in ("", "..", "../x", "a/../b", "/abs", "a\x00b"):
             place = {**HERE, field: name}
@@ -218,7 +202,6 @@ async def owners_that_lead_elsewhere_are_refused(service: Any) -> None:
 
 
 async def a_part_with_nothing_to_keep_is_refused(service: Any) -> None:
-    """An empty part is an error, and leaves no version."""
     assert await _refuses(service.save_artifact(**HERE, filename="a.txt", artifact={}))
     assert await service.list_versions(**HERE, filename="a.txt") == []
 
@@ -245,7 +228,9 @@ async def _refuses(asked: Awaitable[Any]) -> bool:
 
 
 ARTIFACT_CHECKS: tuple[Callable[[Any], Awaitable[None]], ...] = tuple(
-    check for name, check in globals().items() if inspect.iscoroutinefunction(check) and not name.startswith("_")
+    check
+    for name, check in globals().items()
+    if inspect.iscoroutinefunction(check) and check.__module__ == __name__ and not name.startswith("_")
 )
 """Every check above, in the order in which a broken service is best understood."""
 

@@ -109,15 +109,6 @@ def test_runs_are_played_under_policies_and_what_could_be_picked_instead(table: 
     assert (rows_of_b["sessions"]["cost"], rows_of_b["effective"]["grounded"]) == ("2", "2.0")
 
 
-def test_a_line_that_a_request_has_an_address_for_is_read_back() -> None:
-    runs = importlib.import_module("tool_runs")
-    line, far = "the one line that the next call quotes again", "\n".join(f"row {at}" for at in range(500))
-    results = [f"{far}\n{line}\n{far}", "nothing of it"]
-    read, paid = runs.read_back({line, "a line that no result has ever had in it"}, results)
-    assert read == 1
-    assert 0 < paid < runs.tokens(results[0]) / 5
-
-
 def test_a_look_up_is_complete_where_each_value_stands_in_its_request(table: Table, tmp_path: Path) -> None:
     found, lost = [2, [["import b_2", "y = 2"]]], [1, [["y = 2"]]]
     path = written(tmp_path / "l.jsonl", {"run": RUN, "need": [found]}, {"run": RUN, "need": [found, lost]})

@@ -30,19 +30,11 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
+from plans import planned
 from scripted import Chat, Scripted, Sent, call, faults
 
 from aether_context import Manifest, PackPolicy
 from aether_context.cli.verification import Verifier
-
-PLAN = {
-    "plan": {
-        "task_id": "42",
-        "task": "Clear the backlog",
-        "goal": "Every order has an answer",
-        "step": {"id": "3", "text": "Look orders up", "acceptance": ["Every order is named"]},
-    }
-}
 
 
 def read_page(name: str) -> str:
@@ -227,7 +219,7 @@ def cached_chat(script: Sequence[Any], window: int, state: Mapping[str, Any], **
     return CachedChat(chat=chat, provider=provider, model=model, given=given)
 
 
-@pytest.mark.parametrize("state", [{}, PLAN], ids=["unplanned", "planned"])
+@pytest.mark.parametrize("state", [{}, planned()], ids=["unplanned", "planned"])
 def test_one_cache_of_adk_serves_a_whole_epoch(state: Mapping[str, Any]) -> None:
     script = [*reading(4), *reading(3), "yes", *reading(2)]
     run = cached_chat(script, 60_000, state)
@@ -240,7 +232,7 @@ def test_one_cache_of_adk_serves_a_whole_epoch(state: Mapping[str, Any]) -> None
     assert used == ["", *["cachedContents/1"] * (len(script) - 1)]
 
 
-@pytest.mark.parametrize("state", [{}, PLAN], ids=["unplanned", "planned"])
+@pytest.mark.parametrize("state", [{}, planned()], ids=["unplanned", "planned"])
 def test_a_cut_ends_adks_cache_and_the_next_epoch_has_one_of_its_own(state: Mapping[str, Any]) -> None:
     run = cached_chat(reading(30), 12_000, state)
     run.chat.say("read thirty")
@@ -297,7 +289,7 @@ def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(
         script=answering(14),
         tools=[read_page],
         policy=PackPolicy(max_input_tokens=window),
-        state=PLAN,
+        state=planned(),
         app_settings={"events_compaction_config": compaction(kind)},
     )
     chat.say(*messages(14))
@@ -321,7 +313,7 @@ def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, 
         ],
         tools=[read_page],
         policy=PackPolicy(max_input_tokens=window, conversation={"summary_share": summary_share}),
-        state=PLAN,
+        state=planned(),
     )
     every = messages(15)
     chat.say(*every[:9])
@@ -353,7 +345,7 @@ def test_an_invocation_that_waits_for_a_result_is_resumed_in_its_epoch(window: i
         script=[*reading(3), *reading(4)[:-1], call("order_book", title="Rivers"), *reading(4, "it came", begin=4)],
         tools=[read_page, LongRunningFunctionTool(order_book)],
         policy=PackPolicy(max_input_tokens=window),
-        state=PLAN,
+        state=planned(),
         app_settings={"resumability_config": ResumabilityConfig(is_resumable=True)},
     )
     chat.say("msg_0: read three")
@@ -383,7 +375,7 @@ def test_a_late_result_in_the_place_of_an_earlier_one_is_history_rewritten(resta
         script=[*reading(3)[:-1], call("order_slowly", title="Rivers"), *reading(3, "ordered"), "it came"],
         tools=[read_page, LongRunningFunctionTool(order_slowly)],
         policy=policy,
-        state=PLAN,
+        state=planned(),
     )
     asked = chat.say("msg_0: read three, order the book and read on")
     if restart:

@@ -10,6 +10,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
+from plans import words
 from scripted import Chat, Memories, Scripted, Sent, call, look_up, remembered, was_cut
 
 from aether_context import PackPolicy
@@ -20,10 +21,6 @@ PLAN = {
     "role": "planner",
     "step": {"id": "3", "text": "Find the tax rate", "acceptance": ["The rate is named"], "tools": ["translator"]},
 }
-
-
-def words(count: int, seed: str) -> str:
-    return " ".join(f"{seed}{at}" for at in range(count))
 
 
 def long_chat(window: int = 3_000, turns: int = 18, **settings: Any) -> Chat:

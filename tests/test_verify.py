@@ -13,7 +13,6 @@ import tracemalloc
 import zlib
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import packs
 import pytest
@@ -47,10 +46,6 @@ def talked(store: PackStore, turns: int = 4, **settings: object) -> Chat:
     chat = Chat(plugin=plugin, tools=[big_file], script=script, **settings)  # type: ignore[arg-type]
     chat.say("go", "word " * 9_000, *(f"message {at}" for at in range(turns - 2)))
     return chat
-
-
-def held(chat: Chat) -> Any:
-    return asyncio.run(chat.held())
 
 
 def everything(store: PackStore) -> dict[str, list[File]]:
@@ -132,7 +127,7 @@ def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
 def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
     chat = talked(store)
-    assert verify(store, held(chat)).faults == {}
+    assert verify(store, asyncio.run(chat.held())).faults == {}
     first, *_ = manifests = list(store.manifests())
     outcome = store.outcome(first)
     # Whoever has no key can make all hashes anew, and cannot sign.
