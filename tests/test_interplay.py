@@ -219,10 +219,9 @@ def cached_chat(script: Sequence[Any], window: int, state: Mapping[str, Any], **
     return CachedChat(chat=chat, provider=provider, model=model, given=given)
 
 
-@pytest.mark.parametrize("state", [{}, planned()], ids=["unplanned", "planned"])
-def test_one_cache_of_adk_serves_a_whole_epoch(state: Mapping[str, Any]) -> None:
+def test_one_cache_of_adk_serves_a_whole_epoch() -> None:
     script = [*reading(4), *reading(3), "yes", *reading(2)]
-    run = cached_chat(script, 60_000, state)
+    run = cached_chat(script, 60_000, planned())
     run.chat.say("read four", "three more", "is that all?", "and two")
     manifests = checked(run.chat)
     assert {one.epoch.number for one in manifests} == {1}
@@ -232,7 +231,7 @@ def test_one_cache_of_adk_serves_a_whole_epoch(state: Mapping[str, Any]) -> None
     assert used == ["", *["cachedContents/1"] * (len(script) - 1)]
 
 
-@pytest.mark.parametrize("state", [{}, planned()], ids=["unplanned", "planned"])
+@pytest.mark.parametrize("state", [pytest.param({}, marks=pytest.mark.slow), planned()], ids=["unplanned", "planned"])
 def test_a_cut_ends_adks_cache_and_the_next_epoch_has_one_of_its_own(state: Mapping[str, Any]) -> None:
     run = cached_chat(reading(30), 12_000, state)
     run.chat.say("read thirty")
