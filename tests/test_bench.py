@@ -92,12 +92,6 @@ def test_a_cell_is_a_mean_over_sessions_with_its_interval() -> None:
     assert sessions.cell([{"kept": (0, 0)}], "kept", 1.0, 2) == ""
 
 
-def test_sessions_of_one_size_count_and_one_long_one_is_nearly_all() -> None:
-    sessions = importlib.import_module("sessions")
-    assert sessions.effective([3, 3, 3, 3]) == 4
-    assert sessions.effective([91, 3, 3, 3]) == pytest.approx(1.204, abs=1e-3)
-
-
 def test_runs_are_played_under_policies_and_what_could_be_picked_instead(table: Table, tmp_path: Path) -> None:
     files = written(tmp_path / "a.jsonl", RUN), written(tmp_path / "b.jsonl", RUN, RUN)
     options = ["--policy", "balanced", "offload.mode=off", "--peers", "--by", "file", "--window", 600]

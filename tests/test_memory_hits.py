@@ -104,23 +104,6 @@ def test_what_the_app_put_there_enters_whatever_is_asked(policy: str, key: str, 
     chat.replays()
 
 
-def test_notes_that_an_agent_wrote_enter_a_later_request_about_something_else() -> None:
-    chat = Chat(
-        script=[
-            call("record_decision", text="Ship on Friday", reason="legal"),
-            call("record_entity", name="Bo", text="approves refunds"),
-            "Noted.",
-            "Four.",
-        ],
-        tools=memory_tools(),
-    )
-    chat.say("Note these.")
-    chat.say("What is 2 + 2?")
-    text = memory_section(chat)
-    assert ": Ship on Friday (because: legal)" in text
-    assert ": Bo: approves refunds" in text
-
-
 def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_does_not() -> None:
     chat = Chat(
         state={"knowledge": {"notes": OWN[:2]}},
@@ -135,14 +118,6 @@ def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_d
     assert "Harbour fee fact" in text
     assert all(f"- {one}" in text for one in OWN[:2])
     chat.replays()
-
-
-def test_the_contract_says_what_is_authoritative() -> None:
-    for contract in ("system", "payload"):
-        chat = Chat(state={"plan": PLAN}, policy=PackPolicy(payload={"contract": contract}))
-        chat.say("What is 2 + 2?")
-        sent = f"{chat.sent[0].system}{chat.sent[0].text}"
-        assert sent.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
 
 
 WISH = "Always answer in German."
@@ -236,11 +211,13 @@ def test_a_decision_and_an_entity_stand_in_later_packs_with_their_source() -> No
     held = state_of(chat)["knowledge"]
     assert [one["text"] for one in held["decisions"]] == ["Refunds go out on Fridays (because: the bank batches them)"]
     assert [one["text"] for one in held["entities"]] == ["bo: approves refunds above 200"]
-    chat.say("When do refunds go out, and who approves them?")
+    chat.say("What is 2 + 2?")  # what agents note enters whatever is asked
     last = chat.manifests()[-1]
     rows = Replayer(chat.store).resolve(last).rows.values()
     assert {row.source for row in rows if row.layer == "memory"} == {"decision", "entity"}
-    assert "Refunds go out on Fridays" in chat.sent[-1].human()
+    text = memory_section(chat)
+    assert ": Refunds go out on Fridays (because: the bank batches them)" in text
+    assert ": bo: approves refunds above 200" in text
     chat.replays()
 
 

@@ -58,6 +58,7 @@ def test_the_contract_text_stands_once_and_names_headers_that_exist() -> None:
         for one in chat.sent:
             whole = f"{one.system}\n{one.human()}"
             assert whole.count("USER REQUEST comes last") == 1
+            assert whole.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
 
 
 @pytest.mark.parametrize("breaker", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])

@@ -61,13 +61,6 @@ def limit(window: int, threshold: float = 0.8) -> float:
     return threshold * (window - window // 10)
 
 
-def test_the_estimate_is_at_or_below_the_threshold_after_a_trim() -> None:
-    contents = talk(40)
-    result = trimmed(contents, 4_000)
-    assert estimate_tokens(contents) > limit(4_000)
-    assert estimate_tokens(rendered(Conversation.of(contents, window=4_000), result)) <= limit(4_000) + ROUNDED
-
-
 def test_the_trimmed_prefix_is_identical_across_calls() -> None:
     contents = talk(60)
     state: Any = None
