@@ -251,10 +251,10 @@ def delete_all() -> str:
 
 
 class Memories(BaseMemoryService):
-    """Finds the given entries for every query, after a delay, or raises."""
+    """Finds the given entries for every query, or raises."""
 
-    def __init__(self, *entries: MemoryEntry, error: Exception | None = None, delay_seconds: float = 0.0) -> None:
-        self.entries, self.error, self.delay_seconds = list(entries), error, delay_seconds
+    def __init__(self, *entries: MemoryEntry, error: Exception | None = None) -> None:
+        self.entries, self.error = list(entries), error
         self.queries: list[tuple[str, str, str]] = []
 
     async def add_session_to_memory(self, session: Any) -> None:
@@ -262,8 +262,6 @@ class Memories(BaseMemoryService):
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
         self.queries.append((app_name, user_id, query))
-        if self.delay_seconds:
-            await asyncio.sleep(self.delay_seconds)
         if self.error is not None:
             raise self.error
         return SearchMemoryResponse(memories=self.entries)

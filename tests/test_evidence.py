@@ -20,7 +20,7 @@ from aether_context.evidence.show import show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import decoded, read_json
 from aether_context.text.json_lines import outlined, rendered
-from aether_context.text.shorten import shorten, shorten_line, view_of
+from aether_context.text.shorten import view_of
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("")
@@ -236,41 +236,3 @@ def test_a_search_that_looks_like_a_pattern_is_literal():
     searcher = Searcher(view_of(("a" * 300 + "\n") * 200 + "cost (a+)+$ here\n" + log(20)))
     found = searcher.search("(a+)+$", max_tokens=300, counter=COUNTER)
     assert (found.how, found.matches) == ("literal", 1)
-
-
-def extract(text, *, max_tokens, query=""):
-    return shorten(text, max_tokens, counter=COUNTER, query=query).text
-
-
-@given(st.text(max_size=4_000), st.integers(1, 300), st.text(max_size=40))
-def test_an_excerpt_never_exceeds_its_budget_nor_its_text(text, budget, query):
-    for found in (
-        extract(text, max_tokens=budget, query=query),
-        shorten_line(text, budget, counter=COUNTER, query=query),
-    ):
-        assert COUNTER.count(found) <= budget or len(found) <= 2
-        if COUNTER.count(text) <= budget:
-            assert found == text
-
-
-def test_an_excerpt_of_an_excerpt_counts_the_lines_of_the_text():
-    first = extract("\n".join(f"line {at}: value {at * 7}" for at in range(1, 401)), max_tokens=400)
-    second = extract(first, max_tokens=120)
-    ranges = [(int(gap[1]), int(gap[2] or gap[1])) for gap in GAP.finditer(second)]
-    gone = {at for start, stop in ranges for at in range(start, stop + 1)}
-    kept = {int(found) for found in re.findall(r"line (\d+): ", second)}
-    assert kept | gone == set(range(1, 401))
-    assert not kept & gone
-
-
-def test_the_names_of_lines_that_are_left_out_find_room_beside_it():
-    text = "\n".join(f"part {at} of the report is about account ACC-{at * 37:05} and nothing else" for at in range(60))
-    found = shorten(text, 300, counter=COUNTER, names=True)
-    assert len(set(re.findall(r"ACC-\d+", found.text + found.names))) > found.kept
-    assert COUNTER.count(found.text) + COUNTER.count(found.names) <= 300
-
-
-def test_sentences_about_the_query_stand_on_one_line():
-    text = "The sky is grey. The kestrel policy is rotated monthly. Nobody was there.\nIt rained."
-    found = shorten_line(text, 15, counter=COUNTER, query="kestrel policy")
-    assert found.strip("… ") == "The kestrel policy is rotated monthly."

@@ -6,11 +6,9 @@ import asyncio
 import json
 import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from google.adk.agents import LlmAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.sessions.base_session_service import GetSessionConfig
@@ -18,8 +16,7 @@ from google.genai import types
 from pydantic import BaseModel
 from scripted import Chat, Scripted, Sent, big_file, call, faults, look_up, send_mail
 
-from aether_context import PackPolicy, PackStore
-from aether_context.cli import main
+from aether_context import PackPolicy
 from aether_context.reading import PackView, difference, read_view
 from aether_context.store.replay import Replayer
 
@@ -132,7 +129,10 @@ def test_an_agent_that_can_declare_no_reader_is_shown_the_results_themselves() -
     chat.replays()
 
 
-@pytest.mark.parametrize("most", [0, 10])
+# events that were not loaded
+
+
+@pytest.mark.parametrize("most", [0, 3, 10])
 def test_a_manifest_says_that_the_host_did_not_load_all_events(most: int) -> None:
     words = "word " * 120
     chat = Chat([f"answer {at} {words}" for at in range(20)], policy=PackPolicy(max_input_tokens=2_000))
@@ -170,18 +170,13 @@ def views(chat: Chat) -> list[PackView]:
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
-    """A conversation of 16 calls that is cut once."""
-    store = PackStore(tmp_path_factory.mktemp("cut") / "packs")
-    made = Chat(store=store, tools=[look_up], policy=NARROW, script=looking_up(8))
-    made.say(*(f"question {at}" for at in range(8)))
-    assert [one.epoch_reason for one in made.manifests()].count("high_water") == 1
-    return made
-
-
-@pytest.fixture(scope="module")
-def cut(chat: Chat) -> list[PackView]:
-    return views(chat)
+def cut() -> list[PackView]:
+    """The packs of a conversation that is cut once."""
+    chat = Chat(tools=[look_up], policy=NARROW, script=looking_up(8))
+    chat.say(*(f"question {at}" for at in range(8)))
+    found = views(chat)
+    assert [view.manifest.epoch_reason for view in found].count("high_water") == 1
+    return found
 
 
 def cut_at(found: list[PackView]) -> int:
@@ -232,38 +227,3 @@ def test_two_sessions_part_at_the_very_character() -> None:
     assert found.shared_tokens == 0
     (text,) = [text for text in found.texts if not text.same]
     assert [kind for kind, _ in text.lines][:2] == ["-", "+"]
-
-
-def diff(*arguments: object, store: PackStore | None = None, code: int) -> Result:
-    """Runs the command and checks its exit code."""
-    url = ["--store", store.url] if store is not None else []
-    result = CliRunner().invoke(main, ["diff", *map(str, arguments), *url])
-    assert result.exit_code == code, result.output
-    return result
-
-
-def test_a_pack_is_compared_with_the_one_before_it(chat: Chat, cut: list[PackView]) -> None:
-    at, manifests = cut_at(cut), chat.manifests()
-    before, after = manifests[at - 1], manifests[at]
-    output = diff(after.pack_id, store=chat.store, code=1).stdout
-    assert before.pack_id in output
-    assert "they part in content 0 (user), after 0 of its characters: cut" in output
-    left = [line.split() for line in output.splitlines() if line.split()[:1] == ["left"]]
-    assert len(left) == len([row for row in after.rows if row.form == "summarized"])
-    assert all(words[-2:] == ["summarized,", "window"] for words in left)
-    assert "    - question 0\n" in output
-    assert "    + CONVERSATION SUMMARY" in output
-    change = f"{before.counted_tokens:,} → {after.counted_tokens:,}"
-    assert any(change in line for line in output.splitlines() if line.split()[:1] == ["all"])
-
-
-def test_what_is_not_there_is_exit_code_3(tmp_path: Path) -> None:
-    made = Chat(store=PackStore(tmp_path / "packs"))
-    made.say("one")
-    assert "says of no pack before it" in diff(store=made.store, code=3).stderr
-    assert "no pack 'nope'" in diff("nope", "latest", store=made.store, code=3).stderr
-    text = tmp_path / "notes.md"
-    text.write_text("notes")
-    assert "it holds no manifest" in diff(text, "latest", store=made.store, code=3).stderr
-    assert "no such store" in diff(store=PackStore(tmp_path / "none"), code=3).stderr
-    assert "diff [OPTIONS]" in diff("a", "b", "c", store=made.store, code=2).stderr

@@ -1,6 +1,4 @@
-"""The samples and the demo: each answers as its page says, and leaves packs that replay. `test_readme` runs the
-quickstart.
-"""
+"""The samples: each answers as its page says, and leaves packs that replay. `test_readme` runs the quickstart."""
 
 from __future__ import annotations
 
@@ -9,15 +7,11 @@ import os
 import re
 import subprocess
 import sys
-import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from adk_server import ADK, api_server
-from click.testing import CliRunner
 from google.adk.apps import App
 from google.adk.cli.utils.agent_loader import AgentLoader
 from google.adk.events.event import Event
@@ -25,10 +19,6 @@ from google.adk.runners import InMemoryRunner
 from scripted import sound
 
 from aether_context import Manifest, PackStore
-from aether_context.cli import main
-from aether_context.demo import STEPS, Folder
-from aether_context.pack import Row
-from aether_context.reading import WHY
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 # ADK warns of its own loops and sequences, which the range that the package takes still has nothing in the place of.
@@ -172,93 +162,3 @@ def test_adks_server_answers_with_packs(tmp_path: Path) -> None:
             assert sample.answer in "".join(part.get("text", "") for part in finals[-1]["content"]["parts"])
             assert finals[-1]["customMetadata"]["aether_context"]["pack_id"]
     assert len(sound(PackStore(tmp_path / "packs"))) > 12
-
-
-WINDOW = 16_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    code: int
-    output: str
-    store: PackStore
-    manifests: tuple[Manifest, ...]
-
-
-def ran(folder: Path, window: int) -> Ran:
-    result = CliRunner().invoke(main, ["demo", "--store", str(folder), "--window", str(window)])
-    store = PackStore(folder)
-    return Ran(code=result.exit_code, output=result.stdout, store=store, manifests=tuple(store.manifests()))
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return ran(tmp_path_factory.mktemp("demo"), WINDOW)
-
-
-def rows(manifests: typing.Iterable[Manifest]) -> Iterator[Row]:
-    for one in manifests:
-        yield from one.rows
-
-
-def test_every_call_of_both_questions_leaves_a_pack(demo: Ran) -> None:
-    assert demo.code == 0
-    calls = [one.call for one in demo.manifests]
-    assert len({one.invocation for one in demo.manifests}) == 2
-    first = calls.index(1, 1)
-    assert calls == [*range(1, first + 1), *range(1, len(calls) - first + 1)]
-    assert {one.step_id for one in demo.manifests} == {step["id"] for step in STEPS}
-    assert all(one.validity == "valid" and one.window == WINDOW for one in demo.manifests)
-
-
-def test_the_last_page_names_packs_reasons_and_commands(demo: Ran) -> None:
-    shown = next(one for one in demo.manifests if one.truncation_events)
-    text = " ".join(demo.output.split())
-    assert "cut of " in text
-    assert WHY["expired"] in text
-    assert demo.store.uri(shown).rsplit("/packs/", 1)[0] in demo.output
-    for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
-        assert f"aether-context {command} --store {demo.store.url}" in demo.output
-
-
-def compared(output: str) -> dict[str, list[str]]:
-    """The rows of the comparison with no plugin, by their names: with it, without it."""
-    table = output.split("The same run without the plugin\n")[1].split("Checked\n")[0]
-    rows = (re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[1:7])
-    return {name: cells for name, *cells in rows}
-
-
-def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
-    rows = compared(demo.output)
-    assert len(set(rows["model calls"])) == 1
-    packed, plain = (int(cell.replace(",", "")) for cell in rows["input tokens"])
-    assert packed < plain / 2
-    largest = [int(cell.replace(",", "")) for cell in rows["largest request"]]
-    assert largest[0] <= WINDOW < largest[1]
-    over = [int(cell.split()[0]) for cell in rows["larger than the window"]]
-    assert over[0] == 0
-    assert over[1] > 10
-    assert all(cell.endswith("%") for cell in rows["same beginning as the call before"])
-    costs = [float(cell.removeprefix("$")) for cell in rows["cost of the input"]]
-    assert 0 < costs[0] < costs[1]
-
-
-def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
-    result = CliRunner().invoke(main, ["demo", "--model", "gemini-2.5-flash", "--store", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "GOOGLE_API_KEY" in result.stdout
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("path", ["../secret.py", "/etc/passwd", "link.py", "notes.txt", "none.py", "", "a\0.py"])
-def test_the_tools_read_nothing_outside_their_folder(tmp_path: Path, path: str) -> None:
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    (tmp_path / "secret.py").write_text("SECRET = 1\n")
-    (inside / "notes.txt").write_text("SECRET\n")
-    (inside / "link.py").symlink_to(tmp_path / "secret.py")
-    folder = Folder(inside)
-    assert "There is no file" in folder.read_file(path)
-    assert "No line contains" in folder.search_text("SECRET")
-    assert folder.list_files() == ""

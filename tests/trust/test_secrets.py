@@ -37,7 +37,7 @@ def letters(count: int, of: str = string.ascii_letters + string.digits) -> str:
     return "".join(_random.choice(of) for _ in range(count))
 
 
-HEX, LOWER = "0123456789abcdef", string.ascii_lowercase + string.digits
+HEX = "0123456789abcdef"
 PEM = "\n".join(letters(64) for _ in range(6))
 BLOCK = f"-----BEGIN RSA PRIVATE KEY-----\n{PEM}\n-----END RSA PRIVATE KEY-----"
 ESCAPED = "\n".join(letters(64) for _ in range(6))
