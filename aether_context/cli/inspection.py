@@ -13,6 +13,7 @@ from aether_context.reading import (
     Difference,
     call_titles,
     difference,
+    read_back,
     read_view,
     session_packs,
     view_of,
@@ -41,8 +42,9 @@ def show(url: str, pack: str | None, *, session: str | None, everything: bool, a
         print_json(filled.model_dump(mode="json"))
     else:
         view = read_view(replayer, manifest, request=False)
-        titles = call_titles(session_packs(store, app=manifest.app, user=manifest.user, session=manifest.session))
-        print_pack(view, title=titles.get(manifest.pack_id, ""), everything=everything)
+        calls = session_packs(store, app=manifest.app, user=manifest.user, session=manifest.session)
+        title = call_titles(calls).get(manifest.pack_id, "")
+        print_pack(view, title=title, reads=read_back(store, calls), everything=everything)
         gaps = view.gaps
     return _faults(manifest, gaps)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from aether_context.cli import packs
 from aether_context.cli.terminal import FAILED, head, plain, print_json, say, tell
-from aether_context.reading import Answer, Span, why
+from aether_context.reading import Answer, Span, reads_told, why
 from aether_context.store import PackStore
 
 _FEW = 6
@@ -42,8 +42,7 @@ def _print(answer: Answer, everything: bool) -> None:
         for span in place.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")
         if place.uri:
-            read = ", ".join(map(str, place.read_back))
-            say(f"  all of it is at {place.uri}: " + (f"read back before call {read}" if read else "never read back"))
+            say(f"  all of it is at {place.uri}: {reads_told(place.read_back)}")
     if len(answer.places) > _FEW and not everything:
         say(f"… and {len(answer.places) - _FEW} more places (--all shows them)")
     for note in answer.notes:

@@ -9,7 +9,7 @@ from itertools import groupby
 from aether_context.canonical import JSON, short
 from aether_context.cli.terminal import aligned, head, increase, moment, percent, plain, print_table, say
 from aether_context.pack import LAYERS, LayerTokens, Row
-from aether_context.reading import Comparison, Difference, Fate, PackView, Piece, TextChange
+from aether_context.reading import Comparison, Difference, Fate, PackView, Piece, TextChange, reads_told
 from aether_context.store import Manifest
 
 _FEW = 12
@@ -21,11 +21,14 @@ _BAR = 32
 Lines = Sequence[str]
 
 
-def print_pack(view: PackView, *, title: str = "", everything: bool) -> None:
+def print_pack(
+    view: PackView, *, title: str = "", reads: Mapping[str, Sequence[int]] | None = None, everything: bool
+) -> None:
     """Prints a pack in sections with titles; empty ones are left out.
 
     Args:
         title: which call of its session it is for.
+        reads: before which calls addresses were read back; None where that is not known.
     """
     manifest = view.manifest
     if title:
@@ -38,7 +41,7 @@ def print_pack(view: PackView, *, title: str = "", everything: bool) -> None:
             "LAYERS": _layers(manifest),
             "SIGNALS": _signals(manifest),
             "CACHE": _cache(manifest, view.outcome),
-            "CANDIDATES": list(_candidates(view, everything)),
+            "CANDIDATES": list(_candidates(view, reads, everything)),
             "TRUNCATION EVENTS": _events(manifest, everything),
             "TOOLS": list(_tools(manifest, everything)),
             "EVIDENCE NEEDED": [f"- {item}" for item in manifest.evidence_needed],
@@ -150,14 +153,14 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     return aligned(("", ""), facts)
 
 
-def _candidates(view: PackView, everything: bool) -> Iterator[str]:
+def _candidates(view: PackView, reads: Mapping[str, Sequence[int]] | None, everything: bool) -> Iterator[str]:
     """A line for each candidate, with its text below.
 
     In a layer with many candidates, those that were kept whole are summed up in one line.
     """
     shown, notes = list[Row](), dict[int, str]()
     for layer in LAYERS:
-        members = [row for row in view.rows.values() if row.layer == layer]
+        members = [row for row in view.all_rows if row.layer == layer]
         kept = [row for row in members if row.form == "whole" and row.sent_tokens is None]
         if len(members) > _FEW and len(kept) > 1 and not everything:
             members = [row for row in members if row not in kept]
@@ -166,7 +169,7 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
                 f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
             )
         shown += members
-    rows = (_candidate(row, view.tools.get(row.id, row.source)) for row in shown)
+    rows = (_candidate(row, view.tools.get(row.id, row.source), reads) for row in shown)
     lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), rows)
     yield from lines[:1] if shown else ()
     for number, row in enumerate(shown):
@@ -176,12 +179,15 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
         if row.id in view.texts:
             yield f"    “{plain(view.texts[row.id], None if everything else _LONG)}”"
     yield from notes.values()
+    if not everything and any(len(view.texts.get(row.id, "")) > _LONG for row in shown):
+        yield "long texts are shortened: --all shows them whole"
 
 
-def _candidate(row: Row, source: str) -> tuple[str, ...]:
+def _candidate(row: Row, source: str, reads: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
     scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""
-    details = " · ".join(filter(None, (scores, moment(row.time), row.uri, covers)))
+    read = f", {reads_told(reads.get(row.uri, ()))}" if reads is not None and row.form == "offloaded" else ""
+    details = " · ".join(filter(None, (scores, moment(row.time), row.uri + read, covers)))
     tokens = f"{row.tokens:,}" if row.sent_tokens is None else f"{row.tokens:,} → {row.sent_tokens:,}"
     return row.layer, row.id, source, tokens, row.form, row.reason or "", details
 

@@ -14,11 +14,10 @@ from typing import Literal
 from aether_context.canonical import hash_text
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name
 from aether_context.policy import PackPolicy
 from aether_context.reading.packs import WHY, PackView, Piece, view_of
-from aether_context.reading.sessions import session_packs
+from aether_context.reading.sessions import read_back, session_packs
 from aether_context.retrieval.terms import terms
 from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE
@@ -161,7 +160,7 @@ def why(
             search.look(manifest, asked=manifest in asked)
         if search.found:
             break
-    return search.answer(len(asked))
+    return search.answer(len(asked), manifests)
 
 
 class _Search:
@@ -171,7 +170,6 @@ class _Search:
         self._replayer = Replayer(store)
         self._text, self._exact = text, exact
         self._places: dict[tuple[str, ...], Place] = {}
-        self._reads: list[tuple[str, int]] = []
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
         self._notes: dict[str, None] = {}
 
@@ -218,8 +216,6 @@ class _Search:
         names = map(content_name, request.positions, (content.digest for content in request.contents))
         contents = dict(zip(names, request.contents, strict=True))
         candidates = {candidate.id: candidate for candidate in pack.source.candidates}
-        reads = (part.text for content in request.contents for part in content.calls if part.name in (READ, SEARCH))
-        self._reads += [(text, manifest.number) for text in reads]
         results = self._whole_results(manifest)
         for row in view.rows.values():
             texts = [text for text in (view.texts.get(row.id), results.get(row.uri)) if text and self._holds(text)]
@@ -321,7 +317,7 @@ class _Search:
     def found(self) -> list[Place]:
         return [place for place in self._places.values() if place.spans]
 
-    def answer(self, calls: int) -> Answer:
+    def answer(self, calls: int, manifests: Sequence[Manifest]) -> Answer:
         notes, places = list(self._notes), self.found
         if not places:
             notes.append(
@@ -330,9 +326,9 @@ class _Search:
             )
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
+        reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
         for place in places:
-            if place.uri:
-                place.read_back = tuple(sorted({number for text, number in self._reads if place.uri in text}))
+            place.read_back = reads.get(place.uri, ())
         return Answer(
             text=self._text, calls=calls, places=tuple(places[:_MOST_PLACES]), exact=self._exact, notes=tuple(notes)
         )

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
-from aether_context.reading import difference, read_view, session_packs, why
+from aether_context.reading import difference, read_back, read_view, session_packs, why
 from aether_context.reading.packs import is_shortened
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
@@ -89,10 +89,12 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
         raise PackNotFound(f"no packs of session {session!r} of app {app!r} and user {user!r} are in {store.url}")
     links = Links(in_file=frozenset(place.rpartition("/")[2] for place in places[-_MOST_IN_FILE:]))
     packs: list[tuple[str, str]] = []
+    reads = _reads(store, (app, user, session))
     for place in places[-_MOST_IN_FILE:]:
         name, layout = place.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
         try:
-            packs.append((name, render("pack.html", links, **layout, **_pack_values(replayer, store.read(place)))))
+            values = _pack_values(replayer, store.read(place), reads)
+            packs.append((name, render("pack.html", links, **layout, **values)))
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
             packs.append((name, render("base.html", links, **layout, **fault)))
@@ -101,8 +103,17 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
     return render("session.html", links, title=session, **values)
 
 
-def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None = None) -> dict[str, Any]:
-    """What the page of a pack shows, or what differs from another pack where that is given."""
+def _pack_values(
+    replayer: Replayer,
+    manifest: Manifest,
+    reads: Mapping[str, Sequence[int]] | None = None,
+    other: Manifest | None = None,
+) -> dict[str, Any]:
+    """What the page of a pack shows, or what differs from another pack where that is given.
+
+    Args:
+        reads: before which calls of the session addresses were read back; None where that is not known yet.
+    """
     view, store, is_beside = read_view(replayer, manifest), replayer.store, other is not None
     compared = difference(read_view(replayer, other), view) if other is not None else None
     gaps = [*view.gaps]
@@ -118,6 +129,7 @@ def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None 
     return {
         "title": manifest.pack_id,
         "view": view,
+        "reads": _reads(store, manifest.session_key) if reads is None else reads,
         "gaps": gaps,
         "messages": [(piece, [*spans(piece, view)]) for piece in view.request or ()],
         "is_beside": is_beside,
@@ -125,6 +137,14 @@ def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None 
         "lines": changed_lines,
         "is_shortened": is_shortened,
     }
+
+
+def _reads(store: PackStore, owner: tuple[str, str, str]) -> Mapping[str, Sequence[int]]:
+    """Before which calls of a session addresses were read back, as far as its packs can be read."""
+    try:
+        return read_back(store, session_packs(store, app=owner[0], user=owner[1], session=owner[2]))
+    except (AetherContextError, ValueError, LookupError):
+        return {}
 
 
 class _Guard:
@@ -262,7 +282,7 @@ class _Viewer:
         """A pack, or with ``beside`` what differs from that one."""
         manifest, beside = self._manifest(request, request.path_params["pack"]), request.query_params.get("beside")
         other = self._manifest(request, beside) if beside else None
-        return self._page(request, "pack.html", prefix="", **_pack_values(Replayer(self.store), manifest, other))
+        return self._page(request, "pack.html", prefix="", **_pack_values(Replayer(self.store), manifest, other=other))
 
     def raw(self, request: Request) -> Response:
         """The content of an address in a pack, as text whatever it is."""
