@@ -13,12 +13,12 @@ from aether_context.reading import (
     Difference,
     call_titles,
     difference,
-    read_back,
     read_view,
     session_packs,
     view_of,
     view_under,
 )
+from aether_context.reading.sessions import read_back
 from aether_context.store import Manifest
 from aether_context.store.manifest import ContentList
 from aether_context.store.replay import Replayer

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from aether_context.cli import packs
 from aether_context.cli.terminal import FAILED, head, plain, print_json, say, tell
-from aether_context.reading import Answer, Span, reads_told, why
+from aether_context.reading import Answer, Span, why
+from aether_context.reading.sessions import reads_told
 from aether_context.store import PackStore
 
 _FEW = 6

@@ -13,7 +13,7 @@ from aether_context.reading.difference import (
     difference,
 )
 from aether_context.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
-from aether_context.reading.sessions import call_titles, read_back, reads_told, session_packs
+from aether_context.reading.sessions import call_titles, session_packs
 from aether_context.reading.why import Answer, Place, Span, why
 
 __all__ = [
@@ -33,9 +33,7 @@ __all__ = [
     "TextChange",
     "call_titles",
     "difference",
-    "read_back",
     "read_view",
-    "reads_told",
     "session_packs",
     "view_of",
     "view_under",

@@ -20,7 +20,8 @@ from aether_context.canonical import hash_text, short
 from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
 from aether_context.packing.payload import minute
-from aether_context.reading import WHY, reads_told
+from aether_context.reading import WHY
+from aether_context.reading.sessions import reads_told
 
 if TYPE_CHECKING:
     import jinja2

@@ -22,8 +22,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
-from aether_context.reading import difference, read_back, read_view, session_packs, why
+from aether_context.reading import difference, read_view, session_packs, why
 from aether_context.reading.packs import is_shortened
+from aether_context.reading.sessions import read_back
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 from aether_context.viewer.calls import Calls, Session, by_session
