@@ -29,7 +29,7 @@ from aether_context.tokens.framing import FRAMINGS
 PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 _OPERANDS: Mapping[str, str] = {
-    "PACK": "A call's number, `latest`, the beginning of a pack's id, the hash at its end, or its file.",
+    "PACK": "A call's number, `latest`, the beginning of a pack's id, or the hash at its end.",
     "OTHER": "The same.",
     "PACK_IDS": "The beginnings of packs' ids, or the hashes at their ends.",
     "QUERY": "What is looked for, in plain words.",

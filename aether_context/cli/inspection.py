@@ -92,16 +92,14 @@ def show_difference(
 ) -> int:
     """Prints how two packs differ, or a pack and the one before it."""
     store, place = packs.locate(url, after or before, session)
-    manifest = store.read(place)
+    manifest, replayer = store.read(place), Replayer(store)
     if after is not None:
-        earlier, earlier_place = packs.locate(url, before, session)
+        earlier_place = packs.find(store, before, session)
     elif manifest.call_before is not None:
-        earlier, earlier_place = store, f"{place.rpartition('/')[0]}/{manifest.call_before}"
+        earlier_place = f"{place.rpartition('/')[0]}/{manifest.call_before}"
     else:
         raise PackNotFound(f"{manifest.pack_id} says of no pack before it: name the one to compare it with")
-    replayer = Replayer(store)
-    old_replayer = replayer if earlier.url == store.url else Replayer(earlier)
-    views = read_view(old_replayer, earlier.read(earlier_place)), read_view(replayer, manifest)
+    views = read_view(replayer, store.read(earlier_place)), read_view(replayer, manifest)
     result = difference(*views)
     _show_difference(result, everything, as_json)
     faults = [_faults(view.manifest, view.gaps) for view in views]
