@@ -16,7 +16,7 @@ from scripted import Chat, call
 from aether_context import PackPolicy, PackStore, why
 from aether_context.cli.commands import main
 from aether_context.errors import PackNotFound
-from aether_context.reading import Place, Span, read_view
+from aether_context.reading import Comparison, Place, Span, read_view, session_packs
 from aether_context.store.replay import Replayer
 
 PLANTED = {
@@ -254,6 +254,23 @@ def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path)
     chat.say("Who measured the tide at hour 250?", "Thanks.")
     assert told() == ["read back before call 4"] * 3
     assert {place.read_back for place in why(store, "Margarethe Olufsen").places if place.uri} == {(4,)}
+
+
+def test_the_figures_of_a_session_s_page_add_up(url: str) -> None:
+    store = PackStore(url)
+    page = Browser(store).open("/session?app=shop&user=ann&session=s1")
+    rows = re.findall(r'<tr>\s*<td class="r">.*?</tr>', page.html, re.DOTALL)
+    columns = [[int(cell.replace(",", "")) for cell in re.findall(r'<td class="r">([\d,]+)</td>', row)] for row in rows]
+    counted, reported, cached, answered = map(sum, zip(*columns, strict=True))
+    figures = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.html))
+    assert figures["calls"] == f"{len(rows)}" == "33", "the call of the agent that ran as a tool is one of them"
+    assert figures["input by the provider"] == f"{reported:,}"
+    assert figures["cached"] == f"{100 * cached // reported}%"
+    assert figures["answers"] == f"{answered:,}"
+    manifests = session_packs(store, session="s1")
+    assert counted == sum(manifest.counted_tokens for manifest in manifests)
+    without = Comparison(manifests).unpacked
+    assert f"Estimate without packs: the same calls would have read {without.tokens:,} tokens" in page.text
 
 
 def test_the_parts_of_a_request_sum_to_what_it_is_counted_as(chat: Chat) -> None:

@@ -395,7 +395,7 @@ def difference_json(difference: Difference) -> JSON:
 
 
 def print_comparison(compared: Comparison) -> None:
-    """Prints the input of calls with their packs, and what it would have been without."""
+    """Prints the input of calls with their packs, and an estimate of what it would have been without."""
     sides = (compared.packed, compared.unpacked)
     rows = [
         ("model calls", *(side.calls for side in sides)),
@@ -405,7 +405,8 @@ def print_comparison(compared: Comparison) -> None:
         ("same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides)),
         ("cost of the input", *(None if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides)),
     ]
-    print_table(("", ">with packs", ">without"), rows, "  ")
-    say("  Without packs the same calls read the whole history, every declaration and whole results.")
+    print_table(("", ">with packs", ">without, estimated"), rows, "  ")
+    say("  Without packs is an estimate: the same calls read the whole history, every declaration and whole results,")
+    say("  without the tools that read results back, their calls and what they gave.")
     say("  The cost is by list price, and as if a cache had served every shared beginning.")
     say("  A model with this window would have refused the calls that are larger than it.")

@@ -226,8 +226,8 @@ class Manifest(_Record):
     counted_tokens: int = 0
     """Tokens of the request by the counter, before calibration."""
     whole_history_tokens: int = 0
-    """Tokens, by the counter, of what the host would have sent by itself: the whole history with whole results, and all
-    declarations but those that read evidence."""
+    """Tokens, by the counter, of what the host would have sent by itself, an estimate: the whole history with whole
+    results, and all declarations, but for the tools that read evidence, their calls and what they gave."""
     whole_history_breaks: bool = False
     """Whether the host's own request does not begin as the one before: instruction, declarations or history changed."""
     over_window: int = 0

@@ -264,20 +264,18 @@ class _Viewer:
         places = self.store.places(*owner) if all(owner) else []
         if not places:
             raise HTTPException(404, "no packs of this session are in the store")
-        shown = Session(self.calls.of(places))
+        own = shown = Session(self.calls.of(places))
         app, user, session = owner
-        values = {"shown": shown, "packs": (), "words": words, "answer": None, "fault": ""}
+        values: dict[str, Any] = {"title": own.owner[2], "packs": (), "words": words, "answer": None, "fault": ""}
         try:
-            family = [
-                self.store.place(manifest)
-                for manifest in session_packs(self.store, app=app, user=user, session=session)
-            ]
-            shown.calls = Session(self.calls.of(family)).calls
+            family = session_packs(self.store, app=app, user=user, session=session)
+            shown = Session(self.calls.of(map(self.store.place, family)))
+            shown.owner, shown.last = own.owner, own.last
             values["answer"] = why(self.store, words, app=app, user=user, session=session) if words else None
         except (AetherContextError, ValueError) as error:
             values["fault"] = str(error)
         calls, paging = _paged(request, [*enumerate(shown.calls, 1)], _MOST_CALLS, 10**9)
-        return self._page(request, "session.html", title=shown.owner[2], calls=calls, paging=paging, **values)
+        return self._page(request, "session.html", shown=shown, calls=calls, paging=paging, **values)
 
     def pack(self, request: Request) -> Response:
         """A pack, or with ``beside`` what differs from that one."""
