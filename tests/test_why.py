@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,14 @@ def test_one_call_alone(chat: Chat) -> None:
     answer = why(chat.store, "reserve the blue kayak", session="s1", call=3)
     assert answer.calls == 1
     assert [(span.first, span.last) for place in answer.places for span in place.spans] == [(3, 3)]
+    later, whole = (why(chat.store, "reserve the blue kayak", session="s1", call=call) for call in (20, None))
+    assert {place.agent for place in later.places} == {"billing"}
+    for place in later.places:
+        (span,) = place.spans
+        (same,) = [at(one, 20) for one in whole.places if (one.id, one.agent) == (place.id, "billing")]
+        assert same is not None
+        assert span == replace(same, first=20, last=20)
+        assert span.act or span.form == "whole"
     with pytest.raises(PackNotFound, match="no call 99: its calls are 1 to"):
         why(chat.store, "kayak", session="s1", call=99)
     with pytest.raises(PackNotFound, match="no packs of such a session"):

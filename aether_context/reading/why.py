@@ -151,16 +151,18 @@ def why(
     store = PackStore(store) if isinstance(store, str) else store
     manifests = session_packs(store, app=app, user=user, session=session)
     own = [one for one in manifests if one.caller is None] or manifests
-    asked = manifests if call is None else [one for one in own if one.number == call]
-    if not asked:
+    asked = next((one for one in own if one.number == call), None)
+    if call is not None and asked is None:
         raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
         for manifest in manifests:
-            search.look(manifest, asked=manifest in asked)
+            search.look(manifest)
+        if asked is not None:
+            search.keep(asked)
         if search.found:
             break
-    return search.answer(len(asked), manifests)
+    return search.answer(1 if asked is not None else len(manifests), manifests)
 
 
 class _Search:
@@ -173,8 +175,8 @@ class _Search:
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
         self._notes: dict[str, None] = {}
 
-    def look(self, manifest: Manifest, *, asked: bool) -> None:
-        """Looks at one call; where it is not ``asked`` for, only for what other calls know."""
+    def look(self, manifest: Manifest) -> None:
+        """Looks at one call."""
         key = (*manifest.session_key, manifest.agent, manifest.branch)
         try:
             policy = self._replayer.policy(manifest)
@@ -191,15 +193,21 @@ class _Search:
             self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
         )
         found = dict(spans)
-        if asked:
-            gone = [name for name in self._places if name[:-1] == key and name[-1] not in found]
-            for name in gone:
-                found[name[-1]] = self._since(self._places[name], manifest, holding, built=pack is not None)
-            if holding and not found:
-                self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
-                found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
-            for place, span in found.items():
-                self._add(self._places[(*key, place)], span)
+        gone = [name for name in self._places if name[:-1] == key and name[-1] not in found]
+        for name in gone:
+            found[name[-1]] = self._since(self._places[name], manifest, holding, built=pack is not None)
+        if holding and not found:
+            self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
+            found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
+        for place, span in found.items():
+            self._add(self._places[(*key, place)], span)
+
+    def keep(self, manifest: Manifest) -> None:
+        """Keeps what is said of one call."""
+        key, at = (*manifest.session_key, manifest.agent, manifest.branch), manifest.number
+        for name, place in self._places.items():
+            spans = [span for span in place.spans if name[:-1] == key and span.first <= at <= span.last]
+            place.spans = [replace(span, first=at, last=at) for span in spans]
 
     def _mask(self, policy: PackPolicy) -> None:
         """From here on the text is looked for as the packs hold it."""

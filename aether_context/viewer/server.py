@@ -267,11 +267,14 @@ class _Viewer:
         own = shown = Session(self.calls.of(places))
         app, user, session = owner
         values: dict[str, Any] = {"title": own.owner[2], "packs": (), "words": words, "answer": None, "fault": ""}
+        call = request.query_params.get("call", "")[:9]
+        values["call"] = number = int(call) if call.isdecimal() else None
         try:
             family = session_packs(self.store, app=app, user=user, session=session)
             shown = Session(self.calls.of(map(self.store.place, family)))
             shown.owner, shown.last = own.owner, own.last
-            values["answer"] = why(self.store, words, app=app, user=user, session=session) if words else None
+            if words:
+                values["answer"] = why(self.store, words, app=app, user=user, session=session, call=number)
         except (AetherContextError, ValueError) as error:
             values["fault"] = str(error)
         calls, paging = _paged(request, [*enumerate(shown.calls, 1)], _MOST_CALLS, 10**9)
