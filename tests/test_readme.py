@@ -114,12 +114,36 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLE, tmp_path / "artifacts" / "sample")
-    lines = [line.split("#")[0].split() for source in blocks("shell") for line in source.splitlines()]
-    commands = [words[1:] for words in lines if words[0] == "aether-context"]
-    assert len(commands) == 6
-    for words in commands:
-        result = CliRunner().invoke(main, words)
-        assert result.exit_code == 0, (words, result.output)
+    lines = [line.split("#")[0].strip() for source in blocks("shell") for line in source.splitlines()]
+    printed: dict[str, str] = {}
+    for line in lines:
+        if line.startswith("echo "):
+            subprocess.run(line, shell=True, check=True)
+        elif line.startswith("aether-context "):
+            result = CliRunner().invoke(main, line.split()[1:])
+            assert result.exit_code == 0, (line, result.output)
+            printed[line] = result.output
+    assert len(printed) == 6
+    (other,) = (output for line, output in printed.items() if "--policy" in line)
+    assert re.search(r"entered +conversation +c0_a546a499", other), "under that policy the oldest message is not cut"
+
+
+def test_the_first_settings_change_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aether_context.cli import main
+
+    page = (ROOT / "docs" / "first-settings.md").read_text(encoding="utf-8")
+    (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"`aether-context (replay \d+ --policy my\.toml)`", page)
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_text(settings, encoding="utf-8")
+    shutil.copytree(SAMPLE, tmp_path / "packs")
+    words = [re.sub(r"^\d+$", "1", word) for word in command.split()]
+    result = CliRunner().invoke(main, [*words, "--store", "packs", "--json"])
+    found = json.loads(result.output)
+    assert result.exit_code == 0
+    assert not found["same"]
+    assert found["after"]["window"] == 32_000
+    assert {change["change"] for change in found["candidates"]} >= {"entered"}
 
 
 def test_the_quickstart_prints_what_is_shown(tmp_path: Path) -> None:
