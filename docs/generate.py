@@ -63,6 +63,23 @@ def state_fields() -> str:
 def manifest_fields() -> str:
     """What people look at in a manifest; the JSON schema has the types, and the tables that are not shown here."""
     internal = {
+        "schema_version",
+        "app",
+        "user",
+        "session",
+        "invocation",
+        "agent",
+        "branch",
+        "call",
+        "task_id",
+        "step_id",
+        "role",
+        "model",
+        "profile",
+        "layer_budgets",
+        "settings",
+        "searched",
+        "weights",
         "before",
         "last_event_id",
         "last_event_time",
@@ -98,7 +115,7 @@ def manifest_fields() -> str:
         "strategy_acts",
         "anchors",
     }
-    shown = ("layer_budgets", "allocation", "rows", "truncation_events", "prefix")
+    shown = ("allocation", "rows", "truncation_events", "prefix")
     rows = [[f"`{name}`", _brief(about)] for name, about in _descriptions(Manifest).items() if name not in internal]
     for name in shown:
         (inner,) = set(_models(Manifest.model_fields[name].annotation))
@@ -216,7 +233,11 @@ def _is_documented_method(member: object) -> bool:
 
 def _reference(model: type, *, brief: bool = False) -> str:
     """A table of a model's values, those of the models inside it under the path that leads there first."""
-    return _table(["field", "default", "what it is"], list(_rows(model, "", set(), brief=brief)))
+    rows = list(_rows(model, "", set(), brief=brief))
+    if brief:
+        rows = [[f"{name} ({values})" if values else name, about] for name, values, about in rows]
+        return _table(["field", "what it is"], rows)
+    return _table(["field", "default", "what it is"], rows)
 
 
 def _rows(model: type, path: str, known: set[type], *, brief: bool) -> Iterator[list[str]]:
@@ -283,7 +304,7 @@ def _others(field: FieldInfo) -> str:
     values = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
     default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
     rest = [value for value in values if value != default]
-    return f"{' ' * bool(default)}({_listed(rest)})" if rest else ""
+    return f" ({_listed(rest)})" if rest and default is not None else _listed(rest)
 
 
 def _models(annotation: Any) -> Iterator[type]:

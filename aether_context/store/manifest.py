@@ -168,7 +168,7 @@ class Manifest(_Record):
     request_index: int | None = None
     """Index of the final human message among the contents: the user's request, or what another agent handed over."""
     words: str = ""
-    """The first 120 characters of that message, at an invocation's first call; empty where no texts are recorded."""
+    """The first 120 characters of the message that is answered, at an invocation's first call; empty without texts."""
     others: tuple[tuple[int, int], ...] = ()
     """Index ranges among the contents of other agents' turns, which ADK shows as user messages."""
     first_call: bool = True
