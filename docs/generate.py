@@ -250,7 +250,7 @@ def _rows(model: type, path: str, known: set[type], *, brief: bool) -> Iterator[
         if not inner or about:
             yield [f"`{here}`", _default(field) + _others(field), _brief(about) if brief else about]
         for one in inner:
-            if one not in known:
+            if one not in known and one is not policy.Limit:
                 yield from _rows(one, f"{here}{'[]' if _many(field.annotation) else ''}.", known, brief=brief)
 
 
@@ -331,7 +331,8 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
         yield f"## `{name}`"
     first, *others = (_line(paragraph) for paragraph in (command.help or "").split("\n\n"))
     yield from (first, *(one for one in others if "xit code" in one))
-    rows = [row for one in command.params for row in _parameter(one) if row not in _shared(cli.main)]
+    shared = [row[0] for row in _shared(cli.main)]
+    rows = [row for one in command.params for row in _parameter(one) if row[0] not in shared]
     if name and rows:
         yield _list(rows)
     for inner in sorted(subcommands):
@@ -341,9 +342,9 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
 def _shared(group: click.Group) -> list[list[str]]:
     """The rows that three commands or more have in common."""
     rows = [row for one in group.commands.values() for parameter in one.params for row in _parameter(parameter)]
-    return [
-        row for at, row in enumerate(rows) if row[0].startswith("`-") and rows.count(row) > 2 and rows.index(row) == at
-    ]
+    often = [row for row in rows if row[0].startswith("`-") and rows.count(row) > 2]
+    shared = [row for at, row in enumerate(often) if often.index(row) == at]
+    return [*shared, ["`--json`", "", "The same for programs, as JSON; null is unknown."]]
 
 
 def _parameter(one: click.Parameter) -> Iterator[list[str]]:

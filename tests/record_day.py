@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
-from google.adk.models import BaseLlm, LlmRequest, LlmResponse
+from google.adk.models import BaseLlm, LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
