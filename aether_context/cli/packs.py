@@ -107,18 +107,10 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
 
 
 def _value(store: PackStore, manifest: Manifest) -> JSON:
-    fields = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
-    tokens = (
-        "counted_tokens",
-        "request_tokens",
-        "request_tokens_method",
-        "over_window",
-        "last_event_time",
-        "validity",
-        "epoch_reason",
-        "words",
-    )
-    return {field: getattr(manifest, field) for field in (*fields, *tokens)} | {
+    names: tuple[str, ...] = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call")
+    names += ("model", "window", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
+    names += ("last_event_time", "validity", "epoch_reason", "words")
+    return {name: getattr(manifest, name) for name in names} | {
         "epoch": manifest.epoch.number,
         "events": len(manifest.truncation_events),
         "uri": store.uri(manifest),

@@ -25,12 +25,7 @@ Lines = Sequence[str]
 def print_pack(
     view: PackView, *, title: str = "", reads: Mapping[str, Sequence[int]] | None = None, everything: bool
 ) -> None:
-    """Prints a pack in sections with titles; empty ones are left out.
-
-    Args:
-        title: which call of its session it is for.
-        reads: before which calls addresses were read back; None where that is not known.
-    """
+    """Prints a pack in sections with titles; ``reads`` says before which calls addresses were read back, if known."""
     manifest = view.manifest
     if title:
         head(f"call {manifest.number} of session {manifest.session}: {title}")

@@ -165,11 +165,10 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     contents = {content_name(place, content.digest): content for place, content in pairs}
     texts = {name: _joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
-    rows = {row.id: row for row in pack.rows}
     view = PackView(
         manifest=manifest,
-        rows=rows,
-        texts={name: text for name, text in texts.items() if name in rows},
+        rows={row.id: row for row in pack.rows},
+        texts=texts,
         tools=_tool_names(contents),
         request=tuple(_pieces(pack)),
     )
@@ -211,12 +210,7 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
 
 
 def _with_summary(view: PackView, text: str, counts: Mapping[str, int], line: Iterable[Manifest]) -> PackView:
-    """The view with the row of its summary, where there is one.
-
-    Args:
-        counts: tokens of texts by their short hashes.
-        line: the packs of its chain, the newest first.
-    """
+    """The view with the row of its summary, if any; ``line`` are the packs of its chain, the newest first."""
     manifest, epoch = view.manifest, view.manifest.epoch
     if not epoch.summary or manifest.passthrough_reason:
         return view

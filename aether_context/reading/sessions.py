@@ -50,11 +50,7 @@ def _moment(place: str) -> str:
 
 
 def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
-    """Before which calls the model had read an address again, by address; packs without texts tell nothing.
-
-    Args:
-        manifests: as `session_packs` gives them.
-    """
+    """Before which calls the model had read an address again, by address; packs without texts tell nothing."""
     calls: dict[str, tuple[int, ...]] = {}
     known = set[str]()
     for manifest in manifests:

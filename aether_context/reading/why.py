@@ -244,9 +244,8 @@ class _Search:
 
     def _by_hash(self, manifest: Manifest, policy: PackPolicy) -> Iterator[tuple[str, Span]]:
         """Where no texts are recorded, the text is looked for as one whole message or memory."""
-        self._notes["calls without recorded texts were looked at by hash, which finds whole messages and memories"] = (
-            None
-        )
+        note = "calls without recorded texts were looked at by hash, which finds whole messages and memories"
+        self._notes[note] = None
         hashes = {content_of_parts(role, [text_part(self._text)]).digest for role in ("user", "model")}
         for row in self._replayer.resolve(manifest).rows.values():
             if row.hash in {*hashes, hash_text(self._text)}:
@@ -279,17 +278,12 @@ class _Search:
     def _span(
         self, manifest: Manifest, row: Row, policy: PackPolicy, holding: Sequence[Piece], *, holds: bool | None
     ) -> Span:
+        span = Span(first=manifest.number, last=manifest.number, form=row.form, holds=holds)
         if row.form == "whole":
-            return Span(first=manifest.number, last=manifest.number, form="whole", holds=holds)
-        return Span(
-            first=manifest.number,
-            last=manifest.number,
-            form=row.form,
-            holds=holds,
-            act=_act(manifest, row, policy),
-            elsewhere=() if holds else _names(holding),
-            settings=_SETTINGS.get(row.reason or row.form, "").format(layer=row.layer),
-        )
+            return span
+        settings = _SETTINGS.get(row.reason or row.form, "").format(layer=row.layer)
+        elsewhere = () if holds else _names(holding)
+        return replace(span, act=_act(manifest, row, policy), elsewhere=elsewhere, settings=settings)
 
     def _since(self, place: Place, manifest: Manifest, holding: Sequence[Piece], *, built: bool) -> Span:
         """How a place stands that this call's rows do not have: it was cut earlier, or not chosen again."""

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.applications import Starlette
@@ -33,6 +33,7 @@ from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_Reads: TypeAlias = Mapping[str, Sequence[int]]
 
 COOKIE = "aether_context_viewer"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -94,7 +95,7 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
     for place in places[-_MOST_IN_FILE:]:
         name, layout = place.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
         try:
-            values = _pack_values(replayer, store.read(place), reads)
+            values = _of_pack(replayer, store.read(place), reads)
             packs.append((name, render("pack.html", links, **layout, **values)))
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
@@ -104,17 +105,8 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
     return render("session.html", links, title=session, **values)
 
 
-def _pack_values(
-    replayer: Replayer,
-    manifest: Manifest,
-    reads: Mapping[str, Sequence[int]] | None = None,
-    other: Manifest | None = None,
-) -> dict[str, Any]:
-    """What the page of a pack shows, or what differs from another pack where that is given.
-
-    Args:
-        reads: before which calls of the session addresses were read back; None where that is not known yet.
-    """
+def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manifest | None = None) -> dict[str, Any]:
+    """What the page of a pack shows, or what differs from another pack where that is given."""
     view, store, is_beside = read_view(replayer, manifest), replayer.store, other is not None
     compared = difference(read_view(replayer, other), view) if other is not None else None
     gaps = [*view.gaps]
@@ -130,7 +122,7 @@ def _pack_values(
     return {
         "title": manifest.pack_id,
         "view": view,
-        "reads": _reads(store, manifest.session_key) if reads is None else reads,
+        "reads": reads,
         "gaps": gaps,
         "messages": [(piece, [*spans(piece, view)]) for piece in view.request or ()],
         "is_beside": is_beside,
@@ -140,7 +132,7 @@ def _pack_values(
     }
 
 
-def _reads(store: PackStore, owner: tuple[str, str, str]) -> Mapping[str, Sequence[int]]:
+def _reads(store: PackStore, owner: tuple[str, str, str]) -> _Reads:
     """Before which calls of a session addresses were read back, as far as its packs can be read."""
     try:
         return read_back(store, session_packs(store, app=owner[0], user=owner[1], session=owner[2]))
@@ -284,7 +276,8 @@ class _Viewer:
         """A pack, or with ``beside`` what differs from that one."""
         manifest, beside = self._manifest(request, request.path_params["pack"]), request.query_params.get("beside")
         other = self._manifest(request, beside) if beside else None
-        return self._page(request, "pack.html", prefix="", **_pack_values(Replayer(self.store), manifest, other=other))
+        values = _of_pack(Replayer(self.store), manifest, _reads(self.store, manifest.session_key), other)
+        return self._page(request, "pack.html", prefix="", **values)
 
     def raw(self, request: Request) -> Response:
         """The content of an address in a pack, as text whatever it is."""
