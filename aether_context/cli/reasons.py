@@ -38,7 +38,8 @@ def _print(answer: Answer, everything: bool) -> None:
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for place in answer.places if everything else answer.places[:_FEW]:
-        head(f"{place.kind} of {place.who}, for {place.agent} in session {place.session}")
+        who = f" of {place.who}" if place.who != place.kind else ""
+        head(f"{place.kind}{who}, for {place.agent} in session {place.session}")
         say(f"  “{plain(answer.excerpt(place))}”")
         for span in place.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")
