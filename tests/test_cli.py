@@ -362,7 +362,7 @@ def test_importing_the_command_line_loads_next_to_nothing(loaded: Callable[[str]
     assert not found & (_HEAVY | {"pydantic", "fsspec"})
 
 
-def test_an_advised_command_names_its_store_where_the_environment_names_another(
+def test_an_advised_command_names_its_store_where_the_environment_has_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("AETHER_CONTEXT_STORE", raising=False)
