@@ -70,9 +70,9 @@ def _facts(manifest: Manifest) -> Lines:
         "time": f"{moment(manifest.last_event_time)} UTC",
         "plan": " · ".join([plan, *(f"{label} {value}" for label, value in plan_fields if value)]),
         "model": f"{manifest.model} · window {manifest.window:,}{mark}",
-        "request": f"{manifest.counted_tokens:,} tokens counted by {manifest.counter}, the sum of the layers"
-        f" · {percent(manifest.counted_tokens, manifest.window)} of the window{over}",
-        "expected": f"{manifest.request_tokens:,} tokens by the provider's count ({manifest.request_tokens_method})",
+        "request": f"{manifest.counted_tokens:,} tokens counted by {manifest.counter}, the sum of the layers",
+        "expected": f"{manifest.request_tokens:,} tokens by the provider's count ({manifest.request_tokens_method})"
+        f" · {percent(manifest.request_tokens, manifest.window)} of the window{over}",
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)} · "
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
