@@ -186,7 +186,7 @@ def level(sizes: Sequence[int], limit: int) -> int:
 
 # Sentences on one line.
 
-_SENTENCE = re.compile(r"(?<=[.!?;。！？])\s*|\n+")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？])\s*|\n+")
 
 
 def shorten_line(text: str, max_tokens: int, *, counter: Counts, query: str = "") -> str:
