@@ -89,7 +89,7 @@ class Cutting:
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
             return decided(conversation, self.name)
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
-        if conversation.recalls:
+        if conversation.recalled:
             most_summary = min(most_summary, int(RECAP_SHARE * target))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
         parts = units(conversation.contents)

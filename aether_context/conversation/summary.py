@@ -15,6 +15,7 @@ from typing import Literal
 
 from aether_context.canonical import hash_json, strings
 from aether_context.pack import Content, Part, SummaryRequest
+from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
 from aether_context.text.entities import calls_line, entity_table, is_entry, table_of
 from aether_context.text.shorten import level, shorten_line
@@ -49,6 +50,7 @@ def recap(
     counter: Counts,
     summaries: Summaries | None = None,
     earlier: str = "",
+    beside: str = "",
 ) -> str:
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
@@ -57,13 +59,16 @@ def recap(
         kept: contents that stay; what they mention is not repeated.
         summaries: a model's, in place of the summary in the conversation's own words.
         earlier: the recap of earlier cuts.
+        beside: text that is sent beside it, like recalled turns; no message in it is quoted.
     """
     summaries = summaries or Summaries("", {})
     room = max_tokens - counter.count(earlier) if earlier else 0
     if room >= _LEAST_ADDED * max_tokens:
-        added = _composed(gone, kept, "", min(room, int(_MOST_ADDED * max_tokens)), counter, summaries, known=earlier)
+        added = _composed(
+            gone, kept, "", min(room, int(_MOST_ADDED * max_tokens)), counter, summaries, beside, known=earlier
+        )
         return f"{earlier}\n{added}" if added else earlier
-    return _composed(gone, kept, earlier, int(_FIRST * max_tokens), counter, summaries)
+    return _composed(gone, kept, earlier, int(_FIRST * max_tokens), counter, summaries, beside)
 
 
 def _composed(
@@ -73,6 +78,7 @@ def _composed(
     room: int,
     counter: Counts,
     summaries: Summaries,
+    beside: str,
     known: str = "",
 ) -> str:
     bullets = split_bullets(earlier)
@@ -89,7 +95,9 @@ def _composed(
     )
     summary_room = room - counter.count(looked_up) - counter.count(table) - 2
     summary = summaries.conversation(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
-    summary = summary or summarize(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
+    summary = summary or summarize(
+        gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets, beside=beside
+    )
     return "\n".join(filter(None, (summary, looked_up, table))) or calls_line(gone, max_tokens=room, counter=counter)
 
 
@@ -160,44 +168,55 @@ def _values(text: str) -> str:
 _USER = "- user: "
 _MISSING = "- messages left out: "
 _COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
-_SHARES_OF_A_MESSAGE = 3
+_SHARES_OF_A_MESSAGE, _LEAST_QUOTED = 3, 48
+"""A message takes at most one of so many shares of a summary, or so many tokens where these are more."""
 _AGENT_CHARACTERS = 300
 _OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
 """First words of lines that are no agents' names: the roles in this conversation, and the titles of entity tables."""
 
 
-def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
+def summarize(
+    contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "", beside: str = ""
+) -> str:
     """An extractive summary of removed contents: a bullet for each message, in their order, with its speaker.
 
-    Human messages are chosen first: the first of all, which says what the work is about, then the latest before older
-    ones. They are quoted verbatim, long ones shortened to sentences of theirs. Messages of the model and of other
-    agents follow while there is room, each cut to 300 characters. Empty where no bullet fits.
+    Human messages are chosen first: the first of all, which says what the work is about, then those that tell a
+    number, a name, a date, a wish or a decision, the latest before older ones, then the others. They are quoted
+    verbatim, long ones shortened to sentences of theirs. Messages of the model and of other agents follow in the same
+    order while there is room, each cut to 300 characters. Greetings, thanks and praise are left out. Empty where no
+    bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
+        beside: text that is sent beside it; messages in it are left out.
     """
     earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
-    messages = [(content, words) for content in contents if not content.responses and (words := content.words.strip())]
+    messages = [(content, content.words) for content in contents if not content.responses and content.words.strip()]
+    told = [bullet.partition(": ")[2] for bullet in earlier_bullets] + [
+        without_small_talk(text) for _, text in messages
+    ]
     by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
     by_people += [content.role == "user" and not content.agent for content, _ in messages]
-    people_indices = [index for index, person in enumerate(by_people) if person]
-    agent_indices = [index for index, person in enumerate(by_people) if not person]
+    ranked = sorted(
+        (index for index, text in enumerate(told) if text and " ".join(text.split()) not in beside),
+        key=lambda index: (not by_people[index], not is_telling(told[index]), -index),
+    )
+    first = min((index for index in ranked if by_people[index]), default=None)
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):
             return earlier_bullets[index]
-        content, words = messages[index - len(earlier_bullets)]
+        text = told[index]
         if not by_people[index]:
-            line = " ".join(words[: 4 * _AGENT_CHARACTERS].split())
-            if len(line) < _AGENT_CHARACTERS < len(words):  # the text began with many blanks
-                line = " ".join(words.split(None, _AGENT_CHARACTERS))
+            content, _ = messages[index - len(earlier_bullets)]
+            line = " ".join(text[: 4 * _AGENT_CHARACTERS].split())
             return f"- {_named(content.agent) or content.role}: {line[:_AGENT_CHARACTERS]}"
-        words = shorten_line(words, max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
-        return _USER + "\n  ".join(words.splitlines())
+        text = shorten_line(text, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE), counter=counter)
+        return _USER + "\n  ".join(text.splitlines())
 
     remaining = max_tokens - 12
     chosen: dict[int, str] = {}
-    for index in (*people_indices[:1], *reversed(people_indices[1:]), *reversed(agent_indices)):
+    for index in dict.fromkeys((*([] if first is None else [first]), *ranked)):
         if remaining <= 0:
             break
         text = bullet(index)

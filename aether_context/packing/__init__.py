@@ -63,7 +63,8 @@ def build_pack(
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
     renews = source.candidates and not (given.begins and not given.carried.has_chosen and made.found.stands_alone)
     if made.history.cut and (given.tools.stands or renews):
-        given, summary = _given(source, policy, cached, at_cut=True), ""
+        given = _given(source, policy, cached, at_cut=True)
+        summary = summary if made.history.summary.startswith(summary) else ""  # what a cut only adds to still stands
         standing, made = made.history.items, _fitted(given, made.history.items, summary)
     for _ in range(_MOST_CHOICES - 1 - given.at_cut):
         if made.found.stands_alone or not _lost(given.request_index, standing, made.history.items):
