@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from aether_context.canonical import hash_json, strings
-from aether_context.pack import Content, Part, SummaryRequest
+from aether_context.pack import Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
-from aether_context.text.entities import calls_line, entity_table, is_entry, table_of
+from aether_context.text.entities import answered, calls_line, entity_table, is_entry, table_of
 from aether_context.text.shorten import level, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
@@ -143,16 +143,10 @@ def lookup_lines(
 
 def _small(contents: Sequence[Content]) -> Iterator[tuple[str, str]]:
     """The tool of each small result, and the line with what was asked and what came."""
-    calls_by_tool: dict[str, list[Part]] = {}
-    for content in contents:
-        for call in content.calls:
-            calls_by_tool.setdefault(call.name, []).append(call)
-        for response in content.responses:
-            waiting = calls_by_tool.get(response.name, [])
-            matching = (at for at, candidate in enumerate(waiting) if candidate.call_id == response.call_id)
-            answered = waiting.pop(next(matching, 0)) if waiting else None
-            if answered is not None and len(response.text) <= _LONGEST_LOOKUP and (values := _values(response.text)):
-                yield answered.name, f"{_LOOKUP_TITLE}{answered.name} {_values(answered.text)}: {values}"
+    for content, calls in answered(contents):
+        for call, response in zip(calls, content.responses, strict=True):
+            if call is not None and len(response.text) <= _LONGEST_LOOKUP and (values := _values(response.text)):
+                yield call.name, f"{_LOOKUP_TITLE}{call.name} {_values(call.text)}: {values}"
 
 
 def _values(text: str) -> str:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.pack import Content
+from aether_context.pack import Content, Part
 from aether_context.text import Counts
 from aether_context.text.json_lines import (
     NUMBER,
@@ -39,7 +39,8 @@ RANKS: tuple[Rank, ...] = ("used", "written", "seen")
 
 _CALL_CHARACTERS = 120
 _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
-_BETWEEN = ", "
+_BETWEEN, _FIELDS = "; ", ", "
+"""What stands between entities, and between the fields of one record."""
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
 _GAP, _JSON_GAP = "[… ", "… line"
@@ -74,6 +75,12 @@ _GAPS = re.compile(r"[\s,|\"'()\[\]{}<>=\\]+")
 _BEFORE = 80
 """Characters before a number in which the words listed with it are searched."""
 _MOST_WORDS = 3
+_LONGEST_VALUE = 48
+_SEPARATED = re.compile(r"[,;:] |\n")
+_TITLED = re.compile(r"\W{0,8}((?:[^\W\d_][\w.'-]*\ ){1,4}[^\W\d_][\w.'-]*)\ ?[(\[]")
+"""A name before the bracket with the id of its record."""
+_KEY_BEFORE = re.compile(r"([^\W\d][\w-]{0,40})[\"']?\s?[:=]\s?[\"']?$")
+"""A key that ends where its value begins."""
 
 
 def entity_table(
@@ -95,11 +102,11 @@ def entity_table(
         present: contents that are kept; their entities are not listed.
         known: text next to the table; entities in it are not listed.
     """
-    present_mentions = [mentions(content) for content in present]
+    present_mentions = [mentions(content, subjects) for content, subjects in _with_subjects(present)]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
     best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
-    for content in reversed(contents):
-        for entity, rank in mentions(content):
+    for content, subjects in reversed([*_with_subjects(contents)]):
+        for entity, rank in mentions(content, subjects):
             best[entity] = _stronger(best.get(entity, rank), rank)
     for rank, entities in parse(earlier).items():
         for entity in entities:
@@ -112,18 +119,19 @@ def entity_table(
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
     for rank in RANKS:
-        chosen: list[str] = []
+        chosen: dict[str, list[str]] = {}
         tokens_left -= counter.count(_TITLES[rank])
         entities = [
             name
             for name, strongest in best.items()
             if strongest == rank and name not in outdated and name not in present_entities
         ]
-        for entity in entities:
+        for entity in sorted(entities, key=_is_plain):
             is_address = _EVIDENCE_PREFIX in entity
             if entity in listed or (is_address and len(entity) >= shortest_rejected):
                 continue
-            cost = counter.count(_BETWEEN + entity)
+            record, field = _of_record(entity)
+            cost = counter.count(_FIELDS + field if record in chosen else _BETWEEN + entity)
             if not is_address:
                 if cost > tokens_left:
                     break
@@ -133,11 +141,58 @@ def entity_table(
                 continue
             else:
                 address_tokens_left -= cost
-            chosen.append(entity)
+            chosen.setdefault(record or entity, []).extend([field] if record else [])
             listed += f"\n{entity}"
         if chosen:
-            lines.append(_TITLES[rank] + _BETWEEN.join(chosen))
+            lines.append(
+                _TITLES[rank]
+                + _BETWEEN.join(f"{name} {_FIELDS.join(fields)}".rstrip() for name, fields in chosen.items())
+            )
     return "\n".join(lines)
+
+
+def _of_record(entity: str) -> tuple[str, str]:
+    """The record of an entity and the field that it is; no record where it names none."""
+    subject, _, value = entity.rpartition(": ")
+    record, _, key = subject.rpartition(" ")
+    return (record, f"{key}: {value}") if record else ("", entity)
+
+
+def _is_plain(entity: str) -> bool:
+    """Whether an entity is a field without an identifier or a number of some digits, which others come before."""
+    value = _of_record(entity)[1].rpartition(": ")[2]
+    return len(value) < _SHORTEST or not _TELLING.search(value)
+
+
+def answered(contents: Iterable[Content]) -> Iterator[tuple[Content, list[Part | None]]]:
+    """Each content with the calls that its responses answer, None for one whose call is not among the contents."""
+    calls_by_tool: dict[str, list[Part]] = {}
+    for content in contents:
+        for call in content.calls:
+            calls_by_tool.setdefault(call.name, []).append(call)
+        calls: list[Part | None] = []
+        for response in content.responses:
+            waiting = calls_by_tool.get(response.name, [])
+            matching = (at for at, candidate in enumerate(waiting) if candidate.call_id == response.call_id)
+            calls.append(waiting.pop(next(matching, 0)) if waiting else None)
+        yield content, calls
+
+
+def _with_subjects(contents: Iterable[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
+    """Each content with the records that its responses are about."""
+    for content, calls in answered(contents):
+        yield content, tuple(_subject(call.text) if call is not None else "" for call in calls)
+
+
+@lru_cache(maxsize=20_000)
+def _subject(arguments: str) -> str:
+    """The record that a call's arguments name; empty where they name none or several."""
+    labels = {
+        leaf.text if is_label(leaf.text) else f"{leaf.key} {leaf.text}"
+        for leaf in leaves(json.loads(arguments))
+        if is_label(leaf.text) or (is_id(leaf.key) and is_number(leaf.text))
+    }
+    return labels.pop() if len(labels) == 1 else ""
 
 
 def is_entry(bullet: str) -> bool:
@@ -169,7 +224,9 @@ def parse(tables: str) -> dict[Rank, list[str]]:
     for line in reversed(tables.splitlines()):
         for rank, title in _TITLES.items():
             if line.startswith(title):
-                by_rank[rank] += line.removeprefix(title).split(_BETWEEN)
+                for item in line.removeprefix(title).split(_BETWEEN):
+                    first, *fields = item.split(_FIELDS)
+                    by_rank[rank] += [first, *(f"{_of_record(first)[0]} {field}".lstrip() for field in fields)]
     return by_rank
 
 
@@ -213,15 +270,21 @@ def _outdated(entities: Sequence[str]) -> set[str]:
 
 
 @lru_cache(maxsize=20_000)  # the first cut of a long session needs all of them twice
-def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
-    """The entities that a content mentions, in the order of their first mention, each with its strongest rank."""
+def mentions(content: Content, subjects: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
+    """The entities that a content mentions, in the order of their first mention, each with its strongest rank.
+
+    Args:
+        subjects: the record that each response of the content is about, as its call names it; empty for none.
+    """
     ranks: dict[str, Rank] = {}
+    about = iter(subjects)
     for kind, tool, value, usual_rank in _parts_with_rank(content):
-        for leaf in leaves(value):
+        for leaf in leaves(value, next(about, "") if kind == "response" else ""):
             if leaf.text.startswith(_JSON_GAP):
                 continue
-            if leaf.key:
-                entity = f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
+            is_field = kind == "response" and leaf.record and leaf.key and _is_value(leaf.text)
+            if is_field or is_number(leaf.text.strip()):
+                entity = f"{leaf.record} {leaf.key}: {' '.join(leaf.text.split())}".lstrip()
                 if len(entity) <= _LONGEST:
                     ranks[entity] = _stronger(ranks.get(entity, usual_rank), usual_rank)
                 continue
@@ -230,7 +293,7 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
                 continue
             rank = "seen" if kind == "call" and len(leaf.text) > _LONG_ARGUMENT else usual_rank
             text = _ESCAPED.sub(r"\1", leaf.text) if "\\" in leaf.text else leaf.text
-            for entity in _entities_with_context(text, leaf.record, sparing=rank == "seen"):
+            for entity in _entities_with_context(text, leaf.record, in_records=kind == "response"):
                 if kind == "response" and _ADDRESS.fullmatch(entity):
                     ranks.setdefault(f"{tool}: {entity}" if tool else entity, "used")
                     continue
@@ -244,13 +307,21 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
     return tuple((entity, rank) for entity, rank in ranks.items() if entity not in ambiguous)
 
 
-def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[str]:
+def _is_value(text: str) -> bool:
+    """Whether a text is one value, short enough to be listed with its key, and no sentence about others."""
+    if len(text) > _LONGEST_VALUE or _SEPARATED.search(text):
+        return False
+    return all(entity == text or is_number(entity) for entity in entities_of(text))
+
+
+def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator[str]:
     """The entities in a text of a ``record``, in order and with repetitions.
 
     A key and its number get the label before them in their line, else the one that the lines around them begin with,
-    else the record. Another number gets the words before it; where ``sparing`` is set only with a label among them.
+    else the record; so do a key and its identifier ``in_records``. Another number gets the words before it, where a
+    label is among them.
     """
-    label = label_key = ""
+    label = label_key = naming = ""
     for line in text.split("\n"):
         stripped = line.strip()
         field = _FIELD.match(line)
@@ -264,7 +335,7 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
             continue
         if stripped.startswith(("{", "[")) and (value := read(stripped.rstrip(","))) is not None:
             for leaf in leaves(value, record):
-                if leaf.key:
+                if is_number(leaf.text.strip()):
                     yield f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
                 else:
                     yield from (entity for entity in entities_of(leaf.text) if not is_number(entity))
@@ -274,19 +345,25 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
         nearest = ""
         for match in _ENTITY.finditer(line):
             entity = _entity(match)
+            owner = (nearest or label or record) if in_records else ""
             if match["key"] and not _AMOUNT.fullmatch(match["number"].rstrip(".,:")):
-                yield entity
+                yield f"{owner} {entity}".lstrip()
             elif match["key"] and is_id(match["key"]):
                 yield f"{record} {entity}".lstrip()
                 label = label or (entity.replace(":", "") if begins and not is_json else "")
             elif match["key"]:
                 yield f"{nearest or label or record} {entity}".lstrip()
             elif not is_number(entity.lstrip("~=")):
+                found = _KEY_BEFORE.search(line, 0, match.start()) if in_records else None
+                own_key = found[1] if found is not None else ""
                 if entity:
-                    yield entity
-                if is_label(entity) and not is_json:
+                    yield f"{owner} {own_key}: {entity}" if own_key and owner not in ("", entity) else entity
+                if is_label(entity) and not is_json and (not own_key or (is_id(own_key) and naming in ("", own_key))):
+                    naming = naming or own_key
+                    if not label and in_records and (titled := _TITLED.match(line, 0, match.start())):
+                        yield f"{entity} name: {titled[1]}"
                     nearest, label = entity, label or (entity if begins else "")
-            elif (words := _words_before(line, match.start())) and (not sparing or (nearest and nearest in words)):
+            elif (words := _words_before(line, match.start())) and nearest and nearest in words:
                 yield f"{words} {entity}"
 
 
