@@ -7,17 +7,15 @@ part of it, so that the next cuts can add again.
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from aether_context.canonical import hash_json, strings
+from aether_context.canonical import hash_json
 from aether_context.pack import Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
-from aether_context.text.entities import answered, calls_line, entity_table, is_entry, table_of
+from aether_context.text.entities import calls_line, entity_table, is_entry
 from aether_context.text.shorten import level, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
@@ -37,7 +35,6 @@ MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where 12 KB of text are 4 KB or less."""
 
 _ENTITIES = 0.7
-_LOOKUPS = 0.3
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
@@ -83,78 +80,16 @@ def _composed(
 ) -> str:
     bullets = split_bullets(earlier)
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
-    summary_bullets = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_lookup(bullet)))
-    lookup_bullets = [bullet for bullet in bullets if is_lookup(bullet)]
-    lines = lookup_lines(gone, max_tokens=int(_LOOKUPS * room), counter=counter, earlier=lookup_bullets, known=known)
-    looked_up = "\n".join(lines)
-    dropped_lookups = table_of(line for line in lookup_bullets if line not in lines)
-    entries = "\n".join(filter(None, (dropped_lookups, entries)))
-    known = "\n".join(filter(None, (known, looked_up)))
+    summary_bullets = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
     table = entity_table(
         gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known
     )
-    summary_room = room - counter.count(looked_up) - counter.count(table) - 2
+    summary_room = room - counter.count(table) - 2
     summary = summaries.conversation(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
     summary = summary or summarize(
         gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets, beside=beside
     )
-    return "\n".join(filter(None, (summary, looked_up, table))) or calls_line(gone, max_tokens=room, counter=counter)
-
-
-# Small results of calls as lines of a recap: what was asked, and what came of it.
-
-_LOOKUP_TITLE = "- found by "
-_LONGEST_LOOKUP = 360
-"""Characters of a result that is small."""
-_MANY_LOOKUPS, _LOOKUP_SHARE = 4, 0.3
-"""A tool's small results are listed where there are so many, and where they are such a share of all of its results."""
-
-
-def is_lookup(bullet: str) -> bool:
-    """Whether a bullet of a recap is the line of a small result."""
-    return bullet.startswith(_LOOKUP_TITLE)
-
-
-def lookup_lines(
-    contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: Sequence[str] = (), known: str = ""
-) -> list[str]:
-    """The small results of tools that gave many, a line each, in their order; the latest where not all find room.
-
-    Args:
-        contents: that leave, in their order.
-        earlier: the lines of earlier cuts.
-        known: text beside them; lines in it are left out.
-    """
-    lookups = list(_small(contents))
-    results = Counter(response.name for content in contents for response in content.responses)
-    counts = Counter(name for name, _ in lookups)
-    tables = {name for name, number in counts.items() if number >= max(_MANY_LOOKUPS, _LOOKUP_SHARE * results[name])}
-    lines = [*earlier, *(line for name, line in lookups if name in tables)]
-    known_lines = set(known.splitlines())
-    latest_lines = [line for line in dict.fromkeys(reversed(lines)) if line not in known_lines]
-    chosen_lines: list[str] = []
-    for line in latest_lines:
-        max_tokens -= counter.count(line) + 1
-        if max_tokens < 0:
-            break
-        chosen_lines.append(line)
-    return chosen_lines[::-1]
-
-
-def _small(contents: Sequence[Content]) -> Iterator[tuple[str, str]]:
-    """The tool of each small result, and the line with what was asked and what came."""
-    for content, calls in answered(contents):
-        for call, response in zip(calls, content.responses, strict=True):
-            if call is not None and len(response.text) <= _LONGEST_LOOKUP and (values := _values(response.text)):
-                yield call.name, f"{_LOOKUP_TITLE}{call.name} {_values(call.text)}: {values}"
-
-
-def _values(text: str) -> str:
-    """The texts in a JSON text in one line; the JSON itself where it holds none."""
-    texts = [value for _, value in strings(json.loads(text))] or [text]
-    return ", ".join(
-        "; ".join(" ".join(line.split()) for line in value.splitlines() if line.strip()) for value in texts
-    )
+    return "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.

@@ -70,11 +70,6 @@ _FIELD = re.compile(r"\s*[\"']?(?P<key>[^\W\d][\w-]{0,40})[\"']?\s?[:=](?!/)")
 _JSON_KEY = re.compile(r"""["']\s?:""")
 _AMOUNT = re.compile(rf"[+-]?{NUMBER}(?:%|ms|s|px|[kKMGT]i?B?)?")
 _ESCAPED = re.compile(r"""(?<!\\)\\+(["'])""")
-_CLAUSE = re.compile(r".*(?:[.;!?:]\s|, |[(\[{])", re.DOTALL)
-_GAPS = re.compile(r"[\s,|\"'()\[\]{}<>=\\]+")
-_BEFORE = 80
-"""Characters before a number in which the words listed with it are searched."""
-_MOST_WORDS = 3
 _LONGEST_VALUE = 48
 _SEPARATED = re.compile(r"[,;:] |\n")
 _TITLED = re.compile(r"\W{0,8}((?:[^\W\d_][\w.'-]*\ ){1,4}[^\W\d_][\w.'-]*)\ ?[(\[]")
@@ -115,11 +110,14 @@ def entity_table(
     outdated = _outdated(
         [*(entity for ranked in reversed(present_mentions) for entity, _ in ranked), *best, *known_entities]
     )
-    listed, tokens_left, address_tokens_left = known, max_tokens, int(_ADDRESS_SHARE * max_tokens)
+    made, tokens_left, address_tokens_left = "", max_tokens, int(_ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
-    for rank in RANKS:
+    for number, rank in enumerate(RANKS, start=1):
         chosen: dict[str, list[str]] = {}
+        # What a weaker line names goes with that line where room gets short.
+        weaker = tuple(_TITLES[other] for other in RANKS[number:])
+        listed = made + "\n".join(line for line in known.splitlines() if not (weaker and line.startswith(weaker)))
         tokens_left -= counter.count(_TITLES[rank])
         entities = [
             name
@@ -131,7 +129,8 @@ def entity_table(
             if entity in listed or (is_address and len(entity) >= shortest_rejected):
                 continue
             record, field = _of_record(entity)
-            cost = counter.count(_FIELDS + field if record in chosen else _BETWEEN + entity)
+            fields = chosen.get(record)
+            cost = counter.count(_FIELDS + _without_key(field, fields[-1]) if fields else _BETWEEN + entity)
             if not is_address:
                 if cost > tokens_left:
                     break
@@ -143,11 +142,11 @@ def entity_table(
                 address_tokens_left -= cost
             chosen.setdefault(record or entity, []).extend([field] if record else [])
             listed += f"\n{entity}"
+            made += f"\n{entity}"
         if chosen:
-            lines.append(
-                _TITLES[rank]
-                + _BETWEEN.join(f"{name} {_FIELDS.join(fields)}".rstrip() for name, fields in chosen.items())
-            )
+            fields_shown = {name: map(_without_key, fields, ["", *fields]) for name, fields in chosen.items()}
+            items = (f"{name} {_FIELDS.join(fields)}".rstrip() for name, fields in fields_shown.items())
+            lines.append(_TITLES[rank] + _BETWEEN.join(items))
     return "\n".join(lines)
 
 
@@ -158,10 +157,15 @@ def _of_record(entity: str) -> tuple[str, str]:
     return (record, f"{key}: {value}") if record else ("", entity)
 
 
+def _without_key(field: str, before: str) -> str:
+    """A field as it is written behind another one of its record: without its key where it has the same."""
+    return field.removeprefix(f"{before.partition(': ')[0]}: ") if before else field
+
+
 def _is_plain(entity: str) -> bool:
-    """Whether an entity is a field without an identifier or a number of some digits, which others come before."""
-    value = _of_record(entity)[1].rpartition(": ")[2]
-    return len(value) < _SHORTEST or not _TELLING.search(value)
+    """Whether an entity is a field with neither a name nor an identifier nor a number of some digits."""
+    key, _, value = _of_record(entity)[1].rpartition(": ")
+    return key != "name" and (len(value) < _SHORTEST or not _TELLING.search(value))
 
 
 def answered(contents: Iterable[Content]) -> Iterator[tuple[Content, list[Part | None]]]:
@@ -200,12 +204,6 @@ def is_entry(bullet: str) -> bool:
     return bullet.startswith(tuple(_TITLES.values()))
 
 
-def table_of(texts: Iterable[str]) -> str:
-    """The entities of texts as a table of what was used; empty where there are none."""
-    entities = dict.fromkeys(entity for text in texts for entity in entities_of(text) if not is_number(entity))
-    return _TITLES["used"] + _BETWEEN.join(entities) if entities else ""
-
-
 def calls_line(contents: Sequence[Content], *, max_tokens: int, counter: Counts) -> str:
     """The calls of contents that say nothing else, the latest first, as a table of what was used, while they fit."""
     calls = (call for content in reversed(contents) for call in reversed(content.calls))
@@ -225,8 +223,11 @@ def parse(tables: str) -> dict[Rank, list[str]]:
         for rank, title in _TITLES.items():
             if line.startswith(title):
                 for item in line.removeprefix(title).split(_BETWEEN):
-                    first, *fields = item.split(_FIELDS)
-                    by_rank[rank] += [first, *(f"{_of_record(first)[0]} {field}".lstrip() for field in fields)]
+                    record = key = ""
+                    for field in item.split(_FIELDS):
+                        entity = f"{record} {field if ': ' in field or not key else f'{key}: {field}'}".lstrip()
+                        record, key = _of_record(entity)[0], entity.rpartition(": ")[0].rpartition(" ")[2]
+                        by_rank[rank].append(entity)
     return by_rank
 
 
@@ -318,8 +319,8 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
     """The entities in a text of a ``record``, in order and with repetitions.
 
     A key and its number get the label before them in their line, else the one that the lines around them begin with,
-    else the record; so do a key and its identifier ``in_records``. Another number gets the words before it, where a
-    label is among them.
+    else the record; so do a key and its identifier ``in_records``. Another number gets the label
+    before it in its line; without one it is no entity.
     """
     label = label_key = naming = ""
     for line in text.split("\n"):
@@ -363,18 +364,8 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
                     if not label and in_records and (titled := _TITLED.match(line, 0, match.start())):
                         yield f"{entity} name: {titled[1]}"
                     nearest, label = entity, label or (entity if begins else "")
-            elif (words := _words_before(line, match.start())) and nearest and nearest in words:
-                yield f"{words} {entity}"
-
-
-def _words_before(line: str, start: int) -> str:
-    """The words before the number at ``start`` of a line, at most three, of the same clause."""
-    before = line[:start][-_BEFORE:]
-    words = _GAPS.sub(" ", _CLAUSE.sub("", before)).split()
-    if start > _BEFORE and _CLAUSE.match(before) is None:
-        words = words[1:]  # the first one may be incomplete
-    phrase = " ".join(words[-_MOST_WORDS:])
-    return phrase if any(map(str.isalpha, phrase)) else ""
+            elif nearest:
+                yield f"{nearest} {entity}"
 
 
 def _value(text: str) -> JSON:

@@ -236,8 +236,8 @@ def _leaves(value: JSON, key: str, record: str, naming: str, depth: int) -> Iter
             yield from _leaves(parsed_value, key, record, "", depth + 1)
         elif not is_number(text.strip()):
             yield Leaf(text, _line(key), record)
-        elif key and not key.isdecimal() and len(number := _line(text)) >= _FEWEST:  # an index names nothing
-            yield Leaf(number, _line(key), record)
+        elif key and not key.isdecimal() and (record or len(text) >= _FEWEST):  # an index names nothing
+            yield Leaf(_line(text), _line(key), record)
 
 
 def is_number(text: str) -> bool:
