@@ -58,38 +58,19 @@ def recap(
         earlier: the recap of earlier cuts.
         beside: text that is sent beside it, like recalled turns; no message in it is quoted.
     """
-    summaries = summaries or Summaries("", {})
-    room = max_tokens - counter.count(earlier) if earlier else 0
-    if room >= _LEAST_ADDED * max_tokens:
-        added = _composed(
-            gone, kept, "", min(room, int(_MOST_ADDED * max_tokens)), counter, summaries, beside, known=earlier
-        )
-        return f"{earlier}\n{added}" if added else earlier
-    return _composed(gone, kept, earlier, int(_FIRST * max_tokens), counter, summaries, beside)
-
-
-def _composed(
-    gone: Sequence[Content],
-    kept: Sequence[Content],
-    earlier: str,
-    room: int,
-    counter: Counts,
-    summaries: Summaries,
-    beside: str,
-    known: str = "",
-) -> str:
-    bullets = split_bullets(earlier)
+    summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
+    bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
+    if earlier and beside_earlier >= _LEAST_ADDED * max_tokens:
+        bullets, known, room = [], earlier, min(beside_earlier, int(_MOST_ADDED * max_tokens))
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
-    summary_bullets = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
-    table = entity_table(
-        gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known
-    )
-    summary_room = room - counter.count(table) - 2
-    summary = summaries.conversation(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
-    summary = summary or summarize(
-        gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets, beside=beside
-    )
-    return "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
+    said = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
+    most = int(_ENTITIES * room)
+    table = entity_table(gone, max_tokens=most, counter=counter, earlier=entries, present=kept, known=known)
+    most = room - counter.count(table) - 2
+    summary = summaries.conversation(gone, max_tokens=most, counter=counter, earlier=said)
+    summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside)
+    made = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
+    return "\n".join(filter(None, (known, made)))
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.

@@ -168,24 +168,18 @@ def _is_plain(entity: str) -> bool:
     return key != "name" and (len(value) < _SHORTEST or not _TELLING.search(value))
 
 
-def answered(contents: Iterable[Content]) -> Iterator[tuple[Content, list[Part | None]]]:
-    """Each content with the calls that its responses answer, None for one whose call is not among the contents."""
-    calls_by_tool: dict[str, list[Part]] = {}
+def _with_subjects(contents: Iterable[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
+    """Each content with the records that its responses are about, as the calls that they answer name them."""
+    waiting: dict[str, list[Part]] = defaultdict(list)
     for content in contents:
         for call in content.calls:
-            calls_by_tool.setdefault(call.name, []).append(call)
-        calls: list[Part | None] = []
+            waiting[call.name].append(call)
+        subjects = []
         for response in content.responses:
-            waiting = calls_by_tool.get(response.name, [])
-            matching = (at for at, candidate in enumerate(waiting) if candidate.call_id == response.call_id)
-            calls.append(waiting.pop(next(matching, 0)) if waiting else None)
-        yield content, calls
-
-
-def _with_subjects(contents: Iterable[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
-    """Each content with the records that its responses are about."""
-    for content, calls in answered(contents):
-        yield content, tuple(_subject(call.text) if call is not None else "" for call in calls)
+            calls = waiting[response.name]
+            answered = next((at for at, call in enumerate(calls) if call.call_id == response.call_id), 0)
+            subjects.append(_subject(calls.pop(answered).text) if calls else "")
+        yield content, tuple(subjects)
 
 
 @lru_cache(maxsize=20_000)
