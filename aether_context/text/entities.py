@@ -6,9 +6,9 @@ results; within each rank the latest mention comes first. In another agent's tur
 agent's calls, words and results. The address of a result that was kept whole has the first rank and is listed with the
 tool's name, so that the result can still be read.
 
-A number is listed with its key and the record it belongs to, as `text.json_lines` finds them, in a text with
-the label before it, or with the words before it. Where no record is known for a key, its number is listed only while
-the key has a single one.
+A value is listed with its key and the record it was returned with, as `text.json_lines` finds them, in a text with the
+label before it; where neither names one, that is what the call's arguments name. Where no record is known for a key,
+its number is listed only while the key has a single one.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ def entity_table(
     outdated = _outdated(
         [*(entity for ranked in reversed(present_mentions) for entity, _ in ranked), *best, *known_entities]
     )
-    made, tokens_left, address_tokens_left = "", max_tokens, int(_ADDRESS_SHARE * max_tokens)
+    tokens_left, address_tokens_left = max_tokens, int(_ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
     for number, rank in enumerate(RANKS, start=1):
         chosen: dict[str, list[str]] = {}
         # What a weaker line names goes with that line where room gets short.
         weaker = tuple(_TITLES[other] for other in RANKS[number:])
-        listed = made + "\n".join(line for line in known.splitlines() if not (weaker and line.startswith(weaker)))
+        listed = "\n".join([*lines, *(line for line in known.splitlines() if not line.startswith(weaker))])
         tokens_left -= counter.count(_TITLES[rank])
         entities = [
             name
@@ -142,7 +142,6 @@ def entity_table(
                 address_tokens_left -= cost
             chosen.setdefault(record or entity, []).extend([field] if record else [])
             listed += f"\n{entity}"
-            made += f"\n{entity}"
         if chosen:
             fields_shown = {name: map(_without_key, fields, ["", *fields]) for name, fields in chosen.items()}
             items = (f"{name} {_FIELDS.join(fields)}".rstrip() for name, fields in fields_shown.items())
@@ -313,8 +312,8 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
     """The entities in a text of a ``record``, in order and with repetitions.
 
     A key and its number get the label before them in their line, else the one that the lines around them begin with,
-    else the record; so do a key and its identifier ``in_records``. Another number gets the label
-    before it in its line; without one it is no entity.
+    else the record; so do a key and its identifier ``in_records``. Another number gets the label before it in its
+    line; without one it is no entity.
     """
     label = label_key = naming = ""
     for line in text.split("\n"):
@@ -349,7 +348,7 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
             elif match["key"]:
                 yield f"{nearest or label or record} {entity}".lstrip()
             elif not is_number(entity.lstrip("~=")):
-                found = _KEY_BEFORE.search(line, 0, match.start()) if in_records else None
+                found = _KEY_BEFORE.search(line, max(0, match.start() - 50), match.start()) if in_records else None
                 own_key = found[1] if found is not None else ""
                 if entity:
                     yield f"{owner} {own_key}: {entity}" if own_key and owner not in ("", entity) else entity
