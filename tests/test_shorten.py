@@ -51,3 +51,14 @@ def test_sentences_about_the_query_stand_on_one_line():
     text = "The sky is grey. The kestrel policy is rotated monthly. Nobody was there.\nIt rained."
     found = shorten_line(text, 12, counter=COUNTER, query="kestrel policy")
     assert found.strip("… ") == "The kestrel policy is rotated monthly."
+
+
+def test_a_stop_inside_a_number_or_an_address_ends_no_sentence() -> None:
+    text = "Welcome to all of you here. The price is 19.50 at shop.example.com today. So long then."
+    found = shorten_line(text, 20, counter=COUNTER, query="price")
+    assert found == "… The price is 19.50 at shop.example.com today. …"
+
+
+def test_an_ideographic_stop_needs_no_space_behind_it() -> None:
+    text = "欢迎各位来到这里参加会议。价格是十九元五角。今天就到这里再见了各位。"
+    assert shorten_line(text, 12, counter=COUNTER, query="价格是十九元五角") == "… 价格是十九元五角。 …"
