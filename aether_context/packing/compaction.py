@@ -214,6 +214,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         draft, items, [0 if item.origin == draft.request_index else item.tokens for item in items], budget
     )
     standing = standing_anchors(conversation.contents, conversation.positions, draft.policy.conversation)
+    recalled = [candidate.line for candidate in draft.chosen.memory if candidate.source == RECALLED]
     return replace(
         conversation,
         request_tokens=0 if conversation.request_index is None else items[conversation.request_index].tokens,
@@ -224,7 +225,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         payload_tokens=spoken - draft.spoken(items),
         forced=forced,
         gated=_is_gated(draft, spoken + budget.fixed, budget.input),
-        recalls=any(candidate.source == RECALLED for candidate in draft.chosen.memory),
+        recalled=" ".join(word for line in recalled for word in line.split()),
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,
     )
