@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted import Chat, Memories, call, remembered
+from scripted import Chat, Memories, remembered
 
 from aether_context import Manifest, PackPolicy
-from aether_context.adk import memory_tools
 from aether_context.store.replay import Replayer
 
 OWN = [f"{word} stays as it is" for word in ("zebra", "copper", "violin", "glacier", "saffron", "comet", "tulip")]
@@ -45,23 +44,6 @@ def test_what_the_app_put_there_enters_whatever_is_asked(policy: str, key: str, 
     chat.say("What is 2 + 2?")
     assert all(f"- {text}" in memory_section(chat) for text in OWN)
     chat.replays()
-
-
-def test_notes_that_an_agent_wrote_enter_a_later_request_about_something_else() -> None:
-    chat = Chat(
-        script=[
-            call("record_decision", text="Ship on Friday", reason="legal"),
-            call("record_entity", name="Bo", text="approves refunds"),
-            "Noted.",
-            "Four.",
-        ],
-        tools=memory_tools(),
-    )
-    chat.say("Note these.")
-    chat.say("What is 2 + 2?")
-    text = memory_section(chat)
-    assert ": Ship on Friday (because: legal)" in text
-    assert ": Bo: approves refunds" in text
 
 
 def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_does_not() -> None:

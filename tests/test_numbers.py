@@ -158,9 +158,9 @@ def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], A
         """Looks a reference up."""
         return {"result": shape(int(reference.removeprefix("O-"))), "note": "as of today " * 120}
 
-    script = [one for at in range(1, 25) for one in (call("look_up", reference=f"O-{at}"), f"answer {at}")]
+    script = [one for at in range(1, 15) for one in (call("look_up", reference=f"O-{at}"), f"answer {at}")]
     chat = Chat(script, tools=[look_up], policy=PackPolicy(max_input_tokens=4_000))
-    chat.say(*(f"question {'abcdefghijklmnopqrstuvwxyz'[at]}" for at in range(1, 25)))
+    chat.say(*(f"question {'abcdefghijklmnopqrstuvwxyz'[at]}" for at in range(1, 15)))
     entries = [line.strip() for sent in chat.sent for line in sent.text.splitlines() if is_entry(line.strip())]
     entities = {entity for found in parse("\n".join(entries)).values() for entity in found}
     assert entries

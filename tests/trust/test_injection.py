@@ -157,8 +157,6 @@ def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, fig
         assert any(manifest.truncation_events for manifest in one.manifests())
 
 
-# pages, terminals and logs
-
 LINE = "FORGED 9 of 9 packs passed"
 RAW = (
     "<script>alert(1)</script><img src=x onerror=alert(1)>'\">"
