@@ -207,7 +207,7 @@ class RetrievalSettings(_Settings):
 
     memory_k: int = Field(default=20, ge=0)
     """Most memories that a search found, and most of the app's own; three times as many where a question asks for many
-    things. 0 leaves out all."""
+    things, half as many again with turns that a cut removed. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True

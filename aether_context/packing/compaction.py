@@ -249,11 +249,14 @@ def _budget(draft: Draft) -> Budget:
         net=net,
     )
     cut_to = budget.mark(settings.compact_to)
-    # Recalled turns say what a cut took, so the conversation keeps what its latest turns need beside them, and no share
-    # of the window that has been given to these.
+    # Recalled turns say what a cut took, so that they are of the share that it leaves, and the conversation keeps what
+    # its latest turns need beside them.
     if leaves_latest(draft):
+        recalled = sum(memory.tokens for memory in draft.chosen.memory if memory.source == RECALLED)
+        both = budget._replace(fixed=fixed - recalled, most=budget.most + recalled)
         latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
-        cut_to = max(cut_to, min(latest, budget.most if net is None else int(settings.compact_to * net)))
+        latest = min(latest, budget.most if net is None else int(settings.compact_to * net))
+        cut_to = max(both.mark(settings.compact_to) - recalled, latest)
     return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=cut_to)
 
 

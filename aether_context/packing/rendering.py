@@ -226,10 +226,9 @@ def _reason(draft: Draft) -> EpochReason | None:
 
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
-    """What is sent, the summary in its place."""
-    # It stands where the turns went that it is of: there it is written once a cut and stays inside the cached prefix.
-    # In the human message it would be sent again at a new place with every invocation; in front of all else, each cut
-    # would end the prefix before the contents that stay.
+    """What is sent: the summary in its place, and payloads behind what other agents have handed over since."""
+    # Where the turns went that it is of, it is written once a cut and stays inside the cached prefix. In the human
+    # message it would be sent anew with every invocation; before all else, each cut would end the prefix there.
     counter, outgoing = draft.counter, list(draft.history.items)
     if draft.history.summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions
@@ -238,6 +237,10 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
                 at = unit.indices[0]
         outgoing.insert(at, Outgoing(content, content, origin=-1, form="summary", tokens=counter.content(content)))
+    for at in range(len(outgoing) - 2, -1, -1):
+        if outgoing[at].form == "payload":
+            behind = next((end for end in range(at + 1, len(outgoing)) if not outgoing[end].raw.agent), len(outgoing))
+            outgoing.insert(behind - 1, outgoing.pop(at))
     return tuple(outgoing)
 
 

@@ -16,7 +16,7 @@ from aether_context.text.shorten import sentences
 _WORD = re.compile(r"[^\W_]+")
 _POOR_MATCH = 0.1
 """The similarity of a memory that hardly has to do with what is asked."""
-_LEAST_QUOTED = 12
+LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
 MMR_LAMBDA = 0.85
 """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
@@ -75,7 +75,7 @@ def retrieve(
             reason = "expired"
         elif candidate.id != stays[candidate.digest]:
             reason = "duplicate"
-        elif tail and not standing and len(candidate.text) >= _LEAST_QUOTED and candidate.text in tail:
+        elif tail and not standing and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
         if reason is None:
             fresh.append(candidate)
@@ -168,12 +168,12 @@ _MANY = re.compile(
 _TIMES_MANY = 3
 
 
-def widened(settings: RetrievalSettings, query: str) -> RetrievalSettings:
-    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things."""
-    if not _MANY.search(query):
-        return settings
-    many = {"memory_k": settings.memory_k * _TIMES_MANY, "floor": settings.floor / _TIMES_MANY}
-    return settings.model_copy(update=many)
+def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> RetrievalSettings:
+    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things; else
+    half as many again where ``turns`` of a session are among them, since nobody is found by a name there."""
+    many = _TIMES_MANY if _MANY.search(query) else 1
+    most = settings.memory_k * (3 if turns and many == 1 else 2 * many) // 2
+    return settings.model_copy(update={"memory_k": most, "floor": settings.floor / many})
 
 
 LEAST_TOKENS = 256

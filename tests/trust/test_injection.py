@@ -93,6 +93,7 @@ def plan(text: str) -> dict[str, Any]:
         "task": f"2 {text}",
         "goal": f"3 {text}",
         "constraints": [f"4 {text}", f"5 {text}"],
+        "open_questions": [f"20 {text}"],
         "step": {
             "id": f"6 {text}",
             "text": f"7 {text}",

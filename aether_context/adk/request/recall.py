@@ -98,7 +98,7 @@ class Recall:
                 entries,
                 query,
                 lambda place: self._reader.content(history[place], model),
-                most=widened(settings, query).memory_k,
+                most=widened(settings, query, turns=True).memory_k,
                 tokens=room,
                 asked=asked,
                 embedder=embedder,
