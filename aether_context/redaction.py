@@ -290,7 +290,7 @@ class MaskedLogs(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = self.mask(record.getMessage()), ()
-        if record.exc_info:
-            record.exc_text = self.mask(logging.Formatter().formatException(record.exc_info))
-            record.exc_info = None
+        # Another policy's filter may have come first.
+        raised = logging.Formatter().formatException(record.exc_info) if record.exc_info else record.exc_text
+        record.exc_text, record.exc_info = raised and self.mask(raised), None
         return True

@@ -9,6 +9,7 @@ import logging
 import random
 import sqlite3
 import string
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from writers import writer
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
+from aether_context.redaction import MaskedLogs
 from aether_context.viewer import create_app, report
 
 Figure = Callable[[str, float], None]
@@ -322,6 +324,18 @@ def test_no_secret_waits_in_the_spool(tmp_path: Path, monkeypatch: pytest.Monkey
             assert found == set()
         else:
             assert {name for _, name in found} == set(SECRETS)
+
+
+def test_tracebacks_are_masked_for_each_of_several_policies() -> None:
+    record = logging.LogRecord("aether_context", logging.ERROR, __file__, 1, "it failed", (), None)
+    try:
+        raise ValueError(f"for {SECRETS['OpenAI']}")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    for rules in (("a word that nobody says",), ("secrets",)):
+        assert MaskedLogs(PackPolicy(redact=rules).mask).filter(record)
+    assert SECRETS["OpenAI"] not in logging.Formatter().format(record)
+    assert "ValueError: for" in logging.Formatter().format(record)
 
 
 def test_what_is_asked_of_an_app_s_memory_is_masked() -> None:
