@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from scripted import Chat, call
 from aether_context import PackPolicy, PackStore, why
 from aether_context.cli.commands import main
 from aether_context.errors import PackNotFound
-from aether_context.reading import Comparison, Place, Span, read_view, session_packs
+from aether_context.reading import Answer, Comparison, Place, Span, read_view, session_packs
 from aether_context.store.replay import Replayer
 
 PLANTED = {
@@ -56,6 +57,12 @@ def chat() -> Chat:
     return harbour()
 
 
+@cache
+def answer_to(store: PackStore, text: str) -> Answer:
+    """What `why` says of a text in the session, asked once."""
+    return why(store, text, session="s1")
+
+
 def at(place: Place, number: int) -> Span | None:
     return next((span for span in place.spans if span.first <= number <= span.last), None)
 
@@ -72,7 +79,7 @@ def read_in(chat: Chat, text: str) -> dict[str, list[bool]]:
 
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
 def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, text: str) -> None:
-    answer = why(chat.store, text, session="s1")
+    answer = answer_to(chat.store, text)
     for session, held in read_in(chat, text).items():
         places = [place for place in answer.places if place.session == session]
         for number, expected in enumerate(held, 1):
@@ -86,7 +93,7 @@ def test_each_text_is_found_where_it_was_planted_in_the_forms_that_it_took(
     chat: Chat, text: str, expected: str
 ) -> None:
     forms: dict[str, dict[str, None]] = {}
-    for place in why(chat.store, text, session="s1").places:
+    for place in answer_to(chat.store, text).places:
         name = place.kind if place.kind == "summary" else f"{place.agent} {place.kind}"
         forms.setdefault(name, {}).update(dict.fromkeys(span.form for span in place.spans))
     told = {name: set(found) for name, found in forms.items()}
@@ -103,7 +110,7 @@ def test_each_text_is_found_where_it_was_planted_in_the_forms_that_it_took(
 def test_the_act_is_a_sentence_and_the_setting_one_that_there_is(chat: Chat) -> None:
     acts: dict[str, Span] = {}
     for text in PLANTED:
-        for place in why(chat.store, text, session="s1").places:
+        for place in answer_to(chat.store, text).places:
             acts |= {f"{place.kind} {span.form} {span.act}": span for span in place.spans if span.act}
     cut = next(span for name, span in acts.items() if name.startswith("message summarized"))
     assert cut.act.startswith("cut before call ")
