@@ -230,7 +230,8 @@ def test_the_summary_is_a_row_whose_text_can_be_read(url: str) -> None:
     assert view.summary.tokens == piece.tokens
     assert view.texts[view.summary.id] in piece.text
     last_line = view.texts[view.summary.id].splitlines()[-1]
-    told = f"summary of {manifest.epoch.cut_count} messages, written before call {number}"
+    gone = manifest.epoch.cut_count - sum(stop - start for start, stop in manifest.epoch.kept)
+    told = f"summary of {gone} messages, written before call {number}"
     command = ("inspect", str(number + 1), "--session", "s1", "--store", url)
     short, whole = run(*command).output, run(*command, "--all").output
     for output in (short, whole):
