@@ -3,14 +3,13 @@
     index = HybridIndex.from_texts(["a", "b"], ["the red door", "the blue door"])
     [hit.id for hit in index.search("crimson entrance", limit=1)]
 
-Threads may share an index.
+Threads may share an index that does not change.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -51,9 +50,29 @@ class HybridIndex:
     ) -> None:
         self._embedder = embedder_for(embedder)
         self._redact: Callable[[str], str] = redact or str
-        self._entries = list(entries)
-        known: set[str] = set()
-        for entry in self._entries:
+        self._by_passages = passages
+        self._entries: list[Entry] = []
+        self._ids: set[str] = set()
+        self._threads: dict[str | None, int] = {None: -1}
+        self._texts, self._passages = Pool(), Pool()
+        self._owners: Places = np.empty(0, dtype=np.int64)
+        """The place of each passage's entry."""
+        self._divided = 0
+        """So many entries have their passages here."""
+        self.extend(entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Adds the next entries; what is found is the same as where all had been there from the beginning.
+
+        Raises:
+            SearchIndexError: as of `HybridIndex`; so is `EmbeddingError`. Nothing is added then.
+        """
+        new = list(entries)
+        known = set(self._ids)
+        for entry in new:
             if entry.id in known:
                 raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
             if entry.time is not None and not math.isfinite(entry.time):
@@ -61,21 +80,34 @@ class HybridIndex:
                     f"time {entry.time} of entry {entry.id!r} is not finite: None is an unknown time"
                 )
             known.add(entry.id)
-        threads: dict[str | None, int] = {None: -1}
-        numbers = [threads.setdefault(entry.thread, len(threads)) for entry in self._entries]
-        texts = [self._redact(entry.text) for entry in self._entries]
-        said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, self._entries, strict=True)]
-        self._texts = Pool()
-        times = [entry.time for entry in self._entries]
-        self._texts.extend(said, vectors_of(self._embedder, texts), times, numbers)
+        threads = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in new]
+        texts = [self._redact(entry.text) for entry in new]
+        vectors = vectors_of(self._embedder, texts)
         # Passages of all entries where one is long, else of none; of a short text the passage is the text.
-        pieces = list(map(titled_passages, texts)) if passages and max(map(len, texts), default=0) > LONGEST else []
-        parts = list(chain.from_iterable(pieces))
-        self._passages, none = Pool(), [-1] * len(parts)
-        said = list(map(terms.hashed, parts))
-        self._passages.extend(said, vectors_of(self._embedder, parts), [None] * len(parts), none)
-        self._owners = np.repeat(np.arange(len(pieces)), np.array(list(map(len, pieces)), dtype=np.int64))
-        """The place of each passage's entry."""
+        parts: list[str] = []
+        owners: list[int] = []
+        if self._by_passages and (self._divided or max(map(len, texts), default=0) > LONGEST):
+            whole = [*(self._redact(entry.text) for entry in self._entries[self._divided :]), *texts]
+            for place, text in enumerate(whole, self._divided):
+                pieces = titled_passages(text)
+                parts += pieces
+                owners += [place] * len(pieces)
+        of_parts = vectors_of(self._embedder, parts)
+        said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
+        self._texts.extend(said, vectors, [entry.time for entry in new], threads)
+        self._passages.extend(list(map(terms.hashed, parts)), of_parts, [None] * len(parts), [-1] * len(parts))
+        self._owners = np.concatenate([self._owners, np.array(owners, dtype=np.int64)])
+        self._entries += new
+        self._ids = known
+        self._divided = len(self._entries) if parts else self._divided
+
+    def keep(self, count: int) -> None:
+        """Forgets all but the first ``count`` entries."""
+        self._texts.keep(np.arange(len(self._entries)) < count)
+        self._passages.keep(self._owners < count)
+        self._owners = self._owners[self._owners < count]
+        self._entries, self._divided = self._entries[:count], min(self._divided, count)
+        self._ids = {entry.id for entry in self._entries}
 
     @classmethod
     def from_texts(
@@ -116,7 +148,7 @@ class HybridIndex:
         vector = vectors_of(self._embedder, [plain], "query")
         alone, scores = self._texts.answers(plain, vector)
         if len(self._passages) > len(self._entries):
-            scores["passages"] = self._by_passages(self._passages.answers(plain, vector)[0])
+            scores["passages"] = self._from_passages(self._passages.answers(plain, vector)[0])
             alone = (1 - _PASSAGES_WEIGHT) * alone + _PASSAGES_WEIGHT * scores["passages"]
 
         def entries(places: Places) -> list[Entry]:
@@ -124,7 +156,7 @@ class HybridIndex:
 
         return self._texts.ranked(query, limit, entries, alone, scores, asked=asked)
 
-    def _by_passages(self, alone: Floats) -> Floats:
+    def _from_passages(self, alone: Floats) -> Floats:
         """How well each entry answers by how well passages do: as its best one does, and a share of the next."""
         places = np.flatnonzero(alone > 0)
         owners, values = self._owners[places], alone[places]
