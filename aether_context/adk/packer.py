@@ -34,6 +34,7 @@ from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
+from aether_context.adk.request.history import Histories
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -164,7 +165,7 @@ class RequestPacker:
         self._records = SessionRecords()
         self._waits = waits = Waits()
         self._gatherer = Gatherer(self._records, waits)
-        self._recall = Recall(waits, self._gatherer.reader)
+        self._recall = Recall(waits, self._gatherer.reader, Histories())
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught

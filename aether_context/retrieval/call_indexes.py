@@ -1,12 +1,12 @@
 """The indexes of one model call: over its tools, its candidates, and what was said before.
 
-Each is made for one search: of a thousand turns, whose vectors are remembered, in 15 ms of processor time. So there is
-nothing that a session, a user or a process could find of another one.
+Each is of one call or one session, so that there is nothing that a session, a user or a process could find of another.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -126,6 +126,34 @@ def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[E
     ]
 
 
+class TurnIndex:
+    """The index of one conversation's turns, which grows with it. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._index: HybridIndex | None = None
+        self._made_by: object = None
+
+    def search(
+        self,
+        turns: Sequence[Entry],
+        query: str,
+        limit: int,
+        *,
+        asked: float,
+        embedder: Embedder | None,
+        redact: tuple[str, ...],
+    ) -> list[Hit]:
+        """The best of the turns, which begin with those of the last search or are fewer; see `recalled`."""
+        made_by = (embedder.name if embedder is not None else "", redact)
+        with self._lock:
+            if self._index is None or self._made_by != made_by or len(self._index) > len(turns):
+                self._index = HybridIndex([], embedder or "none", redact=masker(redact), passages=False)
+                self._made_by = made_by
+            self._index.extend(turns[len(self._index) :])
+            return self._index.search(query, limit, asked=asked)
+
+
 def recalled(
     turns: Sequence[Entry],
     query: str,
@@ -136,6 +164,7 @@ def recalled(
     asked: float,
     embedder: Embedder | None,
     redact: tuple[str, ...] = (),
+    index: TurnIndex | None = None,
 ) -> tuple[Candidate, ...]:
     """The turns that tell most about a query, as candidates for memory, best first.
 
@@ -145,12 +174,13 @@ def recalled(
         most: so many at most.
         tokens: what they may take together.
         asked: as of `ranked`; so are ``embedder`` and ``redact``.
+        index: the conversation's own; None makes one.
 
     Raises:
         EmbeddingError: the embedder failed.
     """
-    index = HybridIndex(turns, embedder or "none", redact=masker(redact), passages=False)
-    hits = index.search(query, _MORE_HITS * most, asked=asked)
+    index = index or TurnIndex()
+    hits = index.search(turns, query, _MORE_HITS * most, asked=asked, embedder=embedder, redact=redact)
     found: list[Candidate] = []
     characters = tokens * _TOKEN_CHARACTERS
     for hit in _telling(hits)[:most]:

@@ -101,14 +101,6 @@ class HybridIndex:
         self._ids = known
         self._divided = len(self._entries) if parts else self._divided
 
-    def keep(self, count: int) -> None:
-        """Forgets all but the first ``count`` entries."""
-        self._texts.keep(np.arange(len(self._entries)) < count)
-        self._passages.keep(self._owners < count)
-        self._owners = self._owners[self._owners < count]
-        self._entries, self._divided = self._entries[:count], min(self._divided, count)
-        self._ids = {entry.id for entry in self._entries}
-
     @classmethod
     def from_texts(
         cls,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.request.history import characters
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -26,7 +27,6 @@ from aether_context.adk.request.reader import (
     request_index_of,
     structure,
 )
-from aether_context.adk.request.recall import characters
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
