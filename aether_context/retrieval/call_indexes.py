@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aether_context.canonical import hash_text
-from aether_context.pack import RECALLED, Candidate, Content, Layer, Tool, recalled_id
+from aether_context.pack import RECALLED, Candidate, Layer, Tool, recalled_id
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import HybridIndex
@@ -157,7 +157,7 @@ class TurnIndex:
 def recalled(
     turns: Sequence[Entry],
     query: str,
-    content_at: Callable[[int], Content],
+    digest_of: Callable[[int], str],
     *,
     most: int,
     tokens: int,
@@ -170,7 +170,7 @@ def recalled(
 
     Args:
         turns: all of a session, as of `turn_entries`.
-        content_at: the content at a place.
+        digest_of: gives the digest of the content at a place.
         most: so many at most.
         tokens: what they may take together.
         asked: as of `ranked`; so are ``embedder`` and ``redact``.
@@ -190,7 +190,7 @@ def recalled(
         place, passage, number = hit.id.partition("#")
         found.append(
             Candidate(
-                id=f"{recalled_id(int(place), content_at(int(place)))}{passage}{number}",
+                id=f"{recalled_id(int(place), digest_of(int(place)))}{passage}{number}",
                 layer="memory",
                 source=RECALLED,
                 text=hit.text,

@@ -14,22 +14,28 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import characters
+from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.request.history import Histories, Placed, Row, read_stored
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
     authors_of,
+    characters,
     found_memories,
+    is_answer,
     is_free,
+    is_message,
+    looks_quoted,
     memory_candidate,
     preloaded,
     request_index_of,
     structure,
+    without_client_ids,
 )
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
+from aether_context.conversation.epoch import live_positions
 from aether_context.conversation.turns import is_human
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH
@@ -51,6 +57,7 @@ from aether_context.pack import (
 from aether_context.packing import next_input
 from aether_context.retrieval.ranking import searched, similarity, widened
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
+from aether_context.store.files import Files
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
@@ -67,11 +74,13 @@ _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 class Gatherer:
     """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
-    ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for.
+    ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for, ``files`` those of
+    the store that keeps what hosts do not load any more.
     """
 
-    def __init__(self, records: SessionRecords, waits: Waits) -> None:
+    def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None) -> None:
         self.reader = Reader()
+        self.histories = Histories(self.reader, files)
         self._records = records
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
@@ -112,13 +121,29 @@ class Gatherer:
         raw = list(request.contents)
         if block is not None:
             del raw[block.position]
-        authored = authors_of(raw, events, asked)
+        loads = _loads(call)
+        tracked = _is_tracked(call, raw, loads)
+        placed = await self._place(call, identity, raw, loads) if loads and tracked else None
+        contents, begin, problems, recent = Contents(raw), 0, list[str](), list[Row]()
+        if placed is not None:
+            contents, begin, problems, recent = placed.contents, placed.begin, placed.problems, placed.recent
+        elif loads:
+            begin, problems = _unloaded(call, raw, loads)
+        authored = authors_of(contents.loaded, events, asked, placed.authors if placed is not None else ())
 
         @cache
         def content_at(at: int) -> Content:
-            return authored(at, self.reader.content(raw[at], model))
+            content = self.reader.content(contents[at], model)
+            if placed is not None and at < contents.first:
+                return placed.content(at, content)
+            return authored(at - contents.first, content)
 
-        stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
+        request_index = request_index_of(contents.loaded, asked)
+        if request_index is not None:
+            request_index += contents.first
+        elif placed is not None:
+            request_index = next((at for at in sorted(contents.earlier)[::-1] if is_human(content_at(at))), None)
+        stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -126,39 +151,39 @@ class Gatherer:
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
-        headless, unloaded = _unloaded(call, raw)
-        source = next_input(
-            PackInput(
-                identity=identity,
-                request=head._replace(rewritten=_rewrote(call, stored)),
-                window=window.tokens,
-                output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
-                step=planned.step,
-                validity=planned.validity,
-                invalid_reason=planned.invalid_reason,
-                previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
-                host=Host(
-                    passthrough_reason=untouched,
-                    cached_price=cached,
-                    can_mask="gemini" in model and (config is None or config.tool_config is None),
-                    can_find=config is not None and is_free(config),
-                    can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
-                    asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-                    window_mark=window.mark,
-                    readings=records.readings,
-                ),
-                usage=Usage(growth=_growth(events, identity.invocation), offloaded_tokens=call.offloaded_tokens),
-                problems=planned.problems,
+        given = PackInput(
+            identity=identity,
+            request=head._replace(rewritten=_rewrote(call, stored)),
+            window=window.tokens,
+            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
+            step=planned.step,
+            validity=planned.validity,
+            invalid_reason=planned.invalid_reason,
+            previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
+            host=Host(
+                passthrough_reason=untouched,
+                cached_price=cached,
+                can_mask="gemini" in model and (config is None or config.tool_config is None),
+                can_find=config is not None and is_free(config),
+                can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
+                asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
+                window_mark=window.mark,
+                readings=records.readings,
             ),
-            len(raw),
+            usage=Usage(growth=_growth(events, identity.invocation, recent), offloaded_tokens=call.offloaded_tokens),
+            problems=planned.problems,
+        )
+        source = next_input(
+            given,
+            len(contents),
             content_at,
             stored,
-            request_index=request_index_of(raw, asked),
-            begin=headless,
+            request_index=request_index,
+            begin=begin,
             alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
         )
-        problems = [*source.problems, *unloaded]
-        anchors = self._anchors(call, source.request.contents, source.request.positions, problems)
+        problems = [*source.problems, *problems]
+        anchors = self._anchors(call, source.request.contents, source.request.positions, placed, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
         if last is not None and goes_on:
@@ -177,9 +202,32 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        return PreparedCall(call=call, source=source, history=raw, epoch=stored)
+        if placed is not None:
+            placed.history.live = {at: contents[at] for at in source.request.positions}
+        late = placed is not None and placed.is_late
+        length = len(contents) - _transient(raw, events, asked) if tracked and not late else 0
+        return PreparedCall(call=call, source=source, history=contents, epoch=stored, length=length)
 
-    def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
+    async def _place(self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str) -> Placed:
+        """Where loaded contents stand, with what is sent of those before them."""
+        history, events = self.histories.of(call.key), call.context.session.events
+        first = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        is_told = first is not None
+        if first is None:
+            if not history.rows:
+                await read_stored(history, 0, None, call, self._waits)
+            first = history.overlap(loaded)
+        epoch = load_epoch(call.state, identity, lambda message: message.of)
+        placed = Placed(history, loaded, first, epoch)
+        if first:
+            whole = not epoch.cut_count <= len(placed.contents)
+            positions = range(first) if whole else live_positions(epoch, first)
+            await placed.fill(positions, call, self._waits)
+        elif not is_told:
+            placed.begin, placed.problems = _unloaded(call, loaded, loads)
+        return placed
+
+    def original_text(self, message: PackedMessage, contents: Contents, model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
         for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
             if 0 <= at < len(contents) and contents[at].role == "user":
@@ -193,6 +241,7 @@ class Gatherer:
         call: ModelCall,
         contents: Sequence[Content],
         positions: Sequence[int],
+        placed: Placed | None,
         problems: list[str],
     ) -> tuple[Anchor, ...]:
         """The contents that the session's state, an event's metadata or a registered rule marks.
@@ -204,8 +253,9 @@ class Gatherer:
         settings, found = call.policy.conversation, list[Anchor]()
         priority = settings.anchor_priority("instruction_anchor")
 
-        def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
-            at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
+        def add(mark: _Mark, is_meant: Callable[[Content], bool], at: int | None = None) -> None:
+            if at is None:
+                at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
             if at is not None:
                 own = priority if mark.priority is None else mark.priority
                 description = mark.description or mark.contains[:80] or "marked message"
@@ -224,9 +274,13 @@ class Gatherer:
         for event in call.context.session.events if marked else ():
             if event.id in marked and event.content is not None and event.content.parts:
                 mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
-                said = self.reader.content(_without_client_ids(event.content), call.model)
+                said = self.reader.content(without_client_ids(event.content), call.model)
                 wires = {part.wire for part in said.parts}
                 add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
+        for at, place in enumerate(positions) if placed is not None and priority else ():
+            origin = placed.history.rows[place].origin if place < placed.contents.first else None  # type: ignore[union-attr]
+            if origin is not None and (origin.event in by_event or origin.mark):
+                add(by_event.get(origin.event) or valid(_MARK, origin.mark) or _Mark(), lambda _: True, at)
         for rule in registered_anchors(settings):
             try:
                 found += selected(rule, contents, positions)
@@ -247,7 +301,7 @@ def _identity(call: ModelCall) -> Identity:
             break
         if event.invocation_id != invocation:
             break
-        number += _is_answer(event, agent, branch)
+        number += is_answer(event, agent, branch)
     latest, caller = events[-1] if events else None, caller_of((app, user, session))
     return Identity(
         app,
@@ -261,15 +315,6 @@ def _identity(call: ModelCall) -> Identity:
         last_event_time=latest.timestamp if latest is not None else 0.0,
         caller=caller.session if caller is not None else None,
     )
-
-
-def _is_answer(event: Event, agent: str, branch: str) -> bool:
-    """Whether an event is what a model call of this agent gave."""
-    if event.content is not None:
-        spoke = event.content.role == "model"
-    else:
-        spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
-    return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
 
 
 def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
@@ -288,20 +333,32 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
         if event.author == "user":
             posted |= {response.id for response in event.get_function_responses()}
         posted -= {requested.id for requested in event.get_function_calls()}
-        if _is_answer(event, agent, branch):
+        if is_answer(event, agent, branch):
             break
     return bool(posted)
 
 
-def _growth(events: Sequence[Event], invocation: str) -> int | None:
+def _growth(events: Sequence[Event], invocation: str, rows: Sequence[Row]) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
-    began; None where nothing was said before. The latest messages tell."""
+    began; None where nothing was said before. The latest messages tell.
+
+    Args:
+        rows: what is known of the contents before the first event, the latest first.
+    """
     sizes: list[int] = []
     size = 0
-    earlier = (event for event in reversed(events) if event.invocation_id != invocation)
-    for event in islice(earlier, _MOST_GROWTH_EVENTS):
-        size += characters(event.content) if event.content is not None else 0
-        if event.author == "user" and not event.get_function_responses():
+    loaded = (
+        (
+            characters(event.content) if event.content is not None else 0,
+            event.author == "user" and not event.get_function_responses(),
+        )
+        for event in reversed(events)
+        if event.invocation_id != invocation
+    )
+    before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in rows)
+    for added, is_users in islice(chain(loaded, before), _MOST_GROWTH_EVENTS):
+        size += added
+        if is_users:
             sizes.append(size)
             size = 0
             if len(sizes) == _MOST_GROWTH_MESSAGES:
@@ -311,30 +368,56 @@ def _growth(events: Sequence[Event], invocation: str) -> int | None:
     return sorted(sizes)[9 * len(sizes) // 10] // _GROWTH_CHARACTERS if sizes else None
 
 
-def _unloaded(call: ModelCall, contents: Sequence[types.Content]) -> tuple[int, list[str]]:
-    """What is missing where the host loads a part of a session's events, in words; and how many contents, which are not
-    sent then, stand first without the user message that they answer.
-
-    Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
-    """
+def _loads(call: ModelCall) -> str:
+    """Which part of a session's events the host loaded, in words; empty where it loaded all."""
     loads, events = getattr(call.invocation.run_config, "get_session_config", None), call.context.session.events
     most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
     # The message that began this invocation is appended to those that were loaded.
     before = sum(event.invocation_id != call.invocation.invocation_id for event in events) if most is not None else 0
     if most is not None and before >= most:
-        part = f"only the last {most} events"
-    elif after is not None:
-        part = "only later events"
-    else:
-        return 0, []
-    problems = [f"the host loaded {part}: nothing before them is sent or recalled"]
-    if call.passthrough_reason or any(event.actions.compaction for event in events):
-        return 0, problems
-    headless = 0
-    for at, content in enumerate(contents):
-        if content.role == "user" and not any(part.function_response for part in content.parts or ()):
-            headless = at
+        return f"only the last {most} events"
+    return "only later events" if after is not None else ""
+
+
+def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) -> bool:
+    """Whether contents are numbered from the session's beginning on.
+
+    Not where the agent is shown a part of the session alone, nor where the host took some of it away: those that are
+    shown without a user's message before them may stand behind a compaction's summary.
+    """
+    agent, events = call.invocation.agent, call.context.session.events
+    if call.passthrough_reason or getattr(agent, "include_contents", "default") != "default":
+        return False
+    if getattr(call.invocation, "isolation_scope", None) is not None:
+        return False
+    looks_whole = not loads and (not contents or contents[0].role == "user")
+    return looks_whole or not any(
+        event.actions.compaction or (loads and event.actions.rewind_before_invocation_id) for event in events
+    )
+
+
+def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
+    """How many contents ADK gives to one call alone, like instructions: they stand among the last users' ones."""
+    found = 0
+    for content in reversed(contents):
+        if content.role != "user":
             break
+        is_plain = not any(part.function_response for part in content.parts or ()) and not looks_quoted(content)
+        own = (event.content for event in reversed(events) if event.author == "user" and event.content is not None)
+        found += is_plain and not any(said.parts == content.parts for said in chain(filter(None, (asked,)), own))
+    return found
+
+
+def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) -> tuple[int, list[str]]:
+    """How many contents, which are not sent then, stand first without the user message that they answer, where what
+    came before them is not known; and what is missing, in words.
+
+    Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
+    """
+    problems = [f"the host loaded {loads}: nothing before them is sent or recalled"]
+    if call.passthrough_reason or any(event.actions.compaction for event in call.context.session.events):
+        return 0, problems
+    headless = next((at for at, content in enumerate(contents) if is_message(content)), 0)
     if headless:
         problems.append(f"{headless} contents are not sent: the host did not load the user message before them")
     return headless, problems
@@ -418,7 +501,6 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
 
 CUT = "aether:cut"
 _MOST_MARKS = 200
-_CLIENT_ID = "adk-"
 
 
 class _Mark(BaseModel):
@@ -442,18 +524,6 @@ def cut_now(session: Session) -> Event:
     """
     last = session.events[-1].id if session.events else "start"
     return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
-
-
-def _without_client_ids(content: types.Content) -> types.Content:
-    """The content as most models are sent it: without the ids that ADK itself gave to calls."""
-    parts = []
-    for part in content.parts or ():
-        for name in ("function_call", "function_response"):
-            inside = getattr(part, name)
-            if inside is not None and (inside.id or "").startswith(_CLIENT_ID):
-                part = part.model_copy(update={name: inside.model_copy(update={"id": None})})
-        parts.append(part)
-    return types.Content(role=content.role, parts=parts)
 
 
 def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import PreparedCall
-from aether_context.adk.request.history import Histories
+from aether_context.adk.request.history import LOST, UNKNOWN, Histories, History, read_stored
 from aether_context.adk.request.reader import Reader, found_memories, stored
 from aether_context.pack import Candidate
 from aether_context.retrieval import query_for, widened
@@ -74,13 +74,18 @@ class Recall:
             sent: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
-        source, settings, model = read.source, read.call.policy.retrieval, read.call.model
+        source, settings = read.source, read.call.policy.retrieval
         asked_at, query = source.request.request_index, query_for(source)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
-        contents, history, mask = read.history, self._histories.of(read.call.key), read.call.policy.mask
+        contents, mask = read.history, read.call.policy.mask
+        history = self._histories.of(read.call.key) if read.length else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = tuple(read.call.context.session.events)
+        with history.lock:
+            unknown = [at for at, row in enumerate(history.rows[: contents.first]) if row is UNKNOWN]
+        if unknown:
+            await read_stored(history, unknown[0], unknown[-1] + 1, read.call, self._waits)
 
         def look() -> tuple[int, list[Entry]]:
             with history.lock:
@@ -89,13 +94,20 @@ class Recall:
                 room = min(room_for_turns(spoken, whole, most_tokens) for whole in wholes)
                 return room, history.turns(end, mask) if room else []
 
+        def digest_of(place: int) -> str:
+            return history.rows[place].digest or history.digest_of(contents[place])
+
         room, entries = await asyncio.to_thread(look)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             entries = []
-        gone = (content for at, content in enumerate(contents[:end]) if at not in sent)
+        gone = (content for at, content in sorted(history.loading.items()) if at < end and at not in sent)
         known = {candidate.id for candidate in source.candidates}
         memories = [memory for memory in unique(found_memories(_loaded(gone))) if memory.id not in known]
+        lost = sum(row is UNKNOWN or row is LOST for row in history.rows[: contents.first])
+        if lost:
+            note = f"{lost:,} contents before the loaded events are not searched: {history.problem}"
+            read = read.with_source(problems=(*source.problems, note))
         if not entries and not memories:
             return read
         asked, redact = source.identity.last_event_time, read.call.policy.redact
@@ -106,7 +118,7 @@ class Recall:
             turns = recalled(
                 entries,
                 query,
-                lambda place: self._reader.content(contents[place], model),
+                digest_of,
                 most=widened(settings, query).memory_k,
                 tokens=room,
                 asked=asked,
