@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from plans import small
-from scripted import Chat
+from scripted import Chat, faults, set_state
 
 from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.store.pack_file import read_member
+from aether_context.store.retention import all_of, carry_out
+from aether_context.store.verification import verify
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
 QUESTION = "What was the code of the north gate?"
@@ -25,7 +30,9 @@ def script(count: int) -> list[str]:
 
 
 def long_chat(policy: PackPolicy, **given: Any) -> Chat:
-    return Chat(policy=policy, script=script(200), **given)
+    chat = Chat(policy=policy, script=script(200), **given)
+    chat.llm.usage = False  # it is made up from how contents are shown in Python
+    return chat
 
 
 def test_each_request_is_that_of_the_same_session_with_all_events_loaded() -> None:
@@ -39,3 +46,121 @@ def test_each_request_is_that_of_the_same_session_with_all_events_loaded() -> No
     assert "Falcon-7731" in partly.sent[-1].human()
     assert partly.manifests()[-1].epoch.cut_count > 60
     partly.replays()
+
+
+def body(chat: Chat) -> list[Any]:
+    """What a client sends of the last request's contents."""
+    return [content.model_dump(exclude_none=True) for content in chat.sent[-1].contents]
+
+
+def test_a_restart_and_another_worker_in_the_middle_change_nothing() -> None:
+    whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
+    workers = []
+    for chat in (whole, partly):
+        other = ContextPackPlugin(policy=small(2_000), store=chat.store, on_error="raise")
+        plugins = chat.runner.plugin_manager.plugins
+        workers.append((chat, other, plugins, plugins.index(chat.plugin)))
+    for number, message in enumerate([*messages(90), QUESTION]):
+        for chat, other, plugins, at in workers:
+            if number > 45:  # two workers take turns
+                plugins[at] = other if number % 3 else chat.plugin
+            elif number % 20 == 19:
+                chat.restart()
+        whole.say(message)
+        partly.say(message, recent_events=12)
+        assert body(partly) == body(whole), number
+        assert partly.manifests()[-1].degradations == ()
+    assert "Falcon-7731" in partly.sent[-1].human()
+
+
+def turn_files(chat: Chat) -> list[Any]:
+    return [file for file in chat.store.files.below(chat.store.files.root) if "/turns/" in file.path]
+
+
+def test_the_files_stay_few_and_hold_each_content_once() -> None:
+    chat = long_chat(small(3_000))
+    for message in messages(100):
+        chat.say(message, recent_events=20)
+    files = turn_files(chat)
+    assert 1 < len(files) <= 9
+    texts = sum(len(read_member(chat.store.files.read(file.path))[0]) for file in files)
+    said = "".join(read_member(chat.store.files.read(file.path))[0].decode() for file in files)
+    for message in messages(95):
+        assert said.count(message) == 1
+    assert sum(file.size for file in files) < texts / 2
+
+
+def test_without_its_files_a_session_goes_on_and_says_so() -> None:
+    chat = long_chat(small(3_000))
+    for message in messages(60):
+        chat.say(message, recent_events=20)
+    cut = chat.manifests()[-1].epoch
+    assert cut.cut_count > 20
+    for file in turn_files(chat):
+        chat.store.files.delete(file.path)
+    chat.restart()
+    chat.say(QUESTION, recent_events=20)
+    manifest = chat.manifests()[-1]
+    assert manifest.epoch.cut_count >= cut.cut_count
+    assert manifest.epoch.summary == cut.summary
+    assert all("contents before the loaded events are not" in told for told in manifest.degradations)
+    assert all("the store does not hold them" in told for told in manifest.degradations)
+    assert manifest.degradations
+    assert faults(chat.sent[-1].contents) == []
+    for message in messages(10):
+        chat.say(message, recent_events=20)
+    chat.replays()
+
+
+@pytest.mark.parametrize("record", ["hashes", "off"])
+def test_a_policy_that_records_no_texts_keeps_none(record: str) -> None:
+    chat = long_chat(small(2_000, record=record, conversation={"summary_share": 0}))
+    for message in messages(70):
+        chat.say(message, recent_events=20)
+    assert turn_files(chat) == []
+    assert "Falcon" not in chat.sent[-1].text
+    chat.say(QUESTION, recent_events=20)
+    assert "Falcon-7731" in chat.sent[-1].human(), "this process has seen it"
+    chat.restart()
+    chat.say(QUESTION, recent_events=20)
+    assert "Falcon-7731" not in chat.sent[-1].human().replace(QUESTION, "")
+    if record == "hashes":
+        assert "the policy records no texts" in " ".join(chat.manifests()[-1].degradations)
+
+
+def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() -> None:
+    chat = long_chat(small(3_000, redact=("email",)))
+    for message in ["My address is ann@example.com.", *messages(60)]:
+        chat.say(message, recent_events=20)
+    assert turn_files(chat)
+    said = b"".join(read_member(chat.store.files.read(file.path))[0] for file in turn_files(chat))
+    assert b"ann@example.com" not in said
+    assert b"My address is [email]." in said
+    chat.say("chat of another session", session="s2")
+    assert verify(chat.store).faults == {}
+    file = turn_files(chat)[0]
+    data = chat.store.files.read(file.path)
+    chat.store.files.replace(file.path, data[:-1] + bytes([data[-1] ^ 1]))
+    assert list(verify(chat.store).faults) == [file.path.removeprefix(f"{chat.store.files.root}/")]
+    chat.store.files.replace(file.path, data)
+    carry_out(chat.store, all_of(chat.store, "shop", "ann", "s1"))
+    assert turn_files(chat) == []
+    assert chat.manifests()
+
+
+def test_what_was_anchored_stays_when_it_is_not_loaded_any_more() -> None:
+    whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
+    anchored = {"aether:anchors": [{"contains": "Falcon"}]}
+    asyncio.run(set_state_of(whole, anchored))
+    asyncio.run(set_state_of(partly, anchored))
+    for message in messages(80):
+        whole.say(message)
+        partly.say(message, recent_events=12)
+        assert partly.sent[-1].wires == whole.sent[-1].wires
+    assert CODE in partly.sent[-1].text
+    assert partly.manifests()[-1].epoch.kept
+
+
+async def set_state_of(chat: Chat, values: dict[str, Any]) -> None:
+    await chat._begin(chat.user, chat.session)
+    await set_state(chat, **values)

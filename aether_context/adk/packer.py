@@ -34,7 +34,7 @@ from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
-from aether_context.adk.request.history import LENGTH
+from aether_context.adk.request.history import LENGTH, answered
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -356,9 +356,7 @@ class RequestPacker:
         call, contents, events = read.call, read.history, read.call.context.session.events
         if not read.length or call.policy.record != "full":
             return
-        # The last messages may be of this call alone, and results may change until they are answered.
-        last = next((at for at in range(len(contents.loaded), 0, -1) if contents.loaded[at - 1].role == "model"), 0)
-        end, kept = contents.first + last, self._kept.get(call.key) or 0
+        end, kept = answered(contents), self._kept.get(call.key) or 0
         loads = getattr(call.invocation.run_config, "get_session_config", None)
         most = _MOST_UNKEPT
         if loads is not None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import Histories, Placed, Row, read_stored
+from aether_context.adk.request.history import Histories, Placed, Row, answered, read_stored
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -225,6 +225,8 @@ class Gatherer:
             await placed.fill(positions, call, self._waits)
         elif not is_told:
             placed.begin, placed.problems = _unloaded(call, loaded, loads)
+        with history.lock:
+            history.take(placed.contents, events, answered(placed.contents))
         return placed
 
     def original_text(self, message: PackedMessage, contents: Contents, model: str) -> str:

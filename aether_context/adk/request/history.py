@@ -352,6 +352,13 @@ class Placed:
         return self.history.rows[max(0, self.contents.first - _MOST_RECENT) : self.contents.first][::-1]
 
 
+def answered(contents: Contents) -> int:
+    """The position behind the last answer. What stands there may be of one call alone, like instructions, and results
+    may still change."""
+    loaded = contents.loaded
+    return contents.first + next((at for at in range(len(loaded), 0, -1) if loaded[at - 1].role == "model"), 0)
+
+
 async def read_stored(
     history: History, start: int, end: int | None, call: ModelCall, waits: Waits, wanted: Collection[int] = ()
 ) -> None:
