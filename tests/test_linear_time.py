@@ -24,6 +24,7 @@ from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
+from aether_context.adk.call import Contents
 from aether_context.adk.request import reader
 from aether_context.adk.request.history import History
 from aether_context.adk.session import storable
@@ -166,8 +167,8 @@ def criticized(text: str) -> object:
 
 def spoken_turns(text: str) -> object:
     """The turns of a history of one content and its event."""
-    known = History()
-    known.take([words_of(text)], [Event(author="user", content=words_of(text))], 1)
+    known = History(reader.Reader())
+    known.take(Contents([words_of(text)]), [Event(author="user", content=words_of(text))], 1)
     return known.turns(1, masker(()))
 
 

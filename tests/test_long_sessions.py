@@ -21,12 +21,16 @@ QUESTION = "What was the code of the north gate?"
 
 def messages(count: int) -> list[str]:
     """Messages of a long chat; the fifth tells a code."""
-    told = [f"Number {at}: the weather stays grey, and the garden needs rain, leaf {at} of many." for at in range(count)]
+    told = [
+        f"Number {at}: the weather stays grey, and the garden needs rain, leaf {at} of many." for at in range(count)
+    ]
     return [*told[:4], CODE, *told[5:]]
 
 
 def script(count: int) -> list[str]:
-    return [f"I see, number {at}: the beds on the {'north' if at % 3 else 'south'} side as well." for at in range(count)]
+    return [
+        f"I see, number {at}: the beds on the {'north' if at % 3 else 'south'} side as well." for at in range(count)
+    ]
 
 
 def long_chat(policy: PackPolicy, **given: Any) -> Chat:

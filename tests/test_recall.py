@@ -19,7 +19,9 @@ from scripted import Chat, call, inside, look_up
 from aether_context import Manifest
 from aether_context.adk import bounds
 from aether_context.adk.bounds import Waits
+from aether_context.adk.call import Contents
 from aether_context.adk.request.history import History
+from aether_context.adk.request.reader import Reader
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry
 from aether_context.retrieval.embedders import Vectors, register_embedder
@@ -108,8 +110,8 @@ def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() 
 
 
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
-    end, known = len(history) if end is None else end, History()
-    known.take(history, events, end)
+    end, known = len(history) if end is None else end, History(Reader())
+    known.take(Contents(history), events, end)
     return known.turns(end, masker(()))
 
 

@@ -177,8 +177,9 @@ class PreparedCall(NamedTuple):
 
     ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
     ``source.request.positions`` are places in it. ``length`` is their number without those that ADK gives to this call
-    alone, 0 where it is not known. ``epoch`` is as the session's state holds it. ``counter`` is the identity of the
-    token counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
+    alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
+    session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a model's
+    summaries cost: requests and tokens.
     """
 
     call: ModelCall
@@ -186,6 +187,7 @@ class PreparedCall(NamedTuple):
     history: Contents
     epoch: Epoch
     length: int = 0
+    settled: int = 0
     counter: str = ""
     summary_cost: Mapping[str, int] = NOTHING
 

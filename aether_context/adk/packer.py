@@ -34,7 +34,7 @@ from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
-from aether_context.adk.request.history import LENGTH, answered
+from aether_context.adk.request.history import LENGTH
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -354,9 +354,9 @@ class RequestPacker:
         """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
         of the events, and whenever much of it waits."""
         call, contents, events = read.call, read.history, read.call.context.session.events
-        if not read.length or call.policy.record != "full":
+        end, kept = read.settled, self._kept.get(call.key) or 0
+        if not end or call.policy.record != "full":
             return
-        end, kept = answered(contents), self._kept.get(call.key) or 0
         loads = getattr(call.invocation.run_config, "get_session_config", None)
         most = _MOST_UNKEPT
         if loads is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import Histories, Placed, Row, answered, read_stored
+from aether_context.adk.request.history import Histories, History, Placed, Row, calls
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -121,29 +121,21 @@ class Gatherer:
         raw = list(request.contents)
         if block is not None:
             del raw[block.position]
-        loads = _loads(call)
-        tracked = _is_tracked(call, raw, loads)
-        placed = await self._place(call, identity, raw, loads) if loads and tracked else None
-        contents, begin, problems, recent = Contents(raw), 0, list[str](), list[Row]()
-        if placed is not None:
-            contents, begin, problems, recent = placed.contents, placed.begin, placed.problems, placed.recent
-        elif loads:
-            begin, problems = _unloaded(call, raw, loads)
-        authored = authors_of(contents.loaded, events, asked, placed.authors if placed is not None else ())
+        placed = await self._place(call, identity, raw)
+        authored = authors_of(placed.contents.loaded, events, asked, placed.authors)
 
         @cache
         def content_at(at: int) -> Content:
-            content = self.reader.content(contents[at], model)
-            if placed is not None and at < contents.first:
-                return placed.content(at, content)
-            return authored(at - contents.first, content)
+            content = self.reader.content(placed.contents[at], model)
+            return placed.content(at, content) if at < placed.first else authored(at - placed.first, content)
 
-        request_index = request_index_of(contents.loaded, asked)
-        if request_index is not None:
-            request_index += contents.first
-        elif placed is not None:
-            request_index = next((at for at in sorted(contents.earlier)[::-1] if is_human(content_at(at))), None)
-        stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
+        request_index = request_index_of(placed.contents.loaded, asked)
+        if request_index is None:
+            known = sorted(placed.contents.earlier, reverse=True)
+            request_index = next((at for at in known if is_human(content_at(at))), None)
+        else:
+            request_index += placed.first
+        stored = load_epoch(call.state, identity, partial(self.original_text, contents=placed.contents, model=model))
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -170,19 +162,17 @@ class Gatherer:
                 window_mark=window.mark,
                 readings=records.readings,
             ),
-            usage=Usage(growth=_growth(events, identity.invocation, recent), offloaded_tokens=call.offloaded_tokens),
+            usage=Usage(growth=_growth(events, placed.recent, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
-        source = next_input(
-            given,
-            len(contents),
-            content_at,
-            stored,
-            request_index=request_index,
-            begin=begin,
-            alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
-        )
-        problems = [*source.problems, *problems]
+        alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
+        follow = partial(next_input, given, len(placed.contents), content_at, stored, request_index=request_index)
+        source = follow(begin=placed.begin, alone=alone)
+        if placed.lacking(source.request.positions):  # the boundary is not where it was, and everything is live again
+            await placed.fill(range(placed.first), call, self._waits)
+            content_at.cache_clear()
+            source = follow(begin=placed.begin, alone=alone)
+        problems = [*source.problems, *placed.problems]
         anchors = self._anchors(call, source.request.contents, source.request.positions, placed, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
@@ -202,31 +192,43 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        if placed is not None:
-            placed.history.live = {at: contents[at] for at in source.request.positions}
-        late = placed is not None and placed.is_late
-        length = len(contents) - _transient(raw, events, asked) if tracked and not late else 0
-        return PreparedCall(call=call, source=source, history=contents, epoch=stored, length=length)
+        placed.history.live = {at: placed.contents[at] for at in source.request.positions}
+        counts = placed.is_tracked and not placed.is_late
+        length = len(placed.contents) - _transient(raw, events, asked) if counts else 0
+        return PreparedCall(call, source, placed.contents, stored, length=length, settled=placed.settled)
 
-    async def _place(self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str) -> Placed:
-        """Where loaded contents stand, with what is sent of those before them."""
-        history, events = self.histories.of(call.key), call.context.session.events
-        first = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
-        is_told = first is not None
-        if first is None:
-            if not history.rows:
-                await read_stored(history, 0, None, call, self._waits)
-            first = history.overlap(loaded)
+    async def _place(self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content]) -> Placed:
+        """Where loaded contents stand in the agent's history, with those before them that are sent."""
+        events, loads = call.context.session.events, _loads(call)
+        tracked = _is_tracked(call, loaded, loads)
+        if not loads or not tracked:
+            placed = Placed(History(self.reader), loaded, 0, Epoch(number=0))
+            placed.is_tracked = tracked
+            if loads:
+                placed.begin, placed.problems = _unloaded(call, loaded, loads)
+            return placed
+        history, told = self.histories.of(call.key), None
+        late = [response for response in _late(events) if history.files is not None]
+        if late:
+            stored = await history.read(0, None, call, self._waits)
+            told = max((at + 1 for at, one in stored.items() if calls(one, late)), default=None)
+        is_late = told is not None
+        if told is not None:  # ADK leaves them out; with their call loaded it shows nothing between call and results
+            parts = [types.Part(function_response=response) for response in late]
+            loaded = [without_client_ids(types.Content(role="user", parts=parts))]
+        else:
+            told = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        if told is None and not history.rows:
+            await history.read(0, None, call, self._waits)
         epoch = load_epoch(call.state, identity, lambda message: message.of)
-        placed = Placed(history, loaded, first, epoch)
-        if first:
-            whole = not epoch.cut_count <= len(placed.contents)
-            positions = range(first) if whole else live_positions(epoch, first)
-            await placed.fill(positions, call, self._waits)
-        elif not is_told:
+        placed = Placed(history, loaded, history.overlap(loaded) if told is None else told, epoch)
+        placed.is_late = is_late
+        if placed.first:
+            await placed.fill(live_positions(epoch, placed.first), call, self._waits)
+        elif told is None:
             placed.begin, placed.problems = _unloaded(call, loaded, loads)
         with history.lock:
-            history.take(placed.contents, events, answered(placed.contents))
+            history.take(placed.contents, events, placed.settled)
         return placed
 
     def original_text(self, message: PackedMessage, contents: Contents, model: str) -> str:
@@ -243,7 +245,7 @@ class Gatherer:
         call: ModelCall,
         contents: Sequence[Content],
         positions: Sequence[int],
-        placed: Placed | None,
+        placed: Placed,
         problems: list[str],
     ) -> tuple[Anchor, ...]:
         """The contents that the session's state, an event's metadata or a registered rule marks.
@@ -279,8 +281,8 @@ class Gatherer:
                 said = self.reader.content(without_client_ids(event.content), call.model)
                 wires = {part.wire for part in said.parts}
                 add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
-        for at, place in enumerate(positions) if placed is not None and priority else ():
-            origin = placed.history.rows[place].origin if place < placed.contents.first else None  # type: ignore[union-attr]
+        for at, place in enumerate(positions if priority else ()):
+            origin = placed.history.rows[place].origin if place < placed.first else None
             if origin is not None and (origin.event in by_event or origin.mark):
                 add(by_event.get(origin.event) or valid(_MARK, origin.mark) or _Mark(), lambda _: True, at)
         for rule in registered_anchors(settings):
@@ -340,7 +342,7 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
     return bool(posted)
 
 
-def _growth(events: Sequence[Event], invocation: str, rows: Sequence[Row]) -> int | None:
+def _growth(events: Sequence[Event], rows: Sequence[Row], identity: Identity) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
     began; None where nothing was said before. The latest messages tell.
 
@@ -349,16 +351,11 @@ def _growth(events: Sequence[Event], invocation: str, rows: Sequence[Row]) -> in
     """
     sizes: list[int] = []
     size = 0
-    loaded = (
-        (
-            characters(event.content) if event.content is not None else 0,
-            event.author == "user" and not event.get_function_responses(),
-        )
-        for event in reversed(events)
-        if event.invocation_id != invocation
-    )
+    earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
+    loaded = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
+    shown = ((characters(content) if content is not None else 0, is_users) for content, is_users in loaded)
     before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in rows)
-    for added, is_users in islice(chain(loaded, before), _MOST_GROWTH_EVENTS):
+    for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
         size += added
         if is_users:
             sizes.append(size)
@@ -400,14 +397,22 @@ def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
     """How many contents ADK gives to one call alone, like instructions: they stand among the last users' ones."""
-    found = 0
-    for content in reversed(contents):
-        if content.role != "user":
-            break
-        is_plain = not any(part.function_response for part in content.parts or ()) and not looks_quoted(content)
-        own = (event.content for event in reversed(events) if event.author == "user" and event.content is not None)
-        found += is_plain and not any(said.parts == content.parts for said in chain(filter(None, (asked,)), own))
-    return found
+    last = takewhile(lambda content: content.role == "user", reversed(contents))
+    plain = [content.parts for content in last if is_message(content) and not looks_quoted(content)]
+
+    def is_said(parts: object) -> bool:
+        own = chain((asked,), (event.content for event in reversed(events) if event.author == "user"))
+        return any(content is not None and content.parts == parts for content in own)
+
+    return sum(not is_said(parts) for parts in plain)
+
+
+def _late(events: Sequence[Event]) -> list[types.FunctionResponse]:
+    """The results that were posted last, of calls that are not loaded."""
+    if not events or events[-1].author != "user" or not (posted := events[-1].get_function_responses()):
+        return []
+    loaded = {call.id for event in events for call in event.get_function_calls()}
+    return [response for response in posted if response.id not in loaded]
 
 
 def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) -> tuple[int, list[str]]:

@@ -187,6 +187,29 @@ class History:
             words = one.get("words", "")
             self.rows[at] = self._row(at, content_of(one), words, origin, digest=one["digest"])
 
+    async def read(
+        self, start: int, end: int | None, call: ModelCall, waits: Waits, wanted: Collection[int] = ()
+    ) -> Mapping[int, Stored]:
+        """What the store holds of the contents from ``start`` to before ``end``, taken in; what is wanted of it is put
+        among the live ones. Nothing where it does not answer."""
+        files, stored = self.files, dict[int, Stored]()
+        self.problem = "the policy records no texts" if files is None else "the store does not hold them"
+        if files is not None:
+            try:
+                reading = in_thread(partial(files.read, start, 2**62 if end is None else end))
+                stored = await waits.within("turns", call.invocation.invocation_id, reading)
+            except Exception as error:
+                self.problem = f"the store could not be read ({type(error).__name__})"
+                return {}
+
+        def learn() -> None:
+            with self.lock:
+                self.learn(stored, start, end)
+                self.live = {**{at: content_of(stored[at]) for at in wanted if at in stored}, **self.live}
+
+        await asyncio.to_thread(learn)
+        return stored
+
     def save(self, contents: Contents, events: Sequence[Event], end: int, mask: Masker) -> None:
         """Writes what the store does not hold yet of the contents before ``end``.
 
@@ -301,29 +324,37 @@ class Placed:
     """
 
     def __init__(self, history: History, loaded: Sequence[types.Content], first: int, epoch: Epoch) -> None:
-        self.history = history
-        self.contents = Contents(loaded, first)
-        self.begin = 0
-        self.is_late = False
+        self.history, self.contents, self.first, self.begin = history, Contents(loaded, first), first, 0
         self.problems: list[str] = []
+        self.is_tracked, self.is_late = True, False
+        """Whether positions count from the session's beginning; whether the last content is a result of an earlier
+        call, in whose place it will stand."""
         self._digests = {**dict(epoch.anchors), epoch.cut_count - 1: epoch.cut_hash}
-        self._end = epoch.cut_count
+
+    @property
+    def settled(self) -> int:
+        """How many contents stay as they are, 0 where they are not numbered: those up to the last answer. What follows
+        may be of one call alone, like instructions, and results may still change."""
+        if self.is_late or not self.is_tracked:
+            return len(self.contents) if self.is_tracked else 0
+        loaded = self.contents.loaded
+        return self.first + next((at for at in range(len(loaded), 0, -1) if loaded[at - 1].role == "model"), 0)
 
     def lacking(self, positions: Iterable[int]) -> list[int]:
         """Those of the positions before the loaded contents whose contents are not there."""
-        return [at for at in positions if self.begin <= at < self.contents.first and at not in self.contents.earlier]
+        return [at for at in positions if self.begin <= at < self.first and at not in self.contents.earlier]
 
     async def fill(self, positions: Collection[int], call: ModelCall, waits: Waits) -> None:
         """Takes what was sent last, and what the store holds. What neither has is not sent, nor what stands before it;
         what is sent begins with a user's message then."""
-        history, first = self.history, self.contents.first
+        history, first = self.history, self.first
         recent = range(max(0, first - _MOST_RECENT), first)
         with history.lock:
             history.reach(first)
             wanted = [at for at in positions if at not in history.live and history.rows[at] is not LOST]
             unknown = [at for at in recent if history.rows[at] is UNKNOWN]
         if wanted or unknown:
-            await read_stored(history, min([*wanted, *unknown]), first, call, waits, wanted)
+            await history.read(min([*wanted, *unknown]), first, call, waits, wanted)
         self.contents = replace(self.contents, earlier={at: history.live[at] for at in positions if at in history.live})
         if lost := self.lacking(positions):
             self.problems.append(f"{len(lost):,} contents before the loaded events are not sent: {history.problem}")
@@ -344,42 +375,18 @@ class Placed:
     @property
     def authors(self) -> set[str]:
         """Who said those of them that are known."""
-        return {row.origin.author for row in self.history.rows[: self.contents.first] if row.origin is not None}
+        return {row.origin.author for row in self.history.rows[: self.first] if row.origin is not None}
 
     @property
     def recent(self) -> list[Row]:
         """What is known of the contents before those that are loaded, the latest first."""
-        return self.history.rows[max(0, self.contents.first - _MOST_RECENT) : self.contents.first][::-1]
+        return self.history.rows[max(0, self.first - _MOST_RECENT) : self.first][::-1]
 
 
-def answered(contents: Contents) -> int:
-    """The position behind the last answer. What stands there may be of one call alone, like instructions, and results
-    may still change."""
-    loaded = contents.loaded
-    return contents.first + next((at for at in range(len(loaded), 0, -1) if loaded[at - 1].role == "model"), 0)
-
-
-async def read_stored(
-    history: History, start: int, end: int | None, call: ModelCall, waits: Waits, wanted: Collection[int] = ()
-) -> None:
-    """Takes in what the store holds of the contents from ``start`` to before ``end``, and puts those that are wanted
-    among the live ones."""
-    files, stored = history.files, dict[int, Stored]()
-    history.problem = "the policy records no texts" if files is None else "the store does not hold them"
-    if files is not None:
-        try:
-            reading = in_thread(partial(files.read, start, 2**62 if end is None else end))
-            stored = await waits.within("turns", call.invocation.invocation_id, reading)
-        except Exception as error:
-            history.problem = f"the store could not be read ({type(error).__name__})"
-            return
-
-    def learn() -> None:
-        with history.lock:
-            history.learn(stored, start, end)
-            history.live = {**{at: content_of(stored[at]) for at in wanted if at in stored}, **history.live}
-
-    await asyncio.to_thread(learn)
+def calls(stored: Stored, late: Sequence[types.FunctionResponse]) -> bool:
+    """Whether a content makes the call of a result, by its id where the store has it, else by its name."""
+    made = [part["function_call"] for part in stored["content"]["parts"] if part.get("function_call")]
+    return any(call.get("id") in (None, one.id) and call.get("name") == one.name for call in made for one in late)
 
 
 def content_of(stored: Stored) -> types.Content:

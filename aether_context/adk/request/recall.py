@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import PreparedCall
-from aether_context.adk.request.history import LOST, UNKNOWN, Histories, History, read_stored
+from aether_context.adk.request.history import LOST, UNKNOWN, Histories, History
 from aether_context.adk.request.reader import Reader, found_memories, stored
 from aether_context.pack import Candidate
 from aether_context.retrieval import query_for, widened
@@ -85,7 +85,7 @@ class Recall:
         with history.lock:
             unknown = [at for at, row in enumerate(history.rows[: contents.first]) if row is UNKNOWN]
         if unknown:
-            await read_stored(history, unknown[0], unknown[-1] + 1, read.call, self._waits)
+            await history.read(unknown[0], unknown[-1] + 1, read.call, self._waits)
 
         def look() -> tuple[int, list[Entry]]:
             with history.lock:
