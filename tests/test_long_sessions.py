@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
+from google.adk.sessions import DatabaseSessionService
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.genai import types
 from plans import small
-from scripted import Chat, faults, set_state
+from scripted import Chat, Scripted, call, faults, look_up, set_state
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
@@ -168,3 +173,113 @@ def test_what_was_anchored_stays_when_it_is_not_loaded_any_more() -> None:
 async def set_state_of(chat: Chat, values: dict[str, Any]) -> None:
     await chat._begin(chat.user, chat.session)
     await set_state(chat, **values)
+
+
+def order(item: str) -> dict[str, str]:
+    """Orders a thing, which takes days."""
+    return {"status": "pending", "order": f"order of {item}"}
+
+
+def posted(events: list[Any]) -> types.Content:
+    """The result of the last call, as an application posts it later."""
+    (called,) = [one for event in events for one in event.get_function_calls()]
+    response = types.FunctionResponse(id=called.id, name=called.name, response={"status": "arrived, in green"})
+    return types.Content(role="user", parts=[types.Part(function_response=response)])
+
+
+def test_a_result_that_comes_when_its_call_is_not_loaded_any_more_is_sent_with_it() -> None:
+    chats = long_chat(small(3_000), tools=[LongRunningFunctionTool(order)]), long_chat(
+        small(3_000), tools=[LongRunningFunctionTool(order)]
+    )
+    for chat, recent in zip(chats, (None, 8), strict=True):
+        chat.llm.script = [*script(3), call("order", item="chairs"), "It is ordered.", *script(60)]
+        chat.say(*messages(9)[:3], recent_events=recent)
+        ordered = chat.say("Order chairs", recent_events=recent)
+        chat.say(*messages(12), recent_events=recent)
+        chat.say(posted(ordered), recent_events=recent)
+        assert "arrived, in green" in str(chat.sent[-1].contents)
+    assert body(chats[0]) == body(chats[1])
+    for chat, recent in zip(chats, (None, 8), strict=True):
+        chat.say(*messages(6), recent_events=recent)
+        assert "arrived, in green" in str(chat.sent[-1].contents)
+        assert faults(chat.sent[-1].contents) == []
+    chats[1].restart()
+    for chat, recent in zip(chats, (None, 8), strict=True):
+        chat.say("And now?", recent_events=recent)
+    assert body(chats[0]) == body(chats[1])
+
+
+def test_a_load_may_begin_anywhere_in_an_exchange() -> None:
+    for recent in range(3, 9):
+        whole, partly = long_chat(small(4_000), tools=[look_up]), long_chat(small(4_000), tools=[look_up])
+        for chat in (whole, partly):
+            chat.llm.script = [reply for at in range(8) for reply in (call("look_up", key=f"k{at}"), f"It is {at}.")]
+        for at in range(8):
+            whole.say(f"Look k{at} up")
+            partly.say(f"Look k{at} up", recent_events=recent)
+            assert body(partly) == body(whole), (recent, at)
+            assert faults(partly.sent[-1].contents) == []
+        assert partly.manifests()[-1].degradations == ()
+
+
+def test_a_rewind_and_a_compaction_are_told_apart_from_what_is_not_loaded() -> None:
+    chat = long_chat(small(2_000))
+    for message in messages(40):
+        chat.say(message, recent_events=12)
+    files = [file.path for file in turn_files(chat)]
+    before = chat.store.files.read(files[0])
+    last = asyncio.run(chat.held()).events[-1].invocation_id
+    asyncio.run(rewound(chat, last))
+    chat.say("So again", recent_events=12)
+    assert "only the last 12 events" in " ".join(chat.manifests()[-1].degradations)
+    assert faults(chat.sent[-1].contents) == []
+    assert chat.store.files.read(files[0]) == before
+    for at in range(14):  # when it is not loaded any more, the session goes on
+        chat.say(f"Later, {at}", recent_events=12)
+        assert faults(chat.sent[-1].contents) == []
+    assert not any("only the last" in told for told in chat.manifests()[-1].degradations)
+    chat.say(QUESTION, recent_events=12)
+    assert CODE in chat.sent[-1].text
+
+
+async def rewound(chat: Chat, invocation: str) -> None:
+    await chat.runner.rewind_async(user_id=chat.user, session_id=chat.session, rewind_before_invocation_id=invocation)
+
+
+def test_a_session_in_a_database_is_the_same(tmp_path: Path) -> None:
+    chats = [
+        long_chat(small(2_000), sessions=DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path}/{name}.db"))
+        for name in ("whole", "partly")
+    ]
+
+    async def talk() -> None:
+        for message in [*messages(50), QUESTION]:
+            await chats[0].tell(message)
+            await chats[1].tell(message, recent_events=10)
+            assert body(chats[1]) == body(chats[0])
+
+        for chat in chats:
+            await chat.sessions.close()
+
+    asyncio.run(talk())
+    assert "Falcon-7731" in chats[1].sent[-1].human()
+
+
+def test_each_agent_of_a_team_has_its_own(tmp_path: Path) -> None:
+    def team() -> Chat:
+        llm = Scripted(script=[], sent=[], usage=False)
+        helper = LlmAgent(name="helper", model=llm, description="Helps.")
+        clerk = LlmAgent(name="clerk", model=llm, sub_agents=[helper])
+        chat = Chat(agent=clerk, policy=small(2_500))
+        script = [call("transfer_to_agent", agent_name="helper"), "helper here"]
+        llm.script = [*[f"I am the clerk {at}." for at in range(6)], *script, *[f"Helping {at}." for at in range(40)]]
+        return chat
+
+    whole, partly = team(), team()
+    for at, message in enumerate([*messages(40), QUESTION]):
+        whole.say(message)
+        partly.say(message, recent_events=30)
+        if at < 12:
+            assert body(partly) == body(whole)
+        assert faults(partly.sent[-1].contents) == []
+    assert "Falcon-7731" in partly.sent[-1].human()
