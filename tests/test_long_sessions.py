@@ -187,26 +187,24 @@ def posted(events: list[Any]) -> types.Content:
     return types.Content(role="user", parts=[types.Part(function_response=response)])
 
 
-def test_a_result_that_comes_when_its_call_is_not_loaded_any_more_is_sent_with_it() -> None:
-    chats = long_chat(small(3_000), tools=[LongRunningFunctionTool(order)]), long_chat(
-        small(3_000), tools=[LongRunningFunctionTool(order)]
-    )
+def test_a_result_that_is_posted_later_is_sent_with_its_call_from_then_on() -> None:
+    chats = [long_chat(small(3_000), tools=[LongRunningFunctionTool(order)]) for _ in range(2)]
     for chat, recent in zip(chats, (None, 8), strict=True):
         chat.llm.script = [*script(3), call("order", item="chairs"), "It is ordered.", *script(60)]
         chat.say(*messages(9)[:3], recent_events=recent)
         ordered = chat.say("Order chairs", recent_events=recent)
         chat.say(*messages(12), recent_events=recent)
-        chat.say(posted(ordered), recent_events=recent)
+        if recent:
+            with pytest.raises(ValueError, match="Function call not found"):  # of ADK's, before any plugin is asked
+                chat.say(posted(ordered), recent_events=recent)
+        chat.say(posted(ordered))
         assert "arrived, in green" in str(chat.sent[-1].contents)
-    assert body(chats[0]) == body(chats[1])
-    for chat, recent in zip(chats, (None, 8), strict=True):
-        chat.say(*messages(6), recent_events=recent)
-        assert "arrived, in green" in str(chat.sent[-1].contents)
-        assert faults(chat.sent[-1].contents) == []
-    chats[1].restart()
-    for chat, recent in zip(chats, (None, 8), strict=True):
-        chat.say("And now?", recent_events=recent)
-    assert body(chats[0]) == body(chats[1])
+    for message in messages(20):
+        for chat, recent in zip(chats, (None, 8), strict=True):
+            chat.say(message, recent_events=recent)
+            assert "arrived, in green" in str(chat.sent[-1].contents) or chat.manifests()[-1].epoch.cut_count
+            assert faults(chat.sent[-1].contents) == []
+        assert body(chats[0]) == body(chats[1])
 
 
 def test_a_load_may_begin_anywhere_in_an_exchange() -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import Histories, History, Placed, Row, calls
+from aether_context.adk.request.history import Histories, History, Placed, Row
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -193,9 +193,11 @@ class Gatherer:
             problems=tuple(problems),
         )
         placed.history.live = {at: placed.contents[at] for at in source.request.positions}
-        counts = placed.is_tracked and not placed.is_late
-        length = len(placed.contents) - _transient(raw, events, asked) if counts else 0
-        return PreparedCall(call, source, placed.contents, stored, length=length, settled=placed.settled)
+        # Where a result is posted, ADK shows nothing between its call and itself.
+        late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
+        length = len(placed.contents) - _transient(raw, events, asked) if placed.is_tracked and not late else 0
+        settled = placed.settled if not late else len(placed.contents) if placed.is_tracked else 0
+        return PreparedCall(call, source, placed.contents, stored, length=length, settled=settled)
 
     async def _place(self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content]) -> Placed:
         """Where loaded contents stand in the agent's history, with those before them that are sent."""
@@ -207,22 +209,12 @@ class Gatherer:
             if loads:
                 placed.begin, placed.problems = _unloaded(call, loaded, loads)
             return placed
-        history, told = self.histories.of(call.key), None
-        late = [response for response in _late(events) if history.files is not None]
-        if late:
-            stored = await history.read(0, None, call, self._waits)
-            told = max((at + 1 for at, one in stored.items() if calls(one, late)), default=None)
-        is_late = told is not None
-        if told is not None:  # ADK leaves them out; with their call loaded it shows nothing between call and results
-            parts = [types.Part(function_response=response) for response in late]
-            loaded = [without_client_ids(types.Content(role="user", parts=parts))]
-        else:
-            told = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        history = self.histories.of(call.key)
+        told = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
         if told is None and not history.rows:
             await history.read(0, None, call, self._waits)
         epoch = load_epoch(call.state, identity, lambda message: message.of)
         placed = Placed(history, loaded, history.overlap(loaded) if told is None else told, epoch)
-        placed.is_late = is_late
         if placed.first:
             await placed.fill(live_positions(epoch, placed.first), call, self._waits)
         elif told is None:
@@ -405,14 +397,6 @@ def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked
         return any(content is not None and content.parts == parts for content in own)
 
     return sum(not is_said(parts) for parts in plain)
-
-
-def _late(events: Sequence[Event]) -> list[types.FunctionResponse]:
-    """The results that were posted last, of calls that are not loaded."""
-    if not events or events[-1].author != "user" or not (posted := events[-1].get_function_responses()):
-        return []
-    loaded = {call.id for event in events for call in event.get_function_calls()}
-    return [response for response in posted if response.id not in loaded]
 
 
 def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) -> tuple[int, list[str]]:

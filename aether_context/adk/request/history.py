@@ -106,6 +106,7 @@ class History:
         if first + same < len(self.rows):
             self._forget(first + same)
             del self.rows[first + same :]
+            self.live = {at: content for at, content in self.live.items() if at < first + same}
             self._unsaved = None if self._unsaved is None else min(self._unsaved, first + same)
         if end <= first + same:
             return
@@ -189,9 +190,9 @@ class History:
 
     async def read(
         self, start: int, end: int | None, call: ModelCall, waits: Waits, wanted: Collection[int] = ()
-    ) -> Mapping[int, Stored]:
-        """What the store holds of the contents from ``start`` to before ``end``, taken in; what is wanted of it is put
-        among the live ones. Nothing where it does not answer."""
+    ) -> None:
+        """Takes in what the store holds of the contents from ``start`` to before ``end``, and puts what is wanted of it
+        among the live ones."""
         files, stored = self.files, dict[int, Stored]()
         self.problem = "the policy records no texts" if files is None else "the store does not hold them"
         if files is not None:
@@ -200,7 +201,7 @@ class History:
                 stored = await waits.within("turns", call.invocation.invocation_id, reading)
             except Exception as error:
                 self.problem = f"the store could not be read ({type(error).__name__})"
-                return {}
+                return
 
         def learn() -> None:
             with self.lock:
@@ -208,7 +209,6 @@ class History:
                 self.live = {**{at: content_of(stored[at]) for at in wanted if at in stored}, **self.live}
 
         await asyncio.to_thread(learn)
-        return stored
 
     def save(self, contents: Contents, events: Sequence[Event], end: int, mask: Masker) -> None:
         """Writes what the store does not hold yet of the contents before ``end``.
@@ -326,17 +326,16 @@ class Placed:
     def __init__(self, history: History, loaded: Sequence[types.Content], first: int, epoch: Epoch) -> None:
         self.history, self.contents, self.first, self.begin = history, Contents(loaded, first), first, 0
         self.problems: list[str] = []
-        self.is_tracked, self.is_late = True, False
-        """Whether positions count from the session's beginning; whether the last content is a result of an earlier
-        call, in whose place it will stand."""
+        self.is_tracked = True
+        """Whether positions count from the session's beginning."""
         self._digests = {**dict(epoch.anchors), epoch.cut_count - 1: epoch.cut_hash}
 
     @property
     def settled(self) -> int:
         """How many contents stay as they are, 0 where they are not numbered: those up to the last answer. What follows
         may be of one call alone, like instructions, and results may still change."""
-        if self.is_late or not self.is_tracked:
-            return len(self.contents) if self.is_tracked else 0
+        if not self.is_tracked:
+            return 0
         loaded = self.contents.loaded
         return self.first + next((at for at in range(len(loaded), 0, -1) if loaded[at - 1].role == "model"), 0)
 
@@ -381,12 +380,6 @@ class Placed:
     def recent(self) -> list[Row]:
         """What is known of the contents before those that are loaded, the latest first."""
         return self.history.rows[max(0, self.first - _MOST_RECENT) : self.first][::-1]
-
-
-def calls(stored: Stored, late: Sequence[types.FunctionResponse]) -> bool:
-    """Whether a content makes the call of a result, by its id where the store has it, else by its name."""
-    made = [part["function_call"] for part in stored["content"]["parts"] if part.get("function_call")]
-    return any(call.get("id") in (None, one.id) and call.get("name") == one.name for call in made for one in late)
 
 
 def content_of(stored: Stored) -> types.Content:
