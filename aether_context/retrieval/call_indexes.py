@@ -127,31 +127,21 @@ def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[E
 
 
 class TurnIndex:
-    """The index of one conversation's turns, which grows with it. Threads may share it."""
+    """The index of one conversation's turns, which grows with it. Threads may share it: who searches holds ``lock``."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._index: HybridIndex | None = None
-        self._made_by: object = None
+        self.lock = threading.Lock()
+        self._index = HybridIndex((), "none", passages=False)
+        self._made_by: tuple[str, tuple[str, ...]] = ("", ())
 
-    def search(
-        self,
-        turns: Sequence[Entry],
-        query: str,
-        limit: int,
-        *,
-        asked: float,
-        embedder: Embedder | None,
-        redact: tuple[str, ...],
-    ) -> list[Hit]:
-        """The best of the turns, which begin with those of the last search or are fewer; see `recalled`."""
+    def over(self, turns: Sequence[Entry], embedder: Embedder | None, redact: tuple[str, ...]) -> HybridIndex:
+        """The index of turns that begin with those of the last time, or are fewer; as of `recalled`."""
         made_by = (embedder.name if embedder is not None else "", redact)
-        with self._lock:
-            if self._index is None or self._made_by != made_by or len(self._index) > len(turns):
-                self._index = HybridIndex([], embedder or "none", redact=masker(redact), passages=False)
-                self._made_by = made_by
-            self._index.extend(turns[len(self._index) :])
-            return self._index.search(query, limit, asked=asked)
+        if self._made_by != made_by or len(self._index) > len(turns):
+            self._index = HybridIndex((), embedder or "none", redact=masker(redact), passages=False)
+            self._made_by = made_by
+        self._index.extend(turns[len(self._index) :])
+        return self._index
 
 
 def recalled(
@@ -180,7 +170,8 @@ def recalled(
         EmbeddingError: the embedder failed.
     """
     index = index or TurnIndex()
-    hits = index.search(turns, query, _MORE_HITS * most, asked=asked, embedder=embedder, redact=redact)
+    with index.lock:
+        hits = index.over(turns, embedder, redact).search(query, _MORE_HITS * most, asked=asked)
     found: list[Candidate] = []
     characters = tokens * _TOKEN_CHARACTERS
     for hit in _telling(hits)[:most]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -50,28 +51,26 @@ class HybridIndex:
     ) -> None:
         self._embedder = embedder_for(embedder)
         self._redact: Callable[[str], str] = redact or str
-        self._by_passages = passages
         self._entries: list[Entry] = []
         self._ids: set[str] = set()
         self._threads: dict[str | None, int] = {None: -1}
         self._texts, self._passages = Pool(), Pool()
-        self._owners: Places = np.empty(0, dtype=np.int64)
+        texts = self.extend(entries)
+        # Passages of all entries where one is long, else of none; of a short text the passage is the text.
+        pieces = list(map(titled_passages, texts)) if passages and max(map(len, texts), default=0) > LONGEST else []
+        parts = list(chain.from_iterable(pieces))
+        vectors, nones = vectors_of(self._embedder, parts), [None] * len(parts)
+        self._passages.extend(list(map(terms.hashed, parts)), vectors, nones, [-1] * len(parts))
+        self._owners = np.repeat(np.arange(len(pieces)), np.array(list(map(len, pieces)), dtype=np.int64))
         """The place of each passage's entry."""
-        self._divided = 0
-        """So many entries have their passages here."""
-        self.extend(entries)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def extend(self, entries: Iterable[Entry]) -> None:
-        """Adds the next entries; what is found is the same as where all had been there from the beginning.
-
-        Raises:
-            SearchIndexError: as of `HybridIndex`; so is `EmbeddingError`. Nothing is added then.
-        """
-        new = list(entries)
-        known = set(self._ids)
+    def extend(self, entries: Iterable[Entry]) -> list[str]:
+        """Adds entries, as a whole alone; gives their masked texts. Errors as of `HybridIndex`, and nothing is added
+        then."""
+        new, known = list(entries), set(self._ids)
         for entry in new:
             if entry.id in known:
                 raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
@@ -80,26 +79,12 @@ class HybridIndex:
                     f"time {entry.time} of entry {entry.id!r} is not finite: None is an unknown time"
                 )
             known.add(entry.id)
-        threads = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in new]
+        numbers = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in new]
         texts = [self._redact(entry.text) for entry in new]
-        vectors = vectors_of(self._embedder, texts)
-        # Passages of all entries where one is long, else of none; of a short text the passage is the text.
-        parts: list[str] = []
-        owners: list[int] = []
-        if self._by_passages and (self._divided or max(map(len, texts), default=0) > LONGEST):
-            whole = [*(self._redact(entry.text) for entry in self._entries[self._divided :]), *texts]
-            for place, text in enumerate(whole, self._divided):
-                pieces = titled_passages(text)
-                parts += pieces
-                owners += [place] * len(pieces)
-        of_parts = vectors_of(self._embedder, parts)
         said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
-        self._texts.extend(said, vectors, [entry.time for entry in new], threads)
-        self._passages.extend(list(map(terms.hashed, parts)), of_parts, [None] * len(parts), [-1] * len(parts))
-        self._owners = np.concatenate([self._owners, np.array(owners, dtype=np.int64)])
-        self._entries += new
-        self._ids = known
-        self._divided = len(self._entries) if parts else self._divided
+        self._texts.extend(said, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
+        self._ids, self._entries = known, self._entries + new
+        return texts
 
     @classmethod
     def from_texts(
@@ -140,7 +125,7 @@ class HybridIndex:
         vector = vectors_of(self._embedder, [plain], "query")
         alone, scores = self._texts.answers(plain, vector)
         if len(self._passages) > len(self._entries):
-            scores["passages"] = self._from_passages(self._passages.answers(plain, vector)[0])
+            scores["passages"] = self._by_passages(self._passages.answers(plain, vector)[0])
             alone = (1 - _PASSAGES_WEIGHT) * alone + _PASSAGES_WEIGHT * scores["passages"]
 
         def entries(places: Places) -> list[Entry]:
@@ -148,7 +133,7 @@ class HybridIndex:
 
         return self._texts.ranked(query, limit, entries, alone, scores, asked=asked)
 
-    def _from_passages(self, alone: Floats) -> Floats:
+    def _by_passages(self, alone: Floats) -> Floats:
         """How well each entry answers by how well passages do: as its best one does, and a share of the next."""
         places = np.flatnonzero(alone > 0)
         owners, values = self._owners[places], alone[places]
