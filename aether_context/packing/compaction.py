@@ -565,8 +565,7 @@ def _request_tokens(draft: Draft) -> int:
         return 0
     if packed is None or not packed.before:
         return draft.counter.count(raw.text)
-    text = payload.answered(packed.after) if packed.after else packed.before
-    return draft.counter.count(text or packed.after)
+    return draft.counter.count(payload.answered(packed.after) if packed.after else packed.before)
 
 
 def _leave_out_summary(draft: Draft) -> None:

@@ -215,8 +215,7 @@ def render(
 
 def answered(text: str) -> str:
     """What follows a payload's last header: the user's request, or what was handed over; nothing without one."""
-    end = _END.search(text)
-    return text[end.end() :] if end is not None else ""
+    return "".join(_END.split(text, maxsplit=1)[1:])
 
 
 def step_text(step: Step) -> str:
@@ -479,8 +478,7 @@ def _message(draft: Draft) -> PackedMessage | None:
     if draft.carried.has_chosen and packed is not None and packed.before:
         # What an earlier call of this invocation chose and tightened stays, also where the request is shorter now.
         if shortened is not None and packed.after:
-            ending = answered(packed.after) or packed.after
-            packed = replace(packed, text=packed.text.removesuffix(ending) + shortened)
+            packed = replace(packed, text=packed.text.removesuffix(answered(packed.after)) + shortened)
         elif shortened is not None:
             packed = replace(packed, text=shortened, split=len(shortened))
         return replace(packed, largest=largest)

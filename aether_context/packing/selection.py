@@ -162,7 +162,7 @@ def signals(draft: Draft) -> Signals:
             len(memory) / max(1, min(pool, settings.memory_k)) if pool and not draft.carried.has_chosen else None
         ),
         similarity=max((candidate.score for candidate in memory), default=None),
-        freshness_days=(None if newest is None else max(0.0, source.identity.last_event_time - newest) / _DAY_SECONDS),
+        freshness_days=None if newest is None else max(0.0, source.identity.last_event_time - newest) / _DAY_SECONDS,
         unresolved_questions=None if step.open_questions is None else len(step.open_questions),
         dialogue_depth=len(humans),
     )

@@ -35,11 +35,13 @@ def planner_script(asked: str) -> Play:
 
 
 def prove(words: str, item: str) -> Generator[types.Part, str, tuple[str, str]]:
-    """Searches the documents, records the best line as evidence for an item, and gives the line and its address."""
+    """Searches the documents, records the best line as evidence for an item, and gives the line and the address by
+    which its result can be cited."""
     found = yield call("search_documents", words=words)
-    document, number, text = found.splitlines()[0].split(":", 2)
-    fact, uri = text.strip("- "), f"artifact://documents/{document}"
-    yield call("record_evidence", uri=uri, summary=f"line {number}: {fact}", covers=[item])
+    best, *_, uri = found.splitlines()
+    document, number, text = best.split(":", 2)
+    fact = text.strip("- ")
+    yield call("record_evidence", uri=uri, summary=f"{document}, line {number}: {fact}", covers=[item])
     return fact, uri
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import httpx
@@ -59,9 +60,10 @@ def test_a_session_goes_on_in_the_next_process_as_in_the_one_before(name: str, t
     (folder / "agent.py").write_text(AGENT)
     options = (f"--session_service_uri=sqlite:///{tmp_path}/sessions.db", "--artifact_service_uri=memory://")
     with serving(CLIENTS[name].server(window=WINDOW)) as provider:
-        env = {**os.environ, "CLIENT": name, "PROVIDER": provider.url, "PACKS": str(tmp_path / "packs")}
+        paths = os.pathsep.join(path for path in sys.path if path)  # where the suite finds its own modules
+        given = {"PYTHONPATH": paths, "CLIENT": name, "PROVIDER": provider.url, "PACKS": str(tmp_path / "packs")}
         for part in (turns[:BEFORE], turns[BEFORE:]):
-            with api_server(folder.parent, *options, folder=tmp_path, env=env) as client:
+            with api_server(folder.parent, *options, folder=tmp_path, env={**os.environ, **given}) as client:
                 if not provider.requests:
                     client.post("/apps/river/users/ann/sessions/s1", json={}).raise_for_status()
                 for text, replies in part:
