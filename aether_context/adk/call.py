@@ -184,7 +184,7 @@ class PreparedCall(NamedTuple):
 
     call: ModelCall
     source: PackInput
-    history: Contents
+    history: Contents | Sequence[types.Content]
     epoch: Epoch
     length: int = 0
     settled: int = 0

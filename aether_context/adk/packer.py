@@ -28,7 +28,16 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
-from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import (
+    AgentKey,
+    Contents,
+    FirstTry,
+    ModelCall,
+    PreparedCall,
+    PreviousCall,
+    agent_key_of,
+    call_of,
+)
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
@@ -353,7 +362,7 @@ class RequestPacker:
     def _keep(self, read: PreparedCall) -> None:
         """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
         of the events, and whenever much of it waits."""
-        call, contents, events = read.call, read.history, read.call.context.session.events
+        call, events = read.call, read.call.context.session.events
         end, kept = read.settled, self._kept.get(call.key) or 0
         if not end or call.policy.record != "full":
             return
@@ -364,6 +373,7 @@ class RequestPacker:
         if kept <= end < kept + most and not read.source.request.rewritten:
             return
         self._kept.put(call.key, end)
+        contents = read.history if isinstance(read.history, Contents) else Contents(read.history)
         history, seen = self._gatherer.histories.of(call.key), tuple(events)
         self._recorder.later(lambda: history.save(contents, seen, end, call.policy.mask))
 

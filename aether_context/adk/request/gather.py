@@ -9,13 +9,14 @@ from itertools import chain, islice, takewhile
 
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
+from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import Histories, History, Placed, Row
+from aether_context.adk.request.history import MOST_RECENT, Histories, Placed, Row
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -121,21 +122,33 @@ class Gatherer:
         raw = list(request.contents)
         if block is not None:
             del raw[block.position]
-        placed = await self._place(call, identity, raw)
-        authored = authors_of(placed.contents.loaded, events, asked, placed.authors)
+        setting = getattr(call.invocation.run_config, "get_session_config", None)
+        loads = _loads(call, setting) if setting is not None else ""
+        tracked = _is_tracked(call, raw, loads)
+        # What follows the last answer may be of this call alone, like instructions, and results may still change.
+        last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
+        placed = Placed(Contents(raw))
+        if loads and tracked:
+            placed = await self._place(call, identity, raw, loads, last_answer)
+        elif loads:
+            placed.begin, placed.problems = _unloaded(call, raw, loads)
+        first, history = placed.contents.first, placed.contents if placed.contents.first else raw
+        others = {row.origin.author for row in placed.rows if row.origin is not None}
+        authored = authors_of(raw, events, asked, others)
 
         @cache
         def content_at(at: int) -> Content:
-            content = self.reader.content(placed.contents[at], model)
-            return placed.content(at, content) if at < placed.first else authored(at - placed.first, content)
+            if at >= first:
+                return authored(at - first, self.reader.content(raw[at - first], model))
+            return placed.content(at, self.reader.content(history[at], model))
 
-        request_index = request_index_of(placed.contents.loaded, asked)
-        if request_index is None:
+        request_index = request_index_of(raw, asked)
+        if request_index is not None:
+            request_index += first
+        elif first:
             known = sorted(placed.contents.earlier, reverse=True)
             request_index = next((at for at in known if is_human(content_at(at))), None)
-        else:
-            request_index += placed.first
-        stored = load_epoch(call.state, identity, partial(self.original_text, contents=placed.contents, model=model))
+        stored = load_epoch(call.state, identity, partial(self.original_text, contents=history, model=model))
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -162,14 +175,16 @@ class Gatherer:
                 window_mark=window.mark,
                 readings=records.readings,
             ),
-            usage=Usage(growth=_growth(events, placed.recent, identity), offloaded_tokens=call.offloaded_tokens),
+            usage=Usage(growth=_growth(events, placed.rows, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
         alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
-        follow = partial(next_input, given, len(placed.contents), content_at, stored, request_index=request_index)
+        follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
         source = follow(begin=placed.begin, alone=alone)
-        if placed.lacking(source.request.positions):  # the boundary is not where it was, and everything is live again
-            await placed.fill(range(placed.first), call, self._waits)
+        # Where the boundary is not where it was, everything is live again.
+        if first and placed.history is not None and placed.lacking(source.request.positions):
+            await placed.fill(placed.history, range(first), call, self._waits)
+            history = placed.contents
             content_at.cache_clear()
             source = follow(begin=placed.begin, alone=alone)
         problems = [*source.problems, *placed.problems]
@@ -192,38 +207,36 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        placed.history.live = {at: placed.contents[at] for at in source.request.positions}
+        if placed.history is not None:
+            placed.history.live = {at: placed.contents[at] for at in source.request.positions}
         # Where a result is posted, ADK shows nothing between its call and itself.
         late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
-        length = len(placed.contents) - _transient(raw, events, asked) if placed.is_tracked and not late else 0
-        settled = placed.settled if not late else len(placed.contents) if placed.is_tracked else 0
-        return PreparedCall(call, source, placed.contents, stored, length=length, settled=settled)
+        transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
+        length = first + len(raw) - transient if tracked and not late else 0
+        settled = first + (len(raw) if late else last_answer) if tracked else 0
+        return PreparedCall(call, source, history, stored, length=length, settled=settled)
 
-    async def _place(self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content]) -> Placed:
+    async def _place(
+        self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str, last_answer: int
+    ) -> Placed:
         """Where loaded contents stand in the agent's history, with those before them that are sent."""
-        events, loads = call.context.session.events, _loads(call)
-        tracked = _is_tracked(call, loaded, loads)
-        if not loads or not tracked:
-            placed = Placed(History(self.reader), loaded, 0, Epoch(number=0))
-            placed.is_tracked = tracked
-            if loads:
-                placed.begin, placed.problems = _unloaded(call, loaded, loads)
-            return placed
-        history = self.histories.of(call.key)
+        events, history = call.context.session.events, self.histories.of(call.key)
         told = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
         if told is None and not history.rows:
             await history.read(0, None, call, self._waits)
         epoch = load_epoch(call.state, identity, lambda message: message.of)
-        placed = Placed(history, loaded, history.overlap(loaded) if told is None else told, epoch)
-        if placed.first:
-            await placed.fill(live_positions(epoch, placed.first), call, self._waits)
+        first = history.overlap(loaded) if told is None else told
+        digests = {**dict(epoch.anchors), epoch.cut_count - 1: epoch.cut_hash}
+        placed = Placed(Contents(loaded, first), history, digests)
+        if first:
+            await placed.fill(history, live_positions(epoch, first), call, self._waits)
         elif told is None:
             placed.begin, placed.problems = _unloaded(call, loaded, loads)
         with history.lock:
-            history.take(placed.contents, events, placed.settled)
+            history.take(placed.contents, events, first + last_answer)
         return placed
 
-    def original_text(self, message: PackedMessage, contents: Contents, model: str) -> str:
+    def original_text(self, message: PackedMessage, contents: Contents | Sequence[types.Content], model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
         for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
             if 0 <= at < len(contents) and contents[at].role == "user":
@@ -274,7 +287,7 @@ class Gatherer:
                 wires = {part.wire for part in said.parts}
                 add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
         for at, place in enumerate(positions if priority else ()):
-            origin = placed.history.rows[place].origin if place < placed.first else None
+            origin = placed.rows[-1 - place].origin if place < placed.contents.first else None
             if origin is not None and (origin.event in by_event or origin.mark):
                 add(by_event.get(origin.event) or valid(_MARK, origin.mark) or _Mark(), lambda _: True, at)
         for rule in registered_anchors(settings):
@@ -346,7 +359,7 @@ def _growth(events: Sequence[Event], rows: Sequence[Row], identity: Identity) ->
     earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
     loaded = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
     shown = ((characters(content) if content is not None else 0, is_users) for content, is_users in loaded)
-    before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in rows)
+    before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in rows[:MOST_RECENT])
     for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
         size += added
         if is_users:
@@ -359,15 +372,14 @@ def _growth(events: Sequence[Event], rows: Sequence[Row], identity: Identity) ->
     return sorted(sizes)[9 * len(sizes) // 10] // _GROWTH_CHARACTERS if sizes else None
 
 
-def _loads(call: ModelCall) -> str:
+def _loads(call: ModelCall, setting: GetSessionConfig) -> str:
     """Which part of a session's events the host loaded, in words; empty where it loaded all."""
-    loads, events = getattr(call.invocation.run_config, "get_session_config", None), call.context.session.events
-    most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
+    events, most = call.context.session.events, setting.num_recent_events
     # The message that began this invocation is appended to those that were loaded.
     before = sum(event.invocation_id != call.invocation.invocation_id for event in events) if most is not None else 0
     if most is not None and before >= most:
         return f"only the last {most} events"
-    return "only later events" if after is not None else ""
+    return "only later events" if setting.after_timestamp is not None else ""
 
 
 def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) -> bool:
@@ -389,14 +401,12 @@ def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
     """How many contents ADK gives to one call alone, like instructions: they stand among the last users' ones."""
-    last = takewhile(lambda content: content.role == "user", reversed(contents))
-    plain = [content.parts for content in last if is_message(content) and not looks_quoted(content)]
-
-    def is_said(parts: object) -> bool:
-        own = chain((asked,), (event.content for event in reversed(events) if event.author == "user"))
-        return any(content is not None and content.parts == parts for content in own)
-
-    return sum(not is_said(parts) for parts in plain)
+    found = 0
+    for content in takewhile(lambda content: content.role == "user", reversed(contents)):
+        if not looks_quoted(content) and not any(part.function_response for part in content.parts or ()):
+            own = chain((asked,), (event.content for event in reversed(events) if event.author == "user"))
+            found += not any(said is not None and said.parts == content.parts for said in own)
+    return found
 
 
 def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) -> tuple[int, list[str]]:

@@ -7,7 +7,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from aether_context.adk.request.reader import Reader, characters, is_answer, is_
 from aether_context.adk.session import ANCHORS, scope_of
 from aether_context.canonical import JSON, short
 from aether_context.conversation.quotes import said
-from aether_context.pack import Content, Epoch, noted
+from aether_context.pack import Content, noted
 from aether_context.redaction import Masker
 from aether_context.store.files import Files
 from aether_context.store.masking import masked_part
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_HISTORIES, _MOST_ROWS = 512, 200_000
 """So many agents' histories stay in a process, and contents of them all: about 100 MB."""
-_MOST_RECENT = 300
+MOST_RECENT = 300
 _MOST_MEDIA_BYTES = 4_096
 _DIGITS = 16
 LENGTH = "contents"
@@ -315,39 +315,31 @@ class Histories:
             return history
 
 
+@dataclass(slots=True)
 class Placed:
     """Where the contents that a host loaded stand in an agent's whole history, and what of those before them is known.
 
-    Args:
-        first: the position of the first loaded content.
-        epoch: as the session's state holds it; where the last cut was made is not looked at below ``first``.
+    ``digests`` are what an epoch says of contents: where its last cut was made is not looked at below the loaded ones.
+    What stands before ``begin`` is not sent. ``rows`` are those of the contents before the loaded ones, the latest
+    first.
     """
 
-    def __init__(self, history: History, loaded: Sequence[types.Content], first: int, epoch: Epoch) -> None:
-        self.history, self.contents, self.first, self.begin = history, Contents(loaded, first), first, 0
-        self.problems: list[str] = []
-        self.is_tracked = True
-        """Whether positions count from the session's beginning."""
-        self._digests = {**dict(epoch.anchors), epoch.cut_count - 1: epoch.cut_hash}
-
-    @property
-    def settled(self) -> int:
-        """How many contents stay as they are, 0 where they are not numbered: those up to the last answer. What follows
-        may be of one call alone, like instructions, and results may still change."""
-        if not self.is_tracked:
-            return 0
-        loaded = self.contents.loaded
-        return self.first + next((at for at in range(len(loaded), 0, -1) if loaded[at - 1].role == "model"), 0)
+    contents: Contents
+    history: History | None = None
+    digests: Mapping[int, str] = field(default_factory=dict)
+    begin: int = 0
+    problems: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def lacking(self, positions: Iterable[int]) -> list[int]:
         """Those of the positions before the loaded contents whose contents are not there."""
-        return [at for at in positions if self.begin <= at < self.first and at not in self.contents.earlier]
+        return [at for at in positions if self.begin <= at < self.contents.first and at not in self.contents.earlier]
 
-    async def fill(self, positions: Collection[int], call: ModelCall, waits: Waits) -> None:
+    async def fill(self, history: History, positions: Collection[int], call: ModelCall, waits: Waits) -> None:
         """Takes what was sent last, and what the store holds. What neither has is not sent, nor what stands before it;
         what is sent begins with a user's message then."""
-        history, first = self.history, self.first
-        recent = range(max(0, first - _MOST_RECENT), first)
+        first = self.contents.first
+        recent = range(max(0, first - MOST_RECENT), first)
         with history.lock:
             history.reach(first)
             wanted = [at for at in positions if at not in history.live and history.rows[at] is not LOST]
@@ -360,26 +352,17 @@ class Placed:
             self.begin = max(lost) + 1
             whole = range(self.begin, len(self.contents))
             self.begin = next((at for at in whole if is_message(self.contents[at])), self.begin)
+        self.rows = history.rows[:first][::-1]
 
     def content(self, at: int, content: Content) -> Content:
         """A content before those that are loaded, as it was before it was stored; one that only stands for it where it
         is not there."""
         if at not in self.contents.earlier:
-            return replace(content, digest=self._digests.get(at, ""))
-        row = self.history.rows[at]
+            return replace(content, digest=self.digests.get(at, ""))
+        row = self.rows[-1 - at]
         if len(row.digest) > _DIGITS:
             content = replace(content, digest=row.digest)
         return replace(content, agent="", quotes=()) if row.origin and row.origin.author == "user" else content
-
-    @property
-    def authors(self) -> set[str]:
-        """Who said those of them that are known."""
-        return {row.origin.author for row in self.history.rows[: self.first] if row.origin is not None}
-
-    @property
-    def recent(self) -> list[Row]:
-        """What is known of the contents before those that are loaded, the latest first."""
-        return self.history.rows[max(0, self.first - _MOST_RECENT) : self.first][::-1]
 
 
 def content_of(stored: Stored) -> types.Content:

@@ -12,7 +12,7 @@ from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
-from aether_context.adk.call import PreparedCall
+from aether_context.adk.call import Contents, PreparedCall
 from aether_context.adk.request.history import LOST, UNKNOWN, Histories, History
 from aether_context.adk.request.reader import Reader, found_memories, stored
 from aether_context.pack import Candidate
@@ -78,7 +78,8 @@ class Recall:
         asked_at, query = source.request.request_index, query_for(source)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
-        contents, mask = read.history, read.call.policy.mask
+        mask = read.call.policy.mask
+        contents = read.history if isinstance(read.history, Contents) else Contents(read.history)
         history = self._histories.of(read.call.key) if read.length else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = tuple(read.call.context.session.events)
