@@ -113,7 +113,8 @@ class History:
         last = next((row.origin.event for row in reversed(self.rows) if row.origin), "")
         origins = origins_of(loaded[same:], events, last)
         for at in range(same, end - first):
-            self.rows.append(self._row(first + at, loaded[at], *origins.get(at - same, ("", None)), key=keys[at]))
+            words, origin = origins.get(at - same, ("", None))
+            self.rows.append(self._row(first + at, loaded[at], words, origin, keys[at], ""))
 
     def _is(self, at: int, key: int, content: types.Content) -> bool:
         """Whether a row is of a content, which is then known by its key."""
@@ -129,15 +130,12 @@ class History:
         digest = self._reader.content(content, "").digest
         return short(digest, _DIGITS) if len(like) == _DIGITS else digest
 
-    def _row(
-        self, at: int, content: types.Content, words: str, origin: Origin | None, *, key: int = 0, digest: str = ""
-    ) -> Row:
-        own = _words(_texts(content))
-        parts = content.parts or ()
-        if any(part.function_response is not None and part.function_response.name == "load_memory" for part in parts):
+    def _row(self, at: int, content: types.Content, words: str, origin: Origin | None, key: int, digest: str) -> Row:
+        results = [part.function_response for part in content.parts or () if part.function_response is not None]
+        if any(result.name == "load_memory" for result in results):
             self.loading[at] = content
-        sizes = (len(own), characters(content), _written(content))
-        return Row(key, words or own, origin, sizes, digest)
+        own = _words(_texts(content))
+        return Row(key, words or own, origin, (len(own), characters(content), _written(content)), digest)
 
     def reach(self, end: int) -> None:
         self.rows += [UNKNOWN] * (end - len(self.rows))
@@ -184,9 +182,8 @@ class History:
             if (one := stored.get(at)) is None:
                 self.rows[at] = LOST
                 continue
-            origin = Origin(*one["origin"]) if one.get("origin") else None
-            words = one.get("words", "")
-            self.rows[at] = self._row(at, content_of(one), words, origin, digest=one["digest"])
+            origin = Origin(*one["origin"]) if "origin" in one else None
+            self.rows[at] = self._row(at, content_of(one), one.get("words", ""), origin, 0, one["digest"])
 
     async def read(
         self, start: int, end: int | None, call: ModelCall, waits: Waits, wanted: Collection[int] = ()
