@@ -16,6 +16,7 @@ from scripted import Chat, Scripted, call, faults, look_up, set_state
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
+from aether_context.pack import noted
 from aether_context.store.pack_file import read_member
 from aether_context.store.retention import all_of, carry_out
 from aether_context.store.verification import verify
@@ -55,6 +56,13 @@ def test_each_request_is_that_of_the_same_session_with_all_events_loaded() -> No
     assert "Falcon-7731" in partly.sent[-1].human()
     assert partly.manifests()[-1].epoch.cut_count > 60
     partly.replays()
+    places = []
+    for chat in (whole, partly):
+        events = asyncio.run(chat.held()).events
+        ids = [event.id for event in events]
+        places.append([ids.index(name) for event in events if (name := noted(event).get("cutoff"))])
+    assert places[0] == places[1]
+    assert places[1]
 
 
 def body(chat: Chat) -> list[Any]:

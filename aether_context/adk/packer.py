@@ -476,6 +476,9 @@ class RequestPacker:
             content_of = partial(reader.content, model=call.model)
             unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
             cutoff = unread.id if unread is not None else ""
+            if not cutoff and isinstance(read.history, Contents):  # that event is not loaded any more
+                cut = self._gatherer.histories.of(call.key).rows[: pack.epoch.cut_count]
+                cutoff = next((row.origin.event for row in reversed(cut) if row.origin is not None), "")
         if not source.host.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             if call.policy.redact_prompt:
