@@ -558,7 +558,7 @@ class Epoch:
     kept: tuple[tuple[int, int], ...] = ()
     """Index ranges below ``cut_count`` that are still sent."""
     cut_tokens: int = 0
-    """Tokens of the contents below ``cut_count`` that are not."""
+    """Tokens of the contents below ``cut_count`` that are not, but for what read evidence."""
     summary: str = ""
     """The summary of what was cut, in a manifest its hash; empty where there is none."""
     summary_place: int = 0

@@ -176,7 +176,7 @@ class ConversationSettings(_Settings):
     compact_to: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that one cut goes down to."""
     last_turns: int = Field(default=3, ge=1)
-    """Latest turns, two at least, that other layers leave room for, so that they outlive a cut."""
+    """Latest turns, two at least, that other layers leave room for, and whose messages a cut takes last."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
     """Most tokens of summary and entity table, as a share of the input budget. 0 turns both off."""
     stable_prefix: StablePrefixSettings = StablePrefixSettings()
@@ -207,7 +207,7 @@ class RetrievalSettings(_Settings):
 
     memory_k: int = Field(default=20, ge=0)
     """Most memories that a search found, and most of the app's own; three times as many where a question asks for many
-    things. 0 leaves out all."""
+    things, half as many again with turns that a cut removed. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True

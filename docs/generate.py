@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
-from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
@@ -24,12 +22,11 @@ from aether_context import cli, pack, policy
 from aether_context.packing import payload
 from aether_context.state import schema
 from aether_context.store import Manifest
-from aether_context.tokens.framing import FRAMINGS
 
 PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 _OPERANDS: Mapping[str, str] = {
-    "PACK": "A call's number, `latest`, the beginning of a pack's id, the hash at its end, or its file.",
+    "PACK": "A call's number, `latest`, the beginning of a pack's id, or the hash at its end.",
     "OTHER": "The same.",
     "PACK_IDS": "The beginnings of packs' ids, or the hashes at their ends.",
     "QUERY": "What is looked for, in plain words.",
@@ -53,7 +50,6 @@ API = (
 )
 """The packages whose names are public."""
 _WITH_A_PAGE = (policy.__name__, Manifest.__module__)
-_PLAIN: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "true or false"}
 
 
 def policy_fields() -> str:
@@ -67,6 +63,23 @@ def state_fields() -> str:
 def manifest_fields() -> str:
     """What people look at in a manifest; the JSON schema has the types, and the tables that are not shown here."""
     internal = {
+        "schema_version",
+        "app",
+        "user",
+        "session",
+        "invocation",
+        "agent",
+        "branch",
+        "call",
+        "task_id",
+        "step_id",
+        "role",
+        "model",
+        "profile",
+        "layer_budgets",
+        "settings",
+        "searched",
+        "weights",
         "before",
         "last_event_id",
         "last_event_time",
@@ -102,7 +115,7 @@ def manifest_fields() -> str:
         "strategy_acts",
         "anchors",
     }
-    shown = ("layer_budgets", "allocation", "rows", "truncation_events", "prefix")
+    shown = ("allocation", "rows", "truncation_events", "prefix")
     rows = [[f"`{name}`", _brief(about)] for name, about in _descriptions(Manifest).items() if name not in internal]
     for name in shown:
         (inner,) = set(_models(Manifest.model_fields[name].annotation))
@@ -139,21 +152,10 @@ def closed_sets() -> str:
     return _table(["set", "values"], [[name, _listed(get_args(values))] for name, values in sets.items()])
 
 
-def framings() -> str:
-    """What each provider adds, a row for each family of models."""
-    figures = ["request", "message", "system", "tools", "tool", "call", "argument", "response"]
-    rows = [
-        [f"`{name}`", *(str(getattr(one, figure)) for figure in figures), one.calls, one.responses, one.declarations]
-        for name, one in FRAMINGS.items()
-    ]
-    return _table(["family", *figures, "calls as", "responses as", "declarations as"], rows)
-
-
 def commands() -> str:
     """What the command line says of itself: the options that several commands have, then a section for each command."""
-    shared = _table(["options of several commands", "default", "what it is"], _shared(cli.main))
     head, *sections = _command("aether-context", cli.main)
-    return "\n\n".join([head, shared, *sections])
+    return "\n\n".join([head, "Several commands take:", _list(_shared(cli.main)), *sections])
 
 
 def api() -> str:
@@ -182,7 +184,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "manifest-fields": manifest_fields,
     "closed-sets": closed_sets,
     "headers": headers,
-    "framings": framings,
     "commands": commands,
     "api": api,
 }
@@ -232,7 +233,11 @@ def _is_documented_method(member: object) -> bool:
 
 def _reference(model: type, *, brief: bool = False) -> str:
     """A table of a model's values, those of the models inside it under the path that leads there first."""
-    return _table(["field", "type", "default", "what it is"], list(_rows(model, "", set(), brief=brief)))
+    rows = list(_rows(model, "", set(), brief=brief))
+    if brief:
+        rows = [[f"{name} ({values})" if values else name, about] for name, values, about in rows]
+        return _table(["field", "what it is"], rows)
+    return _table(["field", "default", "what it is"], rows)
 
 
 def _rows(model: type, path: str, known: set[type], *, brief: bool) -> Iterator[list[str]]:
@@ -243,10 +248,9 @@ def _rows(model: type, path: str, known: set[type], *, brief: bool) -> Iterator[
         about = _descriptions(model)[name]
         inner = [one for one in _models(field.annotation) if one is not policy.Range]
         if not inner or about:
-            kind = _kind(field.annotation) + _bounds(field)
-            yield [f"`{here}`", kind, _default(field), _brief(about) if brief else about]
+            yield [f"`{here}`", _default(field) + _others(field), _brief(about) if brief else about]
         for one in inner:
-            if one not in known:
+            if one not in known and one is not policy.Limit:
                 yield from _rows(one, f"{here}{'[]' if _many(field.annotation) else ''}.", known, brief=brief)
 
 
@@ -277,54 +281,8 @@ def _line(text: str) -> str:
     return " ".join(text.replace("``", "`").split())
 
 
-def _kind(annotation: Any) -> str:
-    """A type in words."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _kind(arguments[0])
-    if origin is Literal:
-        return _listed(arguments)
-    if origin in (Union, UnionType):
-        return " or ".join(_kind(one) for one in arguments if one is not type(None))
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return "pair of " + _plural(_kind(arguments[0]))
-    if origin is tuple:
-        return "list of " + _plural(_kind(arguments[0]))
-    if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[1] is Any:
-        return "table"
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"{_plural(_kind(arguments[1]))} by name"
-    if _is_model(annotation):
-        return "table"
-    return _PLAIN[annotation]
-
-
-def _plural(kind: str) -> str:
-    """A type's name where there are several of them; what is in code marks stays as it is."""
-    if kind.startswith("`"):
-        return kind
-    return re.sub(r"\b(string|integer|number|pair|list|table)\b", r"\1s", kind, count=0 if " or " in kind else 1)
-
-
 def _listed(values: Sequence[object]) -> str:
     return ", ".join(f"`{value}`" for value in values)
-
-
-def _bounds(field: FieldInfo) -> str:
-    """The bounds of a value, in mathematicians' signs."""
-    said = []
-    for one in field.metadata:
-        if isinstance(one, Ge):
-            said.append(f"≥ {one.ge}")
-        if isinstance(one, Gt):
-            said.append(f"> {one.gt}")
-        if isinstance(one, Le):
-            said.append(f"≤ {one.le}")
-        if isinstance(one, Lt):
-            said.append(f"< {one.lt}")
-        if isinstance(one, MaxLen):
-            said.append(f"at most {one.max_length:,} characters")
-    return f", {', '.join(said)}" if said else ""
 
 
 def _default(field: FieldInfo) -> str:
@@ -338,6 +296,15 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`" if isinstance(value, (int, float)) or (isinstance(value, str) and value) else ""
+
+
+def _others(field: FieldInfo) -> str:
+    """The other values of a field with a closed set, in brackets."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    values = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+    rest = [value for value in values if value != default]
+    return f" ({_listed(rest)})" if rest and default is not None else _listed(rest)
 
 
 def _models(annotation: Any) -> Iterator[type]:
@@ -364,9 +331,10 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
         yield f"## `{name}`"
     first, *others = (_line(paragraph) for paragraph in (command.help or "").split("\n\n"))
     yield from (first, *(one for one in others if "xit code" in one))
-    yield _fence(" ".join([path, "[OPTIONS]", *_operands(command)]))
-    if rows := [row for one in command.params for row in _parameter(one) if row not in _shared(cli.main)]:
-        yield _table(["takes", "default", "what it is"], rows)
+    shared = [row[0] for row in _shared(cli.main)]
+    rows = [row for one in command.params for row in _parameter(one) if row[0] not in shared]
+    if name and rows:
+        yield _list(rows)
     for inner in sorted(subcommands):
         yield from _command(f"{path} {inner}", subcommands[inner])
 
@@ -374,19 +342,9 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
 def _shared(group: click.Group) -> list[list[str]]:
     """The rows that three commands or more have in common."""
     rows = [row for one in group.commands.values() for parameter in one.params for row in _parameter(parameter)]
-    return [
-        row for at, row in enumerate(rows) if row[0].startswith("`-") and rows.count(row) > 2 and rows.index(row) == at
-    ]
-
-
-def _operands(command: click.Command) -> Iterator[str]:
-    """What stands after a command's options."""
-    if isinstance(command, click.Group):
-        yield "COMMAND"
-    for one in command.params:
-        if isinstance(one, click.Argument):
-            name = one.human_readable_name.strip("[]") + ("..." if one.nargs == -1 else "")
-            yield name if one.required else f"[{name}]"
+    often = [row for row in rows if row[0].startswith("`-") and rows.count(row) > 2]
+    shared = [row for at, row in enumerate(often) if often.index(row) == at]
+    return [*shared, ["`--json`", "", "The same for programs, as JSON; null is unknown."]]
 
 
 def _parameter(one: click.Parameter) -> Iterator[list[str]]:
@@ -415,8 +373,9 @@ def _told(one: click.Parameter) -> str:
     return f"`{value}`" if isinstance(value, (str, int)) and value else ""
 
 
-def _fence(text: str) -> str:
-    return f"```shell\n{text}\n```"
+def _list(rows: Sequence[Sequence[str]]) -> str:
+    """What a command takes, each with its default in brackets."""
+    return "\n".join(f"- {name}{f' ({default})' if default else ''}: {about}" for name, default, about in rows)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -51,14 +51,14 @@ def _spools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Seaweed]:
-    with object_stores.seaweed(tmp_path_factory.mktemp("s3")) as server:
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Server]:
+    with object_stores.running(object_stores.Seaweed(tmp_path_factory.mktemp("s3"))) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.FakeGcs]:
-    with object_stores.fake_gcs(tmp_path_factory.mktemp("gcs")) as server:
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Server]:
+    with object_stores.running(object_stores.FakeGcs(tmp_path_factory.mktemp("gcs"))) as server:
         yield server
 
 
@@ -79,6 +79,23 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
     if request.param == "s3":
         return f"s3://bucket/{name}", request.getfixturevalue("s3").options
     return f"gs://bucket/{name}", request.getfixturevalue("gcs").options
+
+
+@pytest.fixture(scope="session")
+def _traces() -> Any:
+    """Made once: a provider cannot be set again."""
+    from traces import Traces
+
+    return Traces()
+
+
+@pytest.fixture
+def traces(_traces: Any) -> Iterator[Any]:
+    _traces.clear()
+    _traces.switch.on = True
+    yield _traces
+    _traces.switch.on, _traces.switch.fails_at = False, ""
+    _traces.clear()
 
 
 @pytest.fixture

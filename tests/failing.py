@@ -1,7 +1,8 @@
-"""A file system that can be switched off, as ``failing://``."""
+"""A file system that fails in the ways that stores do, as ``failing://``."""
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from typing import Any
@@ -11,10 +12,11 @@ from fsspec import AbstractFileSystem
 
 
 class FailingFileSystem(AbstractFileSystem):
-    """Files of this process, all instances together.
+    """Files of this process, all instances together: synchronous, as SFTP and SMB are.
 
     ``down`` makes every call fail; ``refused`` are parts of paths that cannot be written; ``exits`` so many next
-    calls out of the library's own threads raise SystemExit; each call takes ``delay_seconds``.
+    calls out of the library's own threads raise SystemExit; each call takes ``delay_seconds``. `begin` and `end` are
+    of a fault by its name, of which calls that hang wait for the end.
     """
 
     protocol = "failing"
@@ -23,29 +25,60 @@ class FailingFileSystem(AbstractFileSystem):
     exits = 0
     delay_seconds = 0.0
     refused: tuple[str, ...] = ()
+    fault = ""
+    ends = threading.Event()
     held: dict[str, bytes] = {}
     calls = 0
 
-    def _check(self) -> None:
-        type(self).calls += 1
+    @classmethod
+    def begin(cls, fault: str) -> None:
+        cls.fault = fault
+        cls.down, cls.delay_seconds = fault == "down", 0.2 * (fault == "slow")
+        cls.refused = ("",) * (fault == "refuses")
+        cls.ends.clear()
+
+    @classmethod
+    def end(cls) -> None:
+        cls.begin("")
+        cls.exits = 0
+        cls.ends.set()
+
+    def _check(self, path: str = "", value: bytes | None = None) -> None:
+        cls = type(self)
+        cls.calls += 1
         if self.exits and threading.current_thread().name.startswith("aether-context"):
-            type(self).exits -= 1
+            cls.exits -= 1
             raise SystemExit(3)
         if self.delay_seconds:
             time.sleep(self.delay_seconds)
         if self.down:
             raise ConnectionAbortedError("the store is down")
+        if self.fault == "hangs":
+            self.ends.wait(600)
+        if self.fault == "third" and cls.calls % 3 == 0:
+            raise ConnectionResetError("reset by peer")
+        if value is None:
+            return
+        if any(part in path for part in self.refused):
+            raise PermissionError(path)
+        if value and self.fault == "full":  # an empty file takes no room
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.fault == "torn":
+            self.held[path] = value[: len(value) // 2]
+            raise ConnectionResetError("reset by peer")
 
     def exists(self, path: str, **_: Any) -> bool:
         self._check()
         return path in self.held
 
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
         self._check()
-        if any(part in path for part in self.refused):
-            raise PermissionError(path)
-        if mode == "create" and path in self.held:
+        return {"name": path, "type": "file" if path in self.held else "directory", "size": 0}
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        if mode == "create" and path in self.held and not self.down:
             raise FileExistsError(path)
+        self._check(path, value)
         self.held[path] = value
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
@@ -62,7 +95,7 @@ class FailingFileSystem(AbstractFileSystem):
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
         self._check()
         begin = f"{path.rstrip('/')}/"
-        inside = {name.removeprefix(begin) for name in self.held if name.startswith(begin)}
+        inside = {name.removeprefix(begin) for name in list(self.held) if name.startswith(begin)}
         found = {one.split("/", 1)[0]: "directory" if "/" in one else "file" for one in inside}
         return [{"name": begin + name, "type": kind, "size": 0} for name, kind in sorted(found.items())]
 

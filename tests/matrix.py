@@ -9,19 +9,11 @@ from typing import Any
 import pytest
 
 
-def half_slow(*axes: Iterable[Any]) -> list[Any]:
-    """Each combination of one value an axis, every other one slow; each pair of values is in one that is not.
-
-    Needs two values or more on each of three or more axes; of two axes, each value has a combination that is not slow.
-    """
-    return part_slow(2, *axes)
-
-
 def part_slow(one_in: int, *axes: Iterable[Any]) -> list[Any]:
     """Each combination of one value an axis, all but every ``one_in``-th slow.
 
     Of three axes, of which one has ``one_in`` values or more, each pair of values of the other two is in one that is
-    not slow.
+    not slow; with ``one_in`` 2 each pair of values of any two.
     """
     placed = [list(enumerate(axis)) for axis in axes]
     return [

@@ -118,16 +118,6 @@ class Seaweed(Server):
         fs.pipe_file("bucket/ready", b"1")
 
 
-@contextmanager
-def seaweed(folder: Path) -> Iterator[Seaweed]:
-    server = Seaweed(folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
-
-
 class FakeGcs(Server):
     """A GCS server."""
 
@@ -161,8 +151,7 @@ class FakeGcs(Server):
 
 
 @contextmanager
-def fake_gcs(folder: Path) -> Iterator[FakeGcs]:
-    server = FakeGcs(folder)
+def running(server: Server) -> Iterator[Server]:
     try:
         server.start()
         yield server

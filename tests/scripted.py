@@ -81,6 +81,11 @@ class Sent:
         """All text parts, a line break between two."""
         return "\n".join(part.text for content in self.contents for part in content.parts or () if part.text)
 
+    def answers(self, name: str = "") -> list[dict[str, Any]]:
+        """What tools gave, in order; where one is named, that one alone."""
+        parts = [part.function_response for content in self.contents for part in content.parts or ()]
+        return [dict(one.response or {}) for one in parts if one is not None and name in ("", one.name)]
+
     def human(self) -> str:
         """The text of the last content that is somebody's words."""
         for content in reversed(self.contents):
@@ -175,13 +180,20 @@ class Scripted(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        self.sent.append(sent(llm_request))
-        reported = size(llm_request)
+        self.see(llm_request)
+        reported = self.reported(llm_request)
         reply = self.script.pop(0) if self.script else "ok"
         if isinstance(reply, BaseException):
             raise reply
         for one in reply if isinstance(reply, tuple) else (reply,):
             yield self._response(one, reported)
+
+    def see(self, llm_request: LlmRequest) -> None:
+        self.sent.append(sent(llm_request))
+
+    def reported(self, llm_request: LlmRequest) -> int:
+        """The input tokens that its usage names."""
+        return size(llm_request)
 
     def _response(self, reply: Reply, reported: int) -> LlmResponse:
         if isinstance(reply, LlmResponse):
@@ -239,10 +251,10 @@ def delete_all() -> str:
 
 
 class Memories(BaseMemoryService):
-    """Finds the given entries for every query, after a delay, or raises."""
+    """Finds the given entries for every query, or raises."""
 
-    def __init__(self, *entries: MemoryEntry, error: Exception | None = None, delay_seconds: float = 0.0) -> None:
-        self.entries, self.error, self.delay_seconds = list(entries), error, delay_seconds
+    def __init__(self, *entries: MemoryEntry, error: Exception | None = None) -> None:
+        self.entries, self.error = list(entries), error
         self.queries: list[tuple[str, str, str]] = []
 
     async def add_session_to_memory(self, session: Any) -> None:
@@ -250,8 +262,6 @@ class Memories(BaseMemoryService):
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
         self.queries.append((app_name, user_id, query))
-        if self.delay_seconds:
-            await asyncio.sleep(self.delay_seconds)
         if self.error is not None:
             raise self.error
         return SearchMemoryResponse(memories=self.entries)
@@ -434,6 +444,24 @@ class Chat:
             manifest.verify()
             assert replayer.replay(manifest).matches
             accounted(replayer, manifest)
+
+
+def sound(store: PackStore) -> list[Manifest]:
+    """The packs of a store, each of which is unchanged and gives the same request when it is built again."""
+    replayer, manifests = Replayer(store), list(store.manifests())
+    for manifest in manifests:
+        manifest.verify()
+        assert replayer.replay(manifest).matches
+    return manifests
+
+
+def was_cut(manifest: Manifest) -> bool:
+    return any(event.stage == "cut" for event in manifest.truncation_events)
+
+
+def grow(sents: Sequence[Sent]) -> bool:
+    """Whether each request begins with all contents of the one before it."""
+    return all(later.wires[: len(one.wires)] == one.wires for one, later in itertools.pairwise(sents))
 
 
 def inside(manifest: Manifest, window: int) -> bool:

@@ -21,7 +21,6 @@ class Strict(Scripted):
 
     limit: int = LIMIT
     counts: float = 1.0
-    numbered: bool = True
     streams: bool = False
     says: bool = False
     refused: list[int] = []
@@ -41,7 +40,6 @@ class Strict(Scripted):
         if self.streams:
             yield LlmResponse(partial=True)
         text = f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({self.limit})."
-        text = text if self.numbered else "Your input exceeds the context window of this model."
         if self.says:
             yield LlmResponse(error_code="INVALID_ARGUMENT", error_message=text)
             return

@@ -58,7 +58,8 @@ class Counting(Scripted):
     tokens: list[int] = []
     texts: list[str] = []
 
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> Any:
+    def see(self, llm_request: LlmRequest) -> None:
+        super().see(llm_request)
         self.tokens.append(counted(llm_request))
         said = [part.text for content in llm_request.contents for part in content.parts or () if part.text]
         said += [
@@ -68,8 +69,6 @@ class Counting(Scripted):
             if part.function_call or part.function_response
         ]
         self.texts.append("\n".join(said))
-        async for one in super().generate_content_async(llm_request, stream):
-            yield one
 
 
 def query_orders(page: str) -> dict[str, Any]:

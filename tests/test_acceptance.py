@@ -30,9 +30,6 @@ STATE = {
 NEEDS, PLAIN = (AcceptanceItem(id="a", text="proven", needs_evidence=True), AcceptanceItem(id="b", text="said"))
 
 
-# what an answer cites
-
-
 @pytest.mark.parametrize(
     ("text", "uris"),
     [
@@ -58,9 +55,6 @@ def test_an_item_that_needs_evidence_is_met_by_a_uri_of_the_request_that_proves_
     assert passed(f"yes ({PROOF})", covers=["other"]) is False
     assert passed("yes") is False
     assert passed(f"yes ({PROOF})", shown="nothing here") is False
-
-
-# through ADK
 
 
 def verdict_of(chat: Chat, at: int = -1) -> Any:
@@ -156,9 +150,6 @@ def test_a_critic_that_answers_nonsense_decides_nothing(answer: str):
     assert verdict["problems"]
 
 
-# repair
-
-
 LOOPS = pytest.mark.filterwarnings("ignore:.*is deprecated in favor of Workflow:DeprecationWarning")
 
 
@@ -205,9 +196,6 @@ def test_an_address_that_another_agent_invented_is_not_accepted():
     chat.say("Go on.")
     assert "artifact://evidence/other.md" in chat.sent[-1].text
     assert verdict_of(chat)["fabricated"] == ["artifact://evidence/other.md"]
-
-
-# what ordinary tools give
 
 
 def ask(item: str) -> dict[str, Any]:

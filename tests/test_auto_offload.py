@@ -1,20 +1,22 @@
-"""Offload as it is without a policy: where a result is long for the window, and nowhere else."""
+"""Offload as it is without a policy: where a result is long for the window, whoever put it there, and nowhere else."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.events.event import Event
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from pydantic import BaseModel
-from scripted import Chat, Scripted, call, state_of
+from scripted import Chat, Failure, Scripted, call, state_of
 
 from aether_context import PackPolicy
-from aether_context.store.replay import Replayer
 
 ROWS = [f"2025-01-01 10:{at // 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(120)]
 ROWS[70] = "2025-01-01 10:01:10 INFO the retention period is 41 days"
@@ -39,9 +41,7 @@ def chat(script: Any = (), window: int | None = 16_000, **settings: Any) -> Chat
 
 def shown(talk: Chat, name: str = "read_log", at: int = -1) -> dict[str, Any]:
     """The last result of a tool in a request."""
-    parts = [part for content in talk.sent[at].contents for part in content.parts or ()]
-    answers = [part.function_response for part in parts if part.function_response]
-    return [dict(answer.response or {}) for answer in answers if answer.name == name][-1]
+    return talk.sent[at].answers(name)[-1]
 
 
 def uri_of(talk: Chat) -> str:
@@ -140,21 +140,6 @@ def test_an_agent_without_tools_of_its_own_has_no_readers_beside_one_that_has_th
     assert [(one.agent, one.readers) for one in talk.sent] == [("lead", READERS), ("teller", ())]
 
 
-def test_a_result_that_is_long_for_the_window_is_an_extract_from_its_first_request_on():
-    talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
-    talk.say("what is the retention period?", "thanks")
-    assert talk.sent[0].declared == ("read_log", "read_note")
-    assert all(one.readers == READERS for one in talk.sent[1:])
-    assert ROWS[70] in shown(talk)["result"]
-    assert shown(talk, "read_note") == {"result": "n is short"}
-    (record,) = talk.store.evidence("shop", "ann", "s1")
-    assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
-    for before, after in zip(talk.sent[1:], talk.sent[2:], strict=False):
-        assert after.wires[1 : len(before.wires)] == before.wires[1:]
-    replayer = Replayer(talk.store)
-    assert all(replayer.replay(manifest).matches for manifest in talk.store.manifests())
-
-
 def test_results_stay_whole_where_nobody_could_read_the_rest():
     def read_artifact(name: str) -> str:
         """The app's own."""
@@ -193,9 +178,6 @@ def test_readers_stay_where_only_the_summary_of_a_cut_names_an_address():
     assert "artifact://evidence/" in talk.sent[-1].text
     assert "read_log" not in str(talk.raw[-1].wires)
     assert talk.sent[-1].readers == READERS
-
-
-# what other callbacks make of a result
 
 
 SECRET = "IBAN DE02 1203 0000 0000 2020 51"
@@ -247,3 +229,56 @@ def test_what_a_callback_takes_out_of_a_result_is_in_no_store(how: str) -> None:
     assert SECRET not in str(talk.sent)
     assert SECRET not in kept_of(talk)
     talk.replays()
+
+
+def order(item: str) -> dict[str, str]:
+    """Orders an item; it takes days."""
+    return {"status": "pending"}
+
+
+def records(talk: Chat) -> list[Any]:
+    return talk.store.evidence("shop", "ann", "s1")
+
+
+def posted(call_id: str | None, name: str, response: dict[str, Any]) -> types.Content:
+    answer = types.FunctionResponse(id=call_id, name=name, response=response)
+    return types.Content(role="user", parts=[types.Part(function_response=answer)])
+
+
+def test_a_result_that_was_posted_later_has_an_address() -> None:
+    talk = chat([call("order", item="tea"), "ordered", "it came"], tools=[LongRunningFunctionTool(order)])
+    events = talk.say("order tea")
+    asked = next(one for event in events for one in event.get_function_calls())
+    talk.say(posted(asked.id, "order", {"result": LOG}))
+    (answer,) = talk.sent[-1].answers()
+    (record,) = [one for one in records(talk) if one.form == "extract"]
+    assert str(answer["artifact"]).startswith(record.uri)
+    assert (record.source, record.agent) == ("order", "clerk")
+    assert talk.store.evidence_data("shop", "ann", record.digest).decode() == LOG
+    talk.replays()
+
+
+def test_consent_that_a_person_gives_is_in_no_store() -> None:
+    asking = types.Part(function_call=types.FunctionCall(name="adk_request_credential", args={}, id="adk-ask"))
+    talk = chat(["hello", "thanks"])
+    talk.say("hi")
+    session = asyncio.run(talk.held())
+    asked = Event(author="clerk", invocation_id="i", content=types.Content(role="model", parts=[asking]))
+    asyncio.run(talk.sessions.append_event(session, asked))
+    secret = posted("adk-ask", "adk_request_credential", {"exchanged_auth_credential": "s3cret " * 2_000})
+    asyncio.run(talk.sessions.append_event(session, Event(author="user", invocation_id="i", content=secret)))
+    talk.say("go on")
+    assert records(talk) == []
+
+
+def test_what_was_rewound_is_in_no_store() -> None:
+    talk = chat(["hello", call("read_log", name="a"), Failure("down"), call("read_log", name="b"), "done"])
+    talk.say("hi")
+    with pytest.raises(Failure):
+        talk.say("read")
+    last = asyncio.run(talk.held()).events[-1].invocation_id
+    asyncio.run(talk.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=last))
+    talk.store.files.fs.rm(talk.store.files.root, recursive=True)
+    talk.say("read the other")
+    (record,) = records(talk)
+    assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("b")

@@ -7,6 +7,7 @@ import json
 import logging
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,29 @@ TALK = {
 SCRIPTS = Path(__file__).parent / "bench"
 
 
-def table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *command: object
-) -> list[dict[str, str]]:
-    """The rows that a command prints, by their heads."""
+Table = Callable[..., list[dict[str, str]]]
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setattr(sys, "argv", [*map(str, command)])
-    try:
-        runpy.run_path(str(SCRIPTS / str(command[0])), run_name="__main__")
-    finally:
-        logging.disable(logging.NOTSET)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Table:
+    """Runs a command, and gives the rows that it prints by their heads."""
+
+    def run(*command: object) -> list[dict[str, str]]:
+        monkeypatch.setattr(sys, "argv", [*map(str, command)])
+        try:
+            runpy.run_path(str(SCRIPTS / str(command[0])), run_name="__main__")
+        finally:
+            logging.disable(logging.NOTSET)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+        heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        return [dict(zip(heads, row, strict=True)) for row in rows]
+
+    return run
 
 
 def written(path: Path, *rows: object) -> Path:
@@ -73,8 +84,7 @@ def written(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_a_cell_is_a_mean_over_sessions_with_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+def test_a_cell_is_a_mean_over_sessions_with_its_interval() -> None:
     sessions = importlib.import_module("sessions")
     long_and_short = [{"kept": (900, 1_000)}, *({"kept": (at % 2, 1)} for at in range(20)), {"kept": (0, 0)}]
     assert sessions.cell(long_and_short, "kept", 100.0, 1) == "51.9 [28.6, 71.4]"
@@ -82,19 +92,10 @@ def test_a_cell_is_a_mean_over_sessions_with_its_interval(monkeypatch: pytest.Mo
     assert sessions.cell([{"kept": (0, 0)}], "kept", 1.0, 2) == ""
 
 
-def test_sessions_of_one_size_count_and_one_long_one_is_nearly_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    sessions = importlib.import_module("sessions")
-    assert sessions.effective([3, 3, 3, 3]) == 4
-    assert sessions.effective([91, 3, 3, 3]) == pytest.approx(1.204, abs=1e-3)
-
-
-def test_runs_are_played_under_policies_and_what_could_be_picked_instead(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_runs_are_played_under_policies_and_what_could_be_picked_instead(table: Table, tmp_path: Path) -> None:
     files = written(tmp_path / "a.jsonl", RUN), written(tmp_path / "b.jsonl", RUN, RUN)
     options = ["--policy", "balanced", "offload.mode=off", "--peers", "--by", "file", "--window", 600]
-    rows = table(monkeypatch, capsys, "tool_runs.py", *files, *options)
+    rows = table("tool_runs.py", *files, *options)
     rows_of_b = {row["policy"]: row for row in rows if row["file"] == "b"}
     full = rows_of_b["full history"]
     assert (full["grounded"], full["over"], full["invalid"]) == ("100.0", "66.7", "0.0")
@@ -102,49 +103,24 @@ def test_runs_are_played_under_policies_and_what_could_be_picked_instead(
     assert (rows_of_b["sessions"]["cost"], rows_of_b["effective"]["grounded"]) == ("2", "2.0")
 
 
-def test_runs_are_told_apart_by_what_hardly_a_cut_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    long = {**RUN, "turns": [{**RUN["turns"][0], "user": "Why does it fail? " * 80}]}  # type: ignore[index]
-    path = written(tmp_path / "a.jsonl", RUN, long)
-    rows = table(monkeypatch, capsys, "tool_runs.py", path, "--policy", "balanced", "--by", "fixed", "--window", 700)
-    assert [row["fixed"] for row in rows if row["policy"] == "`balanced`"] == ["up to half", "over half"]
-
-
-def test_a_line_that_a_request_has_an_address_for_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    runs = importlib.import_module("tool_runs")
-    line, far = "the one line that the next call quotes again", "\n".join(f"row {at}" for at in range(500))
-    results = [f"{far}\n{line}\n{far}", "nothing of it"]
-    read, paid = runs.read_back({line, "a line that no result has ever had in it"}, results)
-    assert read == 1
-    assert 0 < paid < runs.tokens(results[0]) / 5
-
-
-def test_a_look_up_is_complete_where_each_value_stands_in_its_request(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_look_up_is_complete_where_each_value_stands_in_its_request(table: Table, tmp_path: Path) -> None:
     found, lost = [2, [["import b_2", "y = 2"]]], [1, [["y = 2"]]]
     path = written(tmp_path / "l.jsonl", {"run": RUN, "need": [found]}, {"run": RUN, "need": [found, lost]})
-    rows = table(monkeypatch, capsys, "lookups.py", path, "--peers")
+    rows = table("lookups.py", path, "--peers")
     assert {row["complete"] for row in rows[:-2]} == {"50.0 [0.0, 100.0]"}
     assert {row["values"] for row in rows[:-2]} == {"75.0 [50.0, 100.0]"}
 
 
 @pytest.mark.parametrize("script", ["memory_recall.py", "session_recall.py"])
-def test_what_holds_an_answer_is_looked_for_in_the_request(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, script: str
-) -> None:
+def test_what_holds_an_answer_is_looked_for_in_the_request(table: Table, tmp_path: Path, script: str) -> None:
     path = tmp_path / "locomo.json"
     path.write_text(json.dumps([TALK]), encoding="utf-8")
-    rows = {row["what"]: row for row in table(monkeypatch, capsys, script, path, "--peers", "--by", "kind")}
+    rows = {row["what"]: row for row in table(script, path, "--peers", "--by", "kind")}
     assert rows["balanced"]["recall"] == "1.000"
     assert (rows["balanced"]["kind"], rows["sessions"]["recall"]) == ("one turn", "1")
 
 
-def test_a_chat_counts_messages_and_their_telling_sentences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_chat_counts_messages_and_their_telling_sentences(table: Table, tmp_path: Path) -> None:
     folder = tmp_path / "chats" / "7"
     folder.mkdir(parents=True)
     said = ["I like rain. My train leaves at 9:40 from Porto. ->-> 1,1", "Then pack a coat. Buy ticket 77 first."]
@@ -152,18 +128,16 @@ def test_a_chat_counts_messages_and_their_telling_sentences(
     (folder / "chat.json").write_text(json.dumps([{"turns": [messages]}]), encoding="utf-8")
     probe = {"question": "When does it leave?", "answer": "At 9:40, with ticket 77", "source_chat_ids": [0, 1]}
     (folder / "probing_questions.json").write_text(json.dumps({"temporal_reasoning": [probe]}), encoding="utf-8")
-    (row, *_) = table(monkeypatch, capsys, "session_recall.py", tmp_path / "chats")
+    (row, *_) = table("session_recall.py", tmp_path / "chats")
     assert (row["recall"], row["sentence"], row["assistant's"]) == ("1.000", "1.000", "1.000")
 
 
-def test_documents_are_ranked_beside_rank_bm25(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_documents_are_ranked_beside_rank_bm25(table: Table, tmp_path: Path) -> None:
     written(
         tmp_path / "corpus.jsonl",
         *({"_id": f"{at}", "text": text} for at, text in enumerate(["a cat", "a dog", "ice"])),
     )
     written(tmp_path / "queries.jsonl", {"_id": "q", "text": "Which dog?"}, {"_id": "r", "text": "unjudged"})
     (tmp_path / "qrels.tsv").write_text("query\tdocument\tgrade\nq\t1\t2\n", encoding="utf-8")
-    rows = table(monkeypatch, capsys, "search_sets.py", tmp_path, "--embedder", "none")
+    rows = table("search_sets.py", tmp_path, "--embedder", "none")
     assert [(row["what"], row["nDCG@10"]) for row in rows[:2]] == [("none", "1.000"), ("rank-bm25", "1.000")]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import uvicorn
 from browsing import CAUSES, Browser, desk, hostile_chat
+from harbour import harbour
 
 from aether_context import PackStore
 from aether_context.viewer import create_app, report
@@ -141,6 +142,63 @@ def test_every_page_reads_without_a_fault(browser: Any, base: str, paths: list[s
             ]
             assert grave == [], path
         assert [fault for fault in faults if "404" not in fault] == []
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_sessions_lead_by_keyboard_to_a_call_and_to_what_became_of_words(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    store = PackStore(tmp_path / "packs")
+    apart(lambda: harbour(store=store))
+    cut = next(
+        one for one in store.manifests(session="s1") if "cut" in {event.stage for event in one.truncation_events}
+    )
+    with served(store) as base, opened(browser, width=width) as (page, faults):
+
+        def reach(chosen: str) -> None:
+            """Moves the focus on with the tab key until a script says that it is there."""
+            for _ in range(300):
+                page.keyboard.press("Tab")
+                if page.evaluate(f"(focused => {chosen})(document.activeElement)"):
+                    break
+            assert page.evaluate(f"(focused => {chosen})(document.activeElement)"), chosen
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+        def read(address: str) -> str:
+            """The text of the page, which axe finds nothing wrong with and which is not wider than the window."""
+            page.wait_for_url(address)
+            found = [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in axe.run(page).response["violations"]]
+            assert found == [], address
+            assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), (
+                address
+            )
+            return " ".join(page.locator("main").inner_text().split())
+
+        page.goto(base)
+        assert "Sessions" in read(f"{base}/")
+        reach("focused.textContent === 's1'")
+        page.keyboard.press("Enter")
+        tree = read("**/session?**")
+        assert "Please reserve the blue kayak for Thora. 1 clerk" in tree
+        assert "↳ 1 ornithologist as a tool" in tree
+        assert "cut conversation −" in tree
+        reach(f"focused.title === '{cut.pack_id}'")
+        page.keyboard.press("Enter")
+        call = read("**/pack/**")
+        assert f"Call {cut.number} of session s1" in call
+        assert f"summary of {cut.epoch.cut_count} messages, written before call {cut.number}" in call
+        reach("focused.tagName === 'SUMMARY'")
+        page.keyboard.press("Enter")
+        assert page.locator("details .quote").is_visible()
+        read("**/pack/**")
+        page.keyboard.press("Home")
+        reach("focused.type === 'search'")
+        page.keyboard.type("reserve the blue kayak")
+        page.keyboard.press("Enter")
+        told = read("**/session?**words=**")
+        assert f"call {cut.number}: summarized, the words stand there: cut before call {cut.number}" in told
+        assert faults == []
 
 
 def test_a_pack_is_reached_by_keyboard_alone(browser: Any, base: str) -> None:

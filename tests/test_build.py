@@ -1,19 +1,29 @@
-"""The pipeline as a whole, on pure values: what is kept, what is dropped, and that nothing else decides it."""
+"""The pipeline as a whole, on pure values: the allocation, what is kept and dropped, and what ended the prefix."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import packs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import evidence, memory, pack_input
+from packs import MEMORIES, Session, evidence, lines, memory, pack_input, said, tool
 from packs import said as message
+from scripted import was_cut
 
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import hash_text
 from aether_context.conversation.turns import torn
-from aether_context.pack import AcceptanceItem, Pack, Step, Tool
+from aether_context.errors import ContextOptimizationError, StepTooLarge
+from aether_context.pack import FLEXIBLE_LAYERS, LAYERS, AcceptanceItem, Content, Pack, Signals, Step, Tool
+from aether_context.packing.allocation import allocate, project, weigh
+from aether_context.policy import PROFILES, BudgetSettings, Range
+from aether_context.store import PackStore
 
 STEP = Step(
     task_id="42",
@@ -33,10 +43,8 @@ def accounted(pack: Pack) -> None:
     assert torn([one.content for one in pack.contents]) == ()
     names = [fate.id for fate in pack.rows]
     assert len(names) == len(set(names))
-    offered = len(pack.source.request.contents) + len(pack.source.candidates)
-    assert len(names) == offered
-    for fate in pack.rows:
-        assert (fate.form in ("left_out", "left_out")) <= (fate.reason is not None)
+    assert len(names) == len(pack.source.request.contents) + len(pack.source.candidates)
+    assert all(fate.reason is not None for fate in pack.rows if fate.form == "left_out")
 
 
 def test_memories_enter_with_their_date_and_the_contract_with_them():
@@ -122,6 +130,13 @@ def test_tools_are_narrowed_to_the_step(scope, sent, allowed):
     assert pack.tools.allowed == allowed
 
 
+def test_what_cannot_be_brought_down_to_its_budget_fails_with_the_numbers():
+    source = pack_input([message("hi")], window=1_000, system="rule " * 3_000)
+    with pytest.raises(ContextOptimizationError) as caught:
+        build_pack(source, PackPolicy(on_invalid="raise"))
+    assert caught.value.needed > caught.value.budget == 900
+
+
 words = st.sampled_from(["dog", "Rex", "tax", "law", "supplier", "price", "river", "blue"])
 texts = st.lists(words, min_size=1, max_size=12).map(" ".join)
 
@@ -139,3 +154,179 @@ def test_the_order_of_candidates_does_not_change_the_pack(said, window, shuffle)
     assert first.checksum == second.checksum
     assert {fate.id: fate.form for fate in first.rows} == {fate.id: fate.form for fate in second.rows}
     accounted(first)
+
+
+NEUTRAL = Signals()
+tokens = st.integers(0, 200_000)
+
+
+def budget(profile: str = "research", **changes: object) -> BudgetSettings:
+    return PackPolicy.load(profile, budget=changes).budget
+
+
+@given(
+    window=st.integers(256, 2_000_000),
+    fixed=st.tuples(tokens, tokens, tokens),
+    wanted=st.tuples(tokens, tokens, tokens),
+    profile=st.sampled_from(sorted(PROFILES)),
+    output=st.none() | st.integers(0, 100_000),
+)
+def test_the_finals_never_exceed_the_window(window, fixed, wanted, profile, output):
+    measured = dict(zip(("system", "task", "tools"), fixed, strict=True))
+    asked = dict(zip(FLEXIBLE_LAYERS, wanted, strict=True))
+    settings = budget(profile)
+    try:
+        result = allocate(
+            window, measured=measured, wanted=asked, signals=NEUTRAL, settings=settings, output_tokens=output
+        )
+    except StepTooLarge as error:
+        assert error.needed > error.budget
+        return
+    assert sum(layer.final for layer in result.layers.values()) <= window
+    assert sum(layer.used for layer in result.layers.values()) <= result.budget
+    assert set(result.layers) == set(LAYERS)
+    for name, layer in result.layers.items():
+        assert 0 <= layer.used <= layer.final, name
+        assert layer.nominal + layer.lent == layer.final, name
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=3, max_size=3),
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=3),
+)
+def test_projected_shares_sum_to_one_inside_their_ranges(shares, ends):
+    ranges = [Range(low=min(pair), high=max(pair)) for pair in ends]
+    if sum(one.low for one in ranges) > 1 or sum(one.high for one in ranges) < 1:
+        return
+    projected = project(shares, ranges)
+    assert sum(projected) == pytest.approx(1)
+    for value, allowed in zip(projected, ranges, strict=True):
+        assert allowed.low - 1e-9 <= value <= allowed.high + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("signal", "low", "high", "layer", "up"),
+    [
+        ("checklist_evidence_ratio", 0.0, 1.0, "evidence", True), ("expected_tool_calls", 0, 20, "evidence", True),
+        ("risk", "low", "high", "evidence", True), ("retrieval_hit_rate", 0.0, 1.0, "memory", True),
+        ("similarity", 0.0, 1.0, "memory", True), ("freshness_days", 0.0, 365.0, "memory", False),
+        ("unresolved_questions", 0, 20, "conversation", True), ("dialogue_depth", 0, 50, "conversation", True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_each_signal_alone_moves_its_layer(profile, signal, low, high, layer, up):
+    wide = {name: {"low": 0.0, "high": 1.0} for name in FLEXIBLE_LAYERS}
+    free = weigh_with(budget(profile, shares=wide), signal, low, high, layer)
+    assert (free[1] > free[0]) is up
+    inside = weigh_with(budget(profile), signal, low, high, layer)
+    assert (inside[1] >= inside[0]) if up else (inside[1] <= inside[0])
+
+
+def weigh_with(settings, signal, low, high, layer):
+    return [weigh(NEUTRAL._replace(**{signal: value}), settings)[layer] for value in (low, high)]
+
+
+def test_lending_gives_what_nobody_uses_to_who_wants_it():
+    measured = {"system": 100, "task": 200, "tools": 50}
+    wanted = {"evidence": 0, "memory": 0, "conversation": 100_000}
+    lent = allocate(10_000, measured=measured, wanted=wanted, signals=NEUTRAL, settings=budget())
+    assert lent.layers["conversation"].final == 10_000 - 1_000 - 350
+    assert lent.layers["conversation"].nominal < 2_000
+    assert lent.layers["evidence"].lent == -lent.layers["evidence"].nominal
+
+
+def test_a_step_that_cannot_fit_is_refused_with_every_number():
+    with pytest.raises(StepTooLarge, match="split the step") as caught:
+        allocate(
+            2_000,
+            measured={"system": 500, "task": 2_000, "tools": 300},
+            wanted=dict.fromkeys(FLEXIBLE_LAYERS, 0),
+            signals=NEUTRAL,
+            settings=budget(),
+        )
+    assert caught.value.needed == 2_800
+    assert caught.value.budget == 1_800
+    assert "task 2000" in str(caught.value)
+
+
+def known(rng: random.Random) -> Signals:
+    return Signals(
+        checklist_evidence_ratio=rng.random(),
+        expected_tool_calls=rng.randint(0, 20),
+        risk=rng.choice(["low", "medium", "high"]),
+        retrieval_hit_rate=rng.random(),
+        similarity=rng.random() * 0.4,
+        freshness_days=rng.random() * 60,
+        unresolved_questions=rng.randint(0, 10),
+        dialogue_depth=rng.randint(1, 40),
+    )
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_signals_give_a_real_spread(profile):
+    rng = random.Random(7)
+    found = [weigh(known(rng), budget(profile)) for _ in range(4_000)]
+    splits = Counter(tuple(round(shares[layer], 2) for layer in FLEXIBLE_LAYERS) for shares in found)
+    assert splits.most_common(1)[0][1] < 400
+    for layer in FLEXIBLE_LAYERS:
+        ordered = sorted(shares[layer] for shares in found)
+        assert ordered[3_800] - ordered[200] > 0.03, layer
+
+
+POLICY = PackPolicy()
+TALK = (said("Who approves refunds?"), said("The manager.", "model"), said("Above which sum?"))
+
+
+def pack(
+    contents: Sequence[Content] = TALK, before: Pack | None = None, policy: PackPolicy = POLICY, **given: Any
+) -> Pack:
+    carried = {} if before is None else {"epoch": before.epoch, "sent": before.sent, "first_call": False}
+    return build_pack(pack_input(contents, **{**carried, **given}), policy)
+
+
+def test_a_request_before_that_is_not_known_is_unknown_not_nothing() -> None:
+    second = pack(TALK, pack(TALK[:1]), sent=None)
+    assert second.prefix.broken_by == "unknown"
+    assert second.prefix.shared_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"system": "You help with something else."}, "system_changed"),
+        ({"tools": [tool("search"), tool("read_file")]}, "tools_changed"),
+        ({"rewritten": True, "contents": [said("Other"), *TALK[1:]]}, "history_rewritten"),
+        ({"step": replace(packs.STEP, text="Describe another thing"), "validity": "valid"}, "payload_changed"),
+    ],
+)
+def test_what_ended_the_prefix_is_named(changes: dict[str, Any], reason: str) -> None:
+    given = {"tools": [tool("search")], "step": packs.STEP, "validity": "valid"}
+    first = pack(**given)
+    contents = changes.pop("contents", TALK)
+    second = pack(contents, first, **{**given, **changes})
+    assert second.prefix.broken_by == reason
+    assert second.prefix.shared_tokens is not None
+    assert second.prefix.shared_tokens < first.tokens.expected
+
+
+def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -> None:
+    first = pack(TALK[:1], candidates=MEMORIES, cached_price=1.0)
+    assert first.contents[0].form == "payload"
+    identity = packs.IDENTITY._replace(invocation="i2")
+    second = pack(TALK, first, candidates=MEMORIES, first_call=True, identity=identity, cached_price=1.0)
+    assert second.prefix.broken_by == "new_invocation"
+
+
+def test_a_cut_is_named_and_a_summary_that_grew_counts_as_shared() -> None:
+    session = Session(PackStore("memory://prefix-cut"), window=2_000)
+    for turn in range(40):
+        session.ask(f"Question {turn} about report_{turn}: {lines('refunds', 3)}")
+        session.answer(f"Answer {turn}: {lines('approval', 6)}")
+    made = list(filter(was_cut, session.manifests))
+    assert len(made) > 3
+    assert {one.prefix.broken_by for one in made} == {"cut"}
+    assert all(one.epoch_reason == "high_water" for one in made)
+    fixed = made[0].prefix.shared_tokens
+    assert fixed is not None
+    grown = [one.prefix.shared_tokens for one in made[1:] if (one.prefix.shared_tokens or 0) > fixed]
+    assert grown

@@ -360,3 +360,12 @@ def test_importing_the_command_line_loads_next_to_nothing(loaded: Callable[[str]
     found = loaded("import aether_context.cli")
     assert "click" in found
     assert not found & (_HEAVY | {"pydantic", "fsspec"})
+
+
+def test_an_advised_command_names_its_store_where_the_environment_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AETHER_CONTEXT_STORE", raising=False)
+    assert PackStore("artifacts").command("list") == "aether-context list"
+    monkeypatch.setenv("AETHER_CONTEXT_STORE", "elsewhere")
+    assert PackStore("artifacts").command("list") == "aether-context list --store artifacts"

@@ -13,7 +13,9 @@ from scripted import Chat, big_file, call, look_up
 from unplugged import Reached, Witness
 
 from aether_context import PackPolicy
+from aether_context.canonical import hash_text
 from aether_context.cli import main
+from aether_context.evidence import evidence_uri
 from aether_context.reading import Comparison, Reading
 
 QUESTIONS = [f"question {at}" for at in range(8)]
@@ -68,6 +70,31 @@ def test_it_is_what_a_run_without_the_plugin_sends(name: str) -> None:
     assert [one.packed.tokens for one in found] == [one.request_tokens for one in packed.manifests()]
     if name != "no cut":
         assert sum(one.packed.tokens for one in found) < sum(tokens for tokens, _ in plain) / 2
+
+
+@pytest.mark.parametrize("window", [6_000, 30_000])
+def test_what_read_a_result_back_is_left_out_without_packs(window: int) -> None:
+    def script(reads: bool) -> list[Any]:
+        made = list[Any]()
+        for at in range(8):
+            uri = evidence_uri(hash_text(big_file(f"k{at}")["result"]), "txt")
+            back = [call("read_artifact", uri=uri, start_line=1), call("search_artifact", uri=uri, query=f"k{at}")]
+            made += [call("big_file", name=f"k{at}"), *(back if reads else ()), f"answer {at}"]
+        return made
+
+    witness, policy = Witness(), PackPolicy(max_input_tokens=window)
+    packed = Chat(policy=policy, tools=[big_file], script=script(True))
+    plain = Chat(plugin=witness, tools=[big_file], script=script(False))
+    for chat in (packed, plain):
+        chat.llm.usage = False
+        chat.say(*QUESTIONS)
+    calls = compared(packed)
+    answering = [one.unpacked.tokens for at, one in enumerate(calls) if at % 4 == 3]
+    assert len(calls) == 2 * len(witness.requests)
+    assert answering == pytest.approx([one.tokens for one in witness.requests[1::2]], rel=0.05)
+    assert "99: value 636 in k0" in packed.sent[2].wires[-1], "a result is really read back"
+    cuts = [event for one in packed.manifests() for event in one.truncation_events if event.stage == "cut"]
+    assert cuts
 
 
 def test_usage_shows_both_sides() -> None:

@@ -93,6 +93,30 @@ def test_a_cut_keeps_the_models_last_answer_and_its_question(recall: bool, last_
     chat.replays()
 
 
+def test_last_turns_say_whose_answers_outlive_the_exchanges_of_a_cut() -> None:
+    def look_up(key: str) -> dict[str, str]:
+        """Looks a key up."""
+        return {"result": " ".join(f"{key}w{word}" for word in range(60))}
+
+    def kept(last_turns: int) -> list[int]:
+        script = [
+            reply
+            for turn in range(4)
+            for reply in (*(call("look_up", key=f"k{turn}n{at}") for at in range(4)), f"Answer {turn}: it is so.")
+        ]
+        policy = PackPolicy(max_input_tokens=4_000, conversation={"last_turns": last_turns})
+        chat = Chat(script=script, tools=[look_up], policy=policy)
+        chat.say(*(f"Question {turn}?" for turn in range(4)))
+        cuts = (at for at, one in enumerate(chat.manifests()) if any(e.stage == "cut" for e in one.truncation_events))
+        texts = [part.text or "" for content in chat.sent[next(cuts)].contents for part in content.parts]
+        return [turn for turn in range(4) if f"Answer {turn}: it is so." in texts]
+
+    turns = [kept(last_turns) for last_turns in (1, 3, 8)]
+    assert turns[0] == turns[2][-1:]
+    assert turns[1] == turns[2][-2:]
+    assert len(turns[2]) > 2
+
+
 def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:
     contents = [said("So it is.", "model")] * calls
     conversation = Conversation.of(contents, window=10_000)

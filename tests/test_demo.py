@@ -59,9 +59,10 @@ def test_the_last_page_names_packs_reasons_and_commands(demo: Ran) -> None:
     text = " ".join(demo.output.split())
     assert "cut of " in text
     assert WHY["expired"] in text
-    assert demo.store.uri(shown).rsplit("/packs/", 1)[0] in demo.output
-    for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
-        assert f"aether-context {command} --store {demo.store.url}" in demo.output
+    for command in ("list", f"inspect {shown.number}", f"replay {shown.number}", "why settings", "verify"):
+        words = [*command.split(), "--store", demo.store.url]
+        assert f"aether-context {' '.join(words)}" in demo.output
+        assert CliRunner().invoke(main, words).exit_code == 0
 
 
 def compared(output: str) -> dict[str, list[str]]:

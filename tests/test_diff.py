@@ -62,6 +62,6 @@ def test_what_is_not_there_is_exit_code_3(tmp_path: Path) -> None:
     assert "no pack 'nope'" in diff("nope", "latest", store=made.store, code=3).stderr
     text = tmp_path / "notes.md"
     text.write_text("notes")
-    assert "it holds no manifest" in diff(text, "latest", store=made.store, code=3).stderr
+    assert "no pack" in diff(text, "latest", store=made.store, code=3).stderr
     assert "no such store" in diff(store=PackStore(tmp_path / "none"), code=3).stderr
     assert "diff [OPTIONS]" in diff("a", "b", "c", store=made.store, code=2).stderr

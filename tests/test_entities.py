@@ -41,22 +41,22 @@ def test_who_mentioned_it_decides_the_line():
         answered("read", "1", "it names d/other.md"),
     )
     assert made.splitlines() == [
-        "- used: b/notes.md, order_77",
+        "- used: b/notes.md; order_77",
         "- written: a/plan.md",
-        "- seen: d/other.md, c/long.md",
+        "- seen: d/other.md; c/long.md",
     ]
 
 
 def test_the_latest_mention_comes_first_and_a_stronger_one_wins():
     contents = [said("aa/1 bb/2"), answered("read", "1", "aa/1"), answered("read", "2", "cc/3")]
-    assert table(*contents).splitlines() == ["- used: aa/1, bb/2", "- seen: cc/3"]
-    assert table(called("read", "1", path="cc/3"), earlier="- seen: cc/3, dd/4").splitlines()[0] == "- used: cc/3"
+    assert table(*contents).splitlines() == ["- used: aa/1; bb/2", "- seen: cc/3"]
+    assert table(called("read", "1", path="cc/3"), earlier="- seen: cc/3; dd/4").splitlines()[0] == "- used: cc/3"
 
 
 def test_a_table_carries_the_ones_before_it_in_the_order_of_their_last_mention():
-    tables = "- used: aa/1, bb/2\n- seen: dd/4\n- used: cc/3"
+    tables = "- used: aa/1; bb/2\n- seen: dd/4\n- used: cc/3"
     assert parse(tables) == {"used": ["cc/3", "aa/1", "bb/2"], "written": [], "seen": ["dd/4"]}
-    assert table(said("bb/2 ee/5"), earlier=tables).splitlines() == ["- used: bb/2, ee/5, cc/3, aa/1", "- seen: dd/4"]
+    assert table(said("bb/2 ee/5"), earlier=tables).splitlines() == ["- used: bb/2; ee/5; cc/3; aa/1", "- seen: dd/4"]
 
 
 def test_addresses_take_room_beside_the_entities_and_push_none_out():

@@ -46,9 +46,6 @@ def missing(text):
     return sum(int(two or one) - int(one) + 1 for one, two in GAP.findall(text))
 
 
-# extracts
-
-
 @given(
     st.text(alphabet=st.sampled_from("ab 1_/\nERROR:é中"), max_size=6_000), st.integers(60, 400), st.text(max_size=40)
 )
@@ -80,9 +77,6 @@ def test_data_is_described_not_quoted():
         assert len(shown.text) < 100
     assert "image/png" in extract_of(f"data:image/png;base64,{data}").text
     assert kind_of("the quick brown fox jumps over the lazy dog " * 40) != "data"
-
-
-# JSON
 
 
 @given(JSON_VALUES, st.data())
@@ -156,9 +150,6 @@ def test_envelopes_come_off_and_their_text_is_what_the_tool_said(value, quoted, 
     assert decoded(failed).endswith("isError=True")
 
 
-# results
-
-
 def offloaded(response, tool="t", **changes):
     made = OffloadSettings(**{"extract_tokens": 150, **changes})
     return offload(response, tool, made, counter=COUNTER)
@@ -216,9 +207,6 @@ def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
         assert COUNTER.count(canonical_json(dict(found.response))) <= 0.76 * found.record.tokens + 1
 
 
-# records
-
-
 def test_a_later_result_of_an_equal_call_supersedes():
     def record(at, digest, arguments="a"):
         return EvidenceRecord(uri=f"artifact://evidence/{digest}.txt", digest=digest, size_bytes=1, source="read",
@@ -227,9 +215,6 @@ def test_a_later_result_of_an_equal_call_supersedes():
     records = [record(1, "d1"), record(2, "d2", "b"), record(3, "d3"), record(4, "d2", "b")]
     assert superseded(records) == {"artifact://evidence/d1.txt": "artifact://evidence/d3.txt"}
     assert len({one.name for one in records}) == 4
-
-
-# reading back
 
 
 def test_a_search_finds_words_as_they_stand_then_by_relevance():

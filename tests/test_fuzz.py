@@ -27,6 +27,7 @@ from google.adk.tools import FunctionTool
 from google.genai import types
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from matrix import part_slow
 from scripted import accounted, delete_all, faults, look_up, new_store, send_mail
 
 from aether_context import PackPolicy
@@ -54,9 +55,6 @@ def fuzz(examples: int) -> Any:
     return settings(
         max_examples=number, suppress_health_check=slow, phases=phases, derandomize=not (LONG or asked), print_blob=True
     )
-
-
-# what a request can hold
 
 
 WORDS = (
@@ -251,9 +249,6 @@ models = st.sampled_from(["gemini-2.5-flash", "claude-sonnet-4-5", "unheard-of"]
 wild = st.lists(wild_contents, min_size=1, max_size=10)
 
 
-# the run
-
-
 TOOLS = (look_up, send_mail, delete_all)
 """Plain functions, which ADK wraps in new tools at each call."""
 
@@ -433,9 +428,6 @@ def grow(
     return asyncio.run(go())
 
 
-# the tests
-
-
 @given(wild, policies(), st.sampled_from(STATES), models)
 @fuzz(40)
 def test_any_contents_at_all(
@@ -489,20 +481,19 @@ def test_the_final_request_of_the_user_is_whole_while_it_fits(
             assert text in sent.content.text
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        {"main": "alpha beta\n" * 20_000, "rest": "gamma delta " * 2_000},
-        {"rows": [{"id": at, "name": f"row {at}"} for at in range(5_000)]}, {"key " * 10_000: "short"},
-        {f"key{at}": at for at in range(20_000)}, {"one": "x" * 300_000}, {"one": "字" * 100_000},
-        {"one": '\\"\n' * 50_000}, {"one": ["tail"] * 30_000}, nested(99), {"b": b"\xff" * 1_000_000},
-    ],
-    ids=["dominant", "rows", "long-key", "many-keys", "run", "han", "escapes", "list", "deep", "bytes"],
-)  # fmt: skip
-@pytest.mark.parametrize("window", [1_000, 4_000])
-def test_one_huge_response_of_any_shape_is_made_to_fit(response: dict[str, Any], window: int) -> None:
+HUGE: dict[str, dict[str, Any]] = {
+    "dominant": {"main": "alpha beta\n" * 20_000, "rest": "gamma delta " * 2_000},
+    "rows": {"rows": [{"id": at, "name": f"row {at}"} for at in range(5_000)]},
+    "long key": {"key " * 10_000: "short"}, "many keys": {f"key{at}": at for at in range(20_000)},
+    "run": {"one": "x" * 300_000}, "han": {"one": "字" * 100_000}, "escapes": {"one": '\\"\n' * 50_000},
+    "list": {"one": ["tail"] * 30_000}, "deep": nested(99), "bytes": {"b": b"\xff" * 1_000_000},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "window"), part_slow(2, HUGE, [1_000, 4_000]))
+def test_one_huge_response_of_any_shape_is_made_to_fit(name: str, window: int) -> None:
     call = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": "a"}))
-    answer = types.Part(function_response=types.FunctionResponse(name="look_up", response=response))
+    answer = types.Part(function_response=types.FunctionResponse(name="look_up", response=HUGE[name]))
     contents = [
         said("user", "look"),
         types.Content(role="model", parts=[call]),

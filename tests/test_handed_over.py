@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
 from scripted import Chat, Sent
-from teams import DEPRECATED, WINDOWS, Team, agent, calls, findings, passing, run, team, within
+from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, run, team, within
 
 from aether_context import PackPolicy
 from aether_context.conversation.quotes import BEGIN, END, OPENING
@@ -83,6 +83,7 @@ def test_another_agents_turn_stands_word_for_word_under_a_header_of_its_own(
         head, _, _ = pack.partition(f"\n{HANDED}")
         assert LABEL not in head
         assert head.count(HANDED_RULE) == 1
+        assert head.count("\n- Where STEP and HANDED OVER disagree, STEP holds.\n") == ("plan" in state)
         assert "USER REQUEST comes last" not in head
         assert "the keys are sent" not in head
     assert [one.validity for one in chat.manifests() if one.agent == "writer"] == (
@@ -136,4 +137,22 @@ def test_a_turn_that_is_too_large_is_cut_between_its_marks(window: int, plan: bo
         assert "Finding" not in head
         assert inside.partition(f"\n{END}")[0].startswith("Finding 0 of reader")
         assert "Finding" not in inside.partition(f"\n{END}")[2]
+    chat.replays()
+
+
+@DEPRECATED
+@pytest.mark.parametrize("state", [{"plan": PLAN}, {"knowledge": {"notes": ["Ödegård pays in crowns."]}}], ids=str)
+def test_beside_the_users_message_the_pack_stands_behind_what_is_handed_over(state: dict[str, Any]) -> None:
+    reader, writer = agent("reader", calls("r", 2, HOSTILE)), agent("writer", calls("w", 3, "written") * 2)
+    made = team(SequentialAgent(name="line", sub_agents=[reader, writer]), reader, writer)
+    chat = run(made, PackPolicy(max_input_tokens=16_000), state=state)
+    requests = requests_of(chat, "writer")
+    assert len(requests) == 4
+    for _, left in requests:
+        texts = ["\n".join(part.text or "" for part in content.parts or ()) for content in left.contents]
+        (at,) = [at for at, text in enumerate(texts) if text.startswith(f"{FIRST_LINE}\n")]
+        assert "The fee is 613 crowns." in texts[at - 1]
+        assert texts[at].endswith(f"{LABEL}{REQUEST}")
+        assert not any(text.startswith(OPENING) for text in texts[at:])
+    assert [one.prefix.broken_by for one in written(chat)] == [None] * 4
     chat.replays()

@@ -30,19 +30,11 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
+from plans import planned
 from scripted import Chat, Scripted, Sent, call, faults
 
 from aether_context import Manifest, PackPolicy
 from aether_context.cli.verification import Verifier
-
-PLAN = {
-    "plan": {
-        "task_id": "42",
-        "task": "Clear the backlog",
-        "goal": "Every order has an answer",
-        "step": {"id": "3", "text": "Look orders up", "acceptance": ["Every order is named"]},
-    }
-}
 
 
 def read_page(name: str) -> str:
@@ -53,9 +45,6 @@ def read_page(name: str) -> str:
 def reading(count: int, last: str = "done", begin: int = 0) -> list[Any]:
     """A loop of so many calls, and an answer."""
     return [*(call("read_page", name=f"page_{at}") for at in range(begin, begin + count)), last]
-
-
-# what holds everywhere
 
 
 def checked(chat: Chat, marks: str = r"[a-z]+_\d+") -> list[Manifest]:
@@ -130,9 +119,6 @@ def grown(chat: Chat) -> int:
 def reasons(manifests: Sequence[Manifest]) -> list[str]:
     """Why epochs began, the first one aside."""
     return [one.epoch_reason for one in manifests if one.epoch_reason not in (None, "first_call")]
-
-
-# ADK's cache for Gemini
 
 
 @dataclass
@@ -233,10 +219,9 @@ def cached_chat(script: Sequence[Any], window: int, state: Mapping[str, Any], **
     return CachedChat(chat=chat, provider=provider, model=model, given=given)
 
 
-@pytest.mark.parametrize("state", [{}, PLAN], ids=["unplanned", "planned"])
-def test_one_cache_of_adk_serves_a_whole_epoch(state: Mapping[str, Any]) -> None:
+def test_one_cache_of_adk_serves_a_whole_epoch() -> None:
     script = [*reading(4), *reading(3), "yes", *reading(2)]
-    run = cached_chat(script, 60_000, state)
+    run = cached_chat(script, 60_000, planned())
     run.chat.say("read four", "three more", "is that all?", "and two")
     manifests = checked(run.chat)
     assert {one.epoch.number for one in manifests} == {1}
@@ -246,7 +231,7 @@ def test_one_cache_of_adk_serves_a_whole_epoch(state: Mapping[str, Any]) -> None
     assert used == ["", *["cachedContents/1"] * (len(script) - 1)]
 
 
-@pytest.mark.parametrize("state", [{}, PLAN], ids=["unplanned", "planned"])
+@pytest.mark.parametrize("state", [pytest.param({}, marks=pytest.mark.slow), planned()], ids=["unplanned", "planned"])
 def test_a_cut_ends_adks_cache_and_the_next_epoch_has_one_of_its_own(state: Mapping[str, Any]) -> None:
     run = cached_chat(reading(30), 12_000, state)
     run.chat.say("read thirty")
@@ -261,9 +246,6 @@ def test_a_cut_ends_adks_cache_and_the_next_epoch_has_one_of_its_own(state: Mapp
         assert set(rest) <= {f"cachedContents/{number}"}
     assert run.provider.deleted == run.provider.made[: len(run.provider.deleted)]
     assert len(run.provider.deleted) == epochs[-1] - 1
-
-
-# compaction
 
 
 class Digest(BaseEventsSummarizer):
@@ -306,7 +288,7 @@ def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(
         script=answering(14),
         tools=[read_page],
         policy=PackPolicy(max_input_tokens=window),
-        state=PLAN,
+        state=planned(),
         app_settings={"events_compaction_config": compaction(kind)},
     )
     chat.say(*messages(14))
@@ -321,9 +303,6 @@ def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(
         assert set(reasons(manifests)) == {"history_rewritten"}
 
 
-# rewind
-
-
 @pytest.mark.parametrize(("back_to", "window", "summary_share"), [(1, 2_500, 0.2), (4, 2_500, 0), (8, 60_000, 0.2)])
 def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, summary_share: float) -> None:
     chat = Chat(
@@ -333,7 +312,7 @@ def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, 
         ],
         tools=[read_page],
         policy=PackPolicy(max_input_tokens=window, conversation={"summary_share": summary_share}),
-        state=PLAN,
+        state=planned(),
     )
     every = messages(15)
     chat.say(*every[:9])
@@ -346,9 +325,6 @@ def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, 
     gone = {f"{word}_{number}" for number in range(back_to, 9) for word in ("msg", "page", "answer")}
     assert all(not marked(one, r"[a-z]+_\d+") & gone for one in chat.sent[before:])
     assert manifests[before].epoch_reason in ("history_rewritten", "first_call", "high_water")
-
-
-# agents that resume, see no history, work side by side, in a loop, or in each other's place
 
 
 def order_book(title: str) -> None:
@@ -368,7 +344,7 @@ def test_an_invocation_that_waits_for_a_result_is_resumed_in_its_epoch(window: i
         script=[*reading(3), *reading(4)[:-1], call("order_book", title="Rivers"), *reading(4, "it came", begin=4)],
         tools=[read_page, LongRunningFunctionTool(order_book)],
         policy=PackPolicy(max_input_tokens=window),
-        state=PLAN,
+        state=planned(),
         app_settings={"resumability_config": ResumabilityConfig(is_resumable=True)},
     )
     chat.say("msg_0: read three")
@@ -398,7 +374,7 @@ def test_a_late_result_in_the_place_of_an_earlier_one_is_history_rewritten(resta
         script=[*reading(3)[:-1], call("order_slowly", title="Rivers"), *reading(3, "ordered"), "it came"],
         tools=[read_page, LongRunningFunctionTool(order_slowly)],
         policy=policy,
-        state=PLAN,
+        state=planned(),
     )
     asked = chat.say("msg_0: read three, order the book and read on")
     if restart:

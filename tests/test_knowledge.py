@@ -12,7 +12,7 @@ import pytest
 from aether_context.canonical import hash_text
 from aether_context.errors import KnowledgeError
 from aether_context.state import read_state
-from aether_context.state.knowledge import add_evidence, add_note, covered, remove_note
+from aether_context.state.knowledge import add_evidence, add_note, covered
 from aether_context.tokens import counter_for
 
 PLAN: dict[str, Any] = {
@@ -38,16 +38,6 @@ def test_a_note_is_read_as_it_was_written() -> None:
     (found,) = read.candidates
     assert (found.id, found.text, found.time, found.expires) == (note.id, "The limit is 200", 1_000.0, 1_060.0)
     assert json.loads(json.dumps(state)) == state
-
-
-def test_a_note_is_removed_by_its_name_written_or_not() -> None:
-    state = {**fresh(), "knowledge": {"notes": ["Nameless", {"id": "n", "text": "Named"}, {"broken": 1}]}}
-    nameless = read_state(state).candidates[0].id
-    remove_note(state, nameless)
-    remove_note(state, "n")
-    assert state["knowledge"]["notes"] == [{"broken": 1}]
-    with pytest.raises(KnowledgeError, match="there is no note 'n': the notes are none"):
-        remove_note(state, "n")
 
 
 @pytest.mark.parametrize(

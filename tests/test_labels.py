@@ -1,4 +1,4 @@
-"""What a manifest says of a request is true of the request that the model got."""
+"""What a manifest says of a request is true of it, and what differs between two packs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from google.adk.agents.run_config import RunConfig
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 from pydantic import BaseModel
-from scripted import Chat, Scripted, Sent, big_file, call, faults, send_mail
+from scripted import Chat, Scripted, Sent, big_file, call, faults, look_up, send_mail
 
 from aether_context import PackPolicy
+from aether_context.reading import PackView, difference, read_view
+from aether_context.store.replay import Replayer
 
 PLAN = {
     "task_id": "42",
@@ -36,8 +38,6 @@ def offloading(**more: Any) -> PackPolicy:
     """A policy under which every answer of a page is shown in part."""
     return PackPolicy(**{"max_input_tokens": 16_000, **more}, offload={"extract_tokens": 80})
 
-
-# addresses
 
 ADDRESS = re.compile(r"artifact://\w[\w./-]*\w")
 
@@ -75,9 +75,6 @@ def test_a_manifest_names_every_address_in_its_request() -> None:
     chat.replays()
 
 
-# evidence that is needed
-
-
 def proofs(*uris: str, size: int = 0) -> list[dict[str, Any]]:
     return [
         {"uri": uri, "summary": f"proof {at}: " + "long " * size, "covers": [f"a{at}"]}
@@ -104,9 +101,6 @@ def test_an_item_whose_only_proof_was_dropped_is_needed(uris: tuple[str, str]) -
     dropped = {item for row in rows if row.form == "left_out" for item in row.covers}
     needed = [{item for item in one.evidence_needed if item in ("a1", "a2")} for one in chat.manifests()]
     assert needed == [dropped] * 3
-
-
-# readers
 
 
 def shown(sent: Sent) -> set[str]:
@@ -161,3 +155,76 @@ def test_a_manifest_says_what_the_host_did_not_load_and_nobody_has_kept(most: in
     chat.say("and with all of them again")
     assert "events" not in " ".join(chat.manifests()[-1].degradations)
     chat.replays()
+
+
+NARROW = PackPolicy(max_input_tokens=2_000)
+
+
+def looking_up(count: int) -> list[Any]:
+    """What a model answers to so many questions, each after a look-up."""
+    return [reply for at in range(count) for reply in ([call("look_up", key=f"k{at}")], f"answer {at}")]
+
+
+def views(chat: Chat) -> list[PackView]:
+    replayer = Replayer(chat.store)
+    return [read_view(replayer, manifest) for manifest in chat.manifests()]
+
+
+@pytest.fixture(scope="module")
+def cut() -> list[PackView]:
+    """The packs of a conversation that is cut once."""
+    chat = Chat(tools=[look_up], policy=NARROW, script=looking_up(8))
+    chat.say(*(f"question {at}" for at in range(8)))
+    found = views(chat)
+    assert [view.manifest.epoch_reason for view in found].count("high_water") == 1
+    return found
+
+
+def cut_at(found: list[PackView]) -> int:
+    return next(at for at, view in enumerate(found) if view.manifest.epoch_reason == "high_water")
+
+
+def test_views_hold_the_request_as_it_was_sent(cut: list[PackView]) -> None:
+    for view in cut:
+        assert view.request is not None
+        assert view.gaps == ()
+        assert sum(piece.tokens for piece in view.request) == view.manifest.counted_tokens
+        assert {name for piece in view.request for name in piece.rows} <= view.rows.keys()
+    assert cut[1].request is not None
+    assert [piece.text for piece in cut[1].request if piece.part == "content"][:2] == [
+        "question 0",
+        'call look_up: {"key":"k0"}',
+    ]
+    assert isinstance(cut[0].outcome, dict)
+
+
+def test_a_cut_says_what_it_took_and_where_the_prefix_ends(cut: list[PackView]) -> None:
+    at = cut_at(cut)
+    found = difference(cut[at - 1], cut[at])
+    taken = {name for event in cut[at].manifest.truncation_events if event.stage == "cut" for name in event.item_ids}
+    of_cut = [one for one in found.candidates if one.id in taken]
+    assert {one.id for one in of_cut} == taken
+    assert {(one.change, one.after.form) for one in of_cut} == {("left", "summarized"), ("resized", "extract")}
+    assert all(one.after.reason is not None for one in of_cut)
+    assert found.parting is not None
+    assert (found.parting.part, found.parting.at, found.parting.character) == ("content", 0, 0)
+    assert found.parting.reason == cut[at].manifest.prefix.broken_by == "cut"
+    assert found.shared_tokens == cut[at].manifest.prefix.shared_tokens
+
+
+def test_two_sessions_part_at_the_very_character() -> None:
+    one, other = (
+        Chat(instruction=f"You help. The shop opens at {hour} o'clock.", app_name="shop") for hour in ("nine", "ten")
+    )
+    for chat in (one, other):
+        chat.say("when?")
+    found = difference(views(one)[-1], views(other)[-1])
+    assert found.parting is not None
+    assert (found.parting.part, found.parting.at) == ("system", 0)
+    assert found.parting.common.endswith("The shop opens at ")
+    assert found.parting.before.startswith("nine o'clock")
+    assert found.parting.after.startswith("ten o'clock")
+    assert found.parting.character == len("You help. The shop opens at ")
+    assert found.shared_tokens == 0
+    (text,) = [text for text in found.texts if not text.same]
+    assert [kind for kind, _ in text.lines][:2] == ["-", "+"]

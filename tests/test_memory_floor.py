@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted import Chat, Memories, call, remembered
+from scripted import Chat, Memories, remembered
 
 from aether_context import Manifest, PackPolicy
-from aether_context.adk import memory_tools
 from aether_context.store.replay import Replayer
 
 OWN = [f"{word} stays as it is" for word in ("zebra", "copper", "violin", "glacier", "saffron", "comet", "tulip")]
@@ -43,25 +42,9 @@ def test_what_the_app_put_there_enters_whatever_is_asked(policy: str, key: str, 
         memory=Memories(*harbour(30)),
     )
     chat.say("What is 2 + 2?")
-    assert all(f"- {text}" in memory_section(chat) for text in OWN)
+    label = {"notes": "note: ", "memories": "", "decisions": "decision: ", "entities": "entity: "}[key]
+    assert all(f"- {label}{text}" in memory_section(chat) for text in OWN)
     chat.replays()
-
-
-def test_notes_that_an_agent_wrote_enter_a_later_request_about_something_else() -> None:
-    chat = Chat(
-        script=[
-            call("record_decision", text="Ship on Friday", reason="legal"),
-            call("record_entity", name="Bo", text="approves refunds"),
-            "Noted.",
-            "Four.",
-        ],
-        tools=memory_tools(),
-    )
-    chat.say("Note these.")
-    chat.say("What is 2 + 2?")
-    text = memory_section(chat)
-    assert ": Ship on Friday (because: legal)" in text
-    assert ": Bo: approves refunds" in text
 
 
 def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_does_not() -> None:
@@ -76,7 +59,7 @@ def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_d
     text = memory_section(chat)
     assert "toner" not in text
     assert "Harbour fee fact" in text
-    assert all(f"- {one}" in text for one in OWN[:2])
+    assert all(f"- note: {one}" in text for one in OWN[:2])
     chat.replays()
 
 
@@ -86,3 +69,8 @@ def test_the_contract_says_what_is_authoritative() -> None:
         chat.say("What is 2 + 2?")
         sent = f"{chat.sent[0].system}{chat.sent[0].text}"
         assert sent.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
+        assert (
+            sent.count("\n- Where STEP and USER REQUEST disagree, USER REQUEST holds; where it only asks for more,")
+            == 1
+        )
+        assert "HANDED OVER" not in sent

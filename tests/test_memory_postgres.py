@@ -50,9 +50,6 @@ def names(service: HybridMemoryService, user: str = "ann", query: str = "code ke
     return sorted(one.memory.name for one in service.memories.search("shop", user, query, 100_000))
 
 
-# who may see what
-
-
 def test_no_way_of_finding_candidates_reaches_another_owner(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where hashes of owners begin alike, as the terms do then that the index over words holds."""
     from aether_context.memory.records import owner_of
@@ -68,9 +65,6 @@ def test_no_way_of_finding_candidates_reaches_another_owner(postgres: Server, mo
         assert by_meaning
         assert all(name.startswith(user) for name in by_meaning)
     service.memories.close()
-
-
-# servers that are away
 
 
 def test_kill_9_of_the_server_loses_nothing_acknowledged_and_agents_keep_running(

@@ -8,18 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from packs import answered
+from packs import answered, called
 from scripted import Chat, call
 
 from aether_context import PackPolicy
-from aether_context.text.entities import is_entry, mentions, parse
-from aether_context.text.json_lines import leaves
+from aether_context.text.entities import entity_table, is_entry, mentions, parse
+from aether_context.text.json_lines import is_number, leaves
+from aether_context.tokens import counter_for
 
 ORDERS = [{"id": "O-41", "total": 19.5, "status": "open"}, {"id": "O-42", "total": 7.25}]
 
 
 def numbers(value: Any, record: str = "") -> list[str]:
-    return [f"{leaf.record} {leaf.key}: {leaf.text}".lstrip() for leaf in leaves(value, record) if leaf.key]
+    return [f"{leaf.record} {leaf.key}: {leaf.text}".lstrip() for leaf in leaves(value, record) if is_number(leaf.text)]
 
 
 def seen(text: str) -> list[str]:
@@ -43,7 +44,7 @@ def seen(text: str) -> list[str]:
         ([{"number": 4101, "total": 19.5}], ["number: 4101", "number 4101 total: 19.5"]),
         (
             {"invoice": "INV-1", "lines": [{"number": 1, "amount": 50.5}, {"number": 2, "amount": 60.5}]},
-            ["INV-1 number 1 amount: 50.5", "INV-1 number 2 amount: 60.5"],
+            ["INV-1 number: 1", "INV-1 number 1 amount: 50.5", "INV-1 number: 2", "INV-1 number 2 amount: 60.5"],
         ),
         (
             {"id": "O-41", "items": [{"name": "Hat", "price": 19.5}, {"name": "Coat", "price": 99.5}]},
@@ -85,6 +86,48 @@ def test_a_number_in_a_text_stands_with_the_label_before_it(text: str, found: li
     assert [entity for entity in seen(text) if re.search(r"\d\.\d", entity)] == found
 
 
+# values that are no numbers
+
+
+def answer_to(text: str, **arguments: str) -> list[str]:
+    contents = [called("look_up", "1", **arguments), answered("look_up", "1", text)]
+    return entity_table(contents, max_tokens=400, counter=counter_for("gemini-2.5-flash")).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ({"name": "Ada Berg", "mass": "71 kg"}, "- seen: pers-0165 name: Ada Berg, mass: 71 kg"),
+        ({"result": json.dumps({"name": "Ada Berg", "mass": 71})}, "- seen: pers-0165 name: Ada Berg, mass: 71"),
+        ({"mass": 71.5, "net": "net-0340"}, "- seen: pers-0165 mass: 71.5, net: net-0340"),
+        ({"id": "net-0340", "mass": 71.5}, "- seen: pers-0165 id: net-0340; net-0340 mass: 71.5"),
+        ("mass: 71.5\nnet: net-0340", "- seen: pers-0165 mass: 71.5, net: net-0340"),
+        ("### acct-15 (owner: pers-0434)\nbalance: 19.5", "- seen: acct-15 owner: pers-0434, balance: 19.5"),
+        (
+            "### Ada Berg (ID: pers-0007)\nBorn: 1958-03-26 | Email: ada@example.org | Phone: 001-718-889",
+            "- seen: pers-0165 ID: pers-0007; "
+            "pers-0007 name: Ada Berg, Born: 1958-03-26, Email: ada@example.org, Phone: 001-718-889",
+        ),
+        ("it names d/other.md", "- seen: d/other.md"),
+    ],
+)
+def test_a_value_stands_with_the_record_that_it_was_returned_with(text: Any, found: str) -> None:
+    lines = answer_to(text if isinstance(text, str) else json.dumps(text), person="pers-0165")
+    assert lines == ["- used: pers-0165", found]
+
+
+def test_a_call_that_names_two_records_says_of_neither_what_came() -> None:
+    assert answer_to('{"km": 815.5}', start="A-100", end="B-200") == ["- used: B-200; A-100", "- seen: km: 815.5"]
+
+
+def test_words_give_way_to_names_numbers_and_identifiers() -> None:
+    people = [{"id": f"P-{at}", "remark": "it holds for all of Bern", "net": f"net-{at:04}"} for at in range(40)]
+    contents = [called("look_up", "1"), answered("look_up", "1", json.dumps(people))]
+    made = entity_table(contents, max_tokens=300, counter=counter_for("gemini-2.5-flash"))
+    assert "net-0009" in made
+    assert "Bern" not in made
+
+
 # through a runner
 
 
@@ -115,9 +158,9 @@ def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], A
         """Looks a reference up."""
         return {"result": shape(int(reference.removeprefix("O-"))), "note": "as of today " * 120}
 
-    script = [one for at in range(1, 25) for one in (call("look_up", reference=f"O-{at}"), f"answer {at}")]
+    script = [one for at in range(1, 15) for one in (call("look_up", reference=f"O-{at}"), f"answer {at}")]
     chat = Chat(script, tools=[look_up], policy=PackPolicy(max_input_tokens=4_000))
-    chat.say(*(f"question {'abcdefghijklmnopqrstuvwxyz'[at]}" for at in range(1, 25)))
+    chat.say(*(f"question {'abcdefghijklmnopqrstuvwxyz'[at]}" for at in range(1, 15)))
     entries = [line.strip() for sent in chat.sent for line in sent.text.splitlines() if is_entry(line.strip())]
     entities = {entity for found in parse("\n".join(entries)).values() for entity in found}
     assert entries

@@ -1,15 +1,17 @@
-"""Offload and the way back through ADK's own Runner."""
+"""Offload and the way back through ADK's own Runner: of one result, of hundreds, and of facts in up to 5 MB."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.genai import types
-from scripted import Chat, Scripted, call
+from google.adk.tools.agent_tool import AgentTool
+from plans import aether
+from scripted import Chat, Scripted, call, results, state_of
 
 from aether_context import PackPolicy
 from aether_context.evidence import offload
@@ -41,24 +43,16 @@ def chat(script, **settings):
     return Chat(script=script, **settings)
 
 
-def responses(contents, name="") -> list[dict[str, Any]]:
-    held = [part.function_response for content in contents for part in content.parts or () if part.function_response]
-    return [one.response or {} for one in held if not name or one.name == name]
-
-
-def history(talk, user="ann", session="s1") -> list[types.Content]:
-    held = asyncio.run(talk.sessions.get_session(app_name="shop", user_id=user, session_id=session))
-    return [event.content for event in held.events if event.content is not None]
-
-
 def uri_of(talk) -> str:
-    return responses(talk.sent[-1].contents, "read_log")[-1]["artifact"].split(" ")[0]
+    return talk.sent[-1].answers("read_log")[-1]["artifact"].split(" ")[0]
 
 
 def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
-    talk.say("what is the retention period?")
-    shown, note = responses(talk.sent[-1].contents)
+    talk.say("what is the retention period?", "thanks")
+    assert [one.declared for one in talk.sent] == [("read_log", "read_note")] * 4
+    assert all("artifact" in one.answers("read_log")[0] for one in talk.sent[1:]), "from its first request on"
+    shown, note = talk.sent[-1].answers()
     assert note == {"result": "n is short"}
     assert ROWS[1_700] in shown["result"]
     assert "[… lines " in shown["result"]
@@ -67,8 +61,11 @@ def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     assert shown["artifact"].startswith(f"{record.uri} has all 3001 lines")
     assert (record.source, record.form) == ("read_log", "extract")
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
-    assert responses(history(talk), "read_log") == [{"result": read_log("a")}]
-    assert talk.sent[-1].readers == ("read_artifact", "search_artifact")
+    given = [one for event in asyncio.run(talk.held()).events for one in event.get_function_responses()]
+    assert [one.response for one in given if one.name == "read_log"] == [{"result": read_log("a")}]
+    assert all(one.readers == ("read_artifact", "search_artifact") for one in talk.sent[1:])
+    assert all(one.wires[1:2] == talk.sent[-1].wires[1:2] for one in talk.sent[1:])
+    talk.replays()
 
 
 def test_the_model_reads_lines_and_finds_words():
@@ -82,9 +79,9 @@ def test_the_model_reads_lines_and_finds_words():
         "done",
     ]
     talk.say("and now?")
-    searched = responses(talk.sent[-1].contents, "search_artifact")[0]
+    searched = talk.sent[-1].answers("search_artifact")[0]
     assert ROWS[1_700] in searched["found"][0]["text"]
-    middle, last = responses(talk.sent[-1].contents, "read_artifact")
+    middle, last = talk.sent[-1].answers("read_artifact")
     assert middle == {"lines": "1699-1701 of 3001", "text": "\n".join(ROWS[1_698:1_701])}
     assert last["text"] == "end of a"
 
@@ -103,7 +100,7 @@ def test_what_readers_answer_is_bounded_and_never_offloaded():
     talk.say("go")
     talk.llm.script += [call("read_artifact", uri=uri_of(talk), max_lines=2_000), "done"]
     talk.say("all of it")
-    (answer,) = responses(talk.sent[-1].contents, "read_artifact")
+    (answer,) = talk.sent[-1].answers("read_artifact")
     assert "artifact" not in answer
     assert "start_line=" in answer["note"]
     assert 2_000 < len(answer["text"]) < 12_000
@@ -117,7 +114,7 @@ def test_what_is_not_there_is_answered_clearly():
     bare = [call("read_artifact"), call("search_artifact", uri="artifact://a.txt"), call("read_artifact", uri=7)]
     talk = chat([[*calls, *bare], "done"])
     talk.say("go")
-    answers = responses(talk.sent[-1].contents)
+    answers = talk.sent[-1].answers()
     assert len(answers) == len(calls) + len(bare)
     assert all(one["error"] and len(one["error"]) < 400 for one in answers)
 
@@ -139,21 +136,11 @@ def test_arguments_that_make_no_sense_are_answered_clearly():
         "done",
     ]
     talk.say("on")
-    answers = responses(talk.sent[-1].contents)[1:]
+    answers = talk.sent[-1].answers()[1:]
     assert "1 to 3001" in answers[1]["error"]
     assert answers[4]["lines"].startswith("12-")
     assert "query" in answers[5]["error"]
     assert "note" in answers[6]
-
-
-def test_users_and_sessions_cannot_read_each_others():
-    talk = chat([call("read_log", name="a"), "seen"])
-    talk.say("go")
-    uri = uri_of(talk)
-    for user, session in (("bob", "s1"), ("ann", "s2")):
-        talk.llm.script += [call("read_log", name=f"{user} {session}"), call("read_artifact", uri=uri), "done"]
-        talk.say("show me", user=user, session=session)
-        assert "no artifact://evidence/" in responses(talk.sent[-1].contents)[-1]["error"]
 
 
 def test_every_agent_that_can_see_an_address_can_read_it():
@@ -172,7 +159,7 @@ def test_every_agent_that_can_see_an_address_can_read_it():
     talk.say("let the helper look")
     assert talk.sent[-1].agent == "helper"
     assert talk.sent[-1].readers == ("read_artifact", "search_artifact")
-    assert ROWS[1_700] in responses(talk.sent[-1].contents, "search_artifact")[-1]["found"][0]["text"]
+    assert ROWS[1_700] in talk.sent[-1].answers("search_artifact")[-1]["found"][0]["text"]
     assert len(talk.sent[-1].text) < len(LOG) / 10
 
 
@@ -191,3 +178,151 @@ def test_what_an_mcp_result_says_twice_is_shown_once(text: str) -> None:
     assert shown.shown_tokens < 1.2 * once.shown_tokens
     other = offload({**result, "structuredContent": {"log": "another"}}, "read", settings, counter=counter)
     assert "structuredContent" in other.response or other.record.form == "verbatim"
+
+
+AT_ONCE = 15
+MOST_BYTES = 10_000
+POLICY = PackPolicy(max_input_tokens=500_000, offload={"extract_tokens": 40})
+
+
+def read_numbers(name: str) -> dict[str, Any]:
+    """Reads a log, which is long."""
+    return {"result": "\n".join(f"{at}: step {at * 37 % 1009} of {name} took {at * 11} ms" for at in range(240))}
+
+
+def shown(chat: Chat) -> dict[str, str]:
+    """The addresses that results in the last request name, by the log; empty where one is sent whole."""
+    parts = [part for content in chat.sent[-1].contents for part in content.parts or ()]
+    calls = [part.function_call for part in parts if part.function_call and part.function_call.name == "read_numbers"]
+    return {
+        str((asked.args or {})["name"]): str(answer.get("artifact", "")).split(" ")[0]
+        for asked, answer in zip(calls, chat.sent[-1].answers("read_numbers"), strict=True)
+    }
+
+
+def say_all(chat: Chat, names: list[str]) -> None:
+    for first in range(0, len(names), AT_ONCE):
+        chat.llm.script.extend([[call("read_numbers", name=name) for name in names[first : first + AT_ONCE]], "read"])
+        chat.say(f"Read the logs from {names[first]} on.")
+
+
+def read(chat: Chat, uri: str) -> dict[str, Any]:
+    chat.llm.script.extend([call("read_artifact", uri=uri, start_line=200, lines=3), "seen"])
+    return results(chat.say(f"What does {uri} say?"))[-1]
+
+
+@pytest.mark.parametrize(
+    ("again", "count"),
+    [(False, 120), pytest.param(False, 300, marks=pytest.mark.slow), (True, 30)],
+    ids=["one process", "more in one process", "a new one each time"],
+)
+def test_the_state_of_a_session_stays_small_and_nothing_is_lost(again: bool, count: int) -> None:
+    names = [f"log-{at}" for at in range(count)]
+    chat = Chat(tools=[read_numbers], policy=POLICY)
+    half = len(names) // 2
+    say_all(chat, names[:half])
+    if again:
+        chat.restart()
+    say_all(chat, names[half:])
+    after = aether(state_of(chat))
+    assert len(after) <= 6
+    assert len(json.dumps(after)) < MOST_BYTES
+    if again:
+        chat.restart()
+        chat.say("And now?")
+    addresses = shown(chat)
+    assert list(addresses) == names
+    assert all(addresses.values())
+    assert "199: step" in str(read(chat, addresses[names[0]]))
+    assert "199: step" in str(read(chat, addresses[names[-1]]))
+    chat.replays()
+
+
+def test_results_of_agents_that_run_side_by_side_as_tools_reach_their_caller() -> None:
+    def reader(name: str) -> LlmAgent:
+        names = [f"{name}-{at}" for at in range(16)]
+        script = [[call("read_numbers", name=one) for one in names], f"{name} has read them"]
+        return LlmAgent(name=name, model=Scripted(script=script, sent=[]), tools=[read_numbers])
+
+    model = Scripted(script=[[call("left", request="read"), call("right", request="read")], "done"], sent=[])
+    tools: list[Any] = [AgentTool(agent=reader(name)) for name in ("left", "right")]
+    chat = Chat(agent=LlmAgent(name="clerk", model=model, tools=tools), policy=POLICY)
+    chat.say("Read all logs.")
+    children = [sent for sent in chat.sent if sent.agent in ("left", "right")]
+    answers = [answer for sent in children for answer in sent.answers()]
+    addresses = {str(answer["artifact"]).split(" ")[0] for answer in answers if "artifact" in answer}
+    assert len(addresses) == 32
+    for uri in sorted(addresses)[::7]:
+        model.script.extend([call("read_artifact", uri=uri, start_line=200, lines=3), "seen"])
+        assert "199: step" in str(results(chat.say(f"What does {uri} say?"))[-1])
+    assert len(json.dumps(aether(state_of(chat)))) < MOST_BYTES
+
+
+_SIZES = (8_000, 500_000)
+_KINDS = ("json", "log", "code", "text", "minified")
+_FACTS = [(kind, size, share) for kind in _KINDS for size in _SIZES for share in (0.31, 0.83)]
+_FACTS += [(kind, 5_000_000, 0.83) for kind in ("json", "minified")]
+_THINGS = (
+    "warehouse", "voucher", "timetable", "parcel", "contract", "engine", "harbour", "museum", "orchard", "ledger",
+)  # fmt: skip
+
+
+def planted(kind: str, size: int, share: float) -> tuple[str, str, str]:
+    """An output, what to search for in it, and the fact: a value that stands nowhere else."""
+    draw = random.Random(f"{kind}{size}{share}")
+    thing = draw.choice(_THINGS)
+    number, value = draw.randint(1_000_000, 9_999_999), f"V{draw.randint(10**7, 10**8)}"
+    lines = {"json": _row, "log": _log, "code": _code, "text": _text, "minified": _code}[kind]
+    width = len(lines(0, thing, ""))
+    count = max(4, size // width)
+    made = [lines(at, thing, "") for at in range(count)]
+    made[int(count * share)] = lines(number, thing, value)
+    if kind == "json":
+        return f"[{','.join(made)}]", str(number), value
+    return ("" if kind == "minified" else "\n").join(made), str(number), value
+
+
+def _row(at: int, thing: str, value: str) -> str:
+    return json.dumps({"id": f"{thing}_{at}", "state": "open", "note": value or f"n{at * 37 % 1009}", "count": at % 89})
+
+
+def _log(at: int, thing: str, value: str) -> str:
+    return f"2025-01-01 10:{at // 60 % 60:02d}:{at % 60:02d} INFO {thing} {at} was checked: {value or 'in order'}"
+
+
+def _code(at: int, thing: str, value: str) -> str:
+    return f"function {thing}_{at}(a,b){{return a*{at % 97}+b}}/*{value}*/;"
+
+
+def _text(at: int, thing: str, value: str) -> str:
+    return f"Paragraph {at} of the handbook tells what the {thing} is for and whom to ask about it. {value}"
+
+
+def read_output(name: str) -> str:
+    """Reads an output."""
+    kind, size, share = name.split()
+    return planted(kind, int(size), float(share))[0]
+
+
+@pytest.mark.parametrize(("kind", "size", "share"), _FACTS)
+def test_a_planted_fact_is_found_in_at_most_two_calls(kind, size, share):
+    _, wanted, value = planted(kind, size, share)
+    name = f"{kind} {size} {share}"
+    policy = PackPolicy(max_input_tokens=16_000, offload={"tools": {"read_output": "always"}})
+    talk = Chat(script=[call("read_output", name=name), "seen"], tools=[read_output], policy=policy)
+    talk.say("go")
+    if value in said(talk):
+        return
+    (uri,) = {one["artifact"].split(" ")[0] for one in talk.sent[-1].answers()}
+    talk.llm.script += [call("search_artifact", uri=uri, query=wanted), "seen"]
+    talk.say(f"what is {wanted}?")
+    if value not in said(talk):
+        line = int(talk.sent[-1].answers()[-1]["found"][0]["lines"].split("-")[0])
+        talk.llm.script += [call("read_artifact", uri=uri, start_line=line, max_lines=8), "done"]
+        talk.say("read on")
+    assert value in said(talk)
+
+
+def said(talk: Chat) -> str:
+    """What the tools have answered so far."""
+    return json.dumps(talk.sent[-1].answers(), ensure_ascii=False)

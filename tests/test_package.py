@@ -1,4 +1,4 @@
-"""The package as a whole: its public surface, what importing it costs, how its modules are named."""
+"""The package as a whole: its public surface, what importing it costs, how its modules are named, its errors."""
 
 import importlib
 import inspect
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import aether_context
+from aether_context import errors
 from aether_context.errors import MissingExtra
 
 ROOT = Path(__file__).parents[1]
@@ -123,3 +124,46 @@ def test_no_test_file_imports_another_one():
     assert len(files) > 90
     imports = re.compile(r"^\s*(?:from|import) test_\w+", re.MULTILINE)
     assert [path.name for path in files if imports.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    drawn: dict[str, str | None] = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"([│├└─ ]*)([A-Z]\w+)", line)
+        if found is None or not found[2].endswith(
+            ("Error", "Large", "Extra", "Found", "Mismatch", "Incomplete", "Unavailable")
+        ):
+            continue
+        depth = len(found[1]) // 4
+        path[depth:] = [found[2]]
+        drawn[found[2]] = path[depth - 1] if depth else None
+    real = {
+        name: one.__base__.__name__ if one is not errors.AetherContextError else None
+        for name, one in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(one, errors.AetherContextError)
+    }
+    assert drawn == real
+
+
+def test_a_step_that_is_too_large_is_a_failure_to_fit_with_its_numbers() -> None:
+    error = errors.StepTooLarge(window=1_000, slack=100, measured={"system": 700, "task": 250, "tools": 50})
+    assert isinstance(error, errors.ContextOptimizationError)
+    assert (error.needed, error.budget, error.window, error.slack) == (1_000, 900, 1_000, 100)
+    assert error.suggestion.startswith("shorten the system instruction")
+    assert str(error).endswith(error.suggestion)
+
+
+def test_anchors_that_do_not_fit_are_named() -> None:
+    error = errors.AnchorPreservationError(anchors=["c0_a546a499", "c7_3c199e95"], needed=9_000, budget=8_000)
+    assert isinstance(error, errors.ContextOptimizationError)
+    assert error.anchors == ("c0_a546a499", "c7_3c199e95")
+    assert "c0_a546a499, c7_3c199e95" in str(error)
+    assert "9000 tokens and the input budget is 8000" in str(error)
+    assert str(error).endswith(error.suggestion)
+
+
+def test_a_failed_count_names_counter_and_cure() -> None:
+    error = errors.TokenCountingError("tiktoken", "no vocabulary", suggestion="give its file by path")
+    assert str(error) == "token counter tiktoken: no vocabulary: give its file by path"
+    assert (error.counter, error.suggestion) == ("tiktoken", "give its file by path")

@@ -1,10 +1,13 @@
-"""The payload in the user's message: where it stands, how it grows, and what cannot forge it."""
+"""The payload in the user's message: where it stands, how it grows, what cannot forge it, what becomes of it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from google.adk.tools.tool_context import ToolContext
 from plans import PLAN, cached_input_costs, loop, planned
-from scripted import Chat, look_up
+from scripted import Chat, Sent, call, grow, look_up
 
 from aether_context import PackPolicy
 
@@ -20,21 +23,19 @@ def test_the_payload_stands_in_the_human_message_of_every_call_of_a_tool_loop() 
     for header in ("TASK:", "GOAL:", "STEP:", "ACCEPTANCE:"):
         assert f"\n{header}\n" in text
     assert len(chat.sent) == 5
-    for earlier, later in zip(chat.sent, chat.sent[1:], strict=False):
-        assert later.wires[: len(earlier.wires)] == earlier.wires
-        assert later.system == earlier.system
-        assert later.declared == earlier.declared
+    assert grow(chat.sent)
+    assert len({(one.system, one.declared) for one in chat.sent}) == 1
     assert chat.sent[-1].contents[-1].parts[0].function_response is not None
     chat.replays()
 
 
 @pytest.mark.parametrize("policy", ["chat", "research", "coding"])
 def test_requests_only_grow_within_an_epoch_over_several_invocations(policy: str) -> None:
-    chat = Chat(script=[*loop(2), "a", *loop(2), "b", "c"], tools=[look_up], state=planned())
+    script = [*loop(2), "a", *loop(2), "b", "c"]
+    chat = Chat(script=script, tools=[look_up], state=planned(), policy=PackPolicy.load(policy))
     chat.say("first question", "second question", "third question")
     assert len(chat.sent) == 7
-    for earlier, later in zip(chat.sent, chat.sent[1:], strict=False):
-        assert later.wires[: len(earlier.wires)] == earlier.wires
+    assert grow(chat.sent)
     for manifest in chat.manifests()[1:]:
         assert manifest.epoch_reason is None
         assert manifest.prefix.broken_by is None
@@ -57,6 +58,7 @@ def test_the_contract_text_stands_once_and_names_headers_that_exist() -> None:
         for one in chat.sent:
             whole = f"{one.system}\n{one.human()}"
             assert whole.count("USER REQUEST comes last") == 1
+            assert whole.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
 
 
 @pytest.mark.parametrize("breaker", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
@@ -67,3 +69,91 @@ def test_no_line_break_of_any_kind_lets_text_reach_the_margin(breaker: str) -> N
     lines = chat.sent[0].human().splitlines()
     assert lines.count("USER REQUEST:") == 1
     assert lines.count("MEMORY:") <= 1
+
+
+NEXT_STEP = {"id": "4", "text": "Write the letter", "acceptance": ["The letter has a date"]}
+
+
+def packs_in(one: Sent) -> int:
+    return sum(text.startswith("CONTEXT PACK\n") for text in humans(one))
+
+
+def humans(one: Sent) -> list[str]:
+    texts = [content.parts[0].text for content in one.contents if content.role == "user" and content.parts]
+    return [text for text in texts if text]
+
+
+def go_on(tool_context: ToolContext) -> str:
+    """Goes on to the next step."""
+    tool_context.state["plan"] = {**tool_context.state["plan"], "step": NEXT_STEP}
+    return "changed"
+
+
+def short_turns(count: int, **settings: Any) -> Chat:
+    chat = Chat(script=[f"answer {at}" for at in range(count)], state=planned(), **settings)
+    chat.llm.usage = False
+    chat.say(*(f"question {at}" for at in range(count)))
+    return chat
+
+
+def test_short_turns_at_one_step_send_one_pack_a_request_and_the_users_own_words_before_it() -> None:
+    chat = short_turns(8)
+    assert [packs_in(one) for one in chat.sent] == [1] * 8
+    assert humans(chat.sent[-1])[:-1] == [f"question {at}" for at in range(7)]
+    assert humans(chat.sent[-1])[-1].endswith("USER REQUEST:\nquestion 7")
+    assert all(one.epoch_reason is None for one in chat.manifests()[1:])
+    assert {one.prefix.broken_by for one in chat.manifests()[1:]} == {"new_invocation"}
+    chat.replays()
+
+
+@pytest.mark.parametrize("window", [16_000, 1_000_000])
+def test_after_a_long_tool_loop_the_packed_text_stays_and_the_prefix_goes_on(window: int) -> None:
+    chat = Chat(
+        script=[*loop(6), "found", "more"], tools=[look_up], state=planned(), policy=PackPolicy(max_input_tokens=window)
+    )
+    chat.say("look them up", "and then?", "thanks")
+    second = chat.manifests()[7]
+    assert second.prefix.broken_by is None
+    assert chat.sent[7].wires[: len(chat.sent[6].wires)] == chat.sent[6].wires
+    assert [packs_in(one) for one in chat.sent] == [1] * 7 + [2, 2]
+    assert humans(chat.sent[-1])[1] == "and then?", "the short turn after the long one returns to its own words"
+    chat.replays()
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@cached_input_costs(1.0)
+def test_where_nothing_is_cached_every_past_message_returns() -> None:
+    chat = Chat(script=[*loop(6), "found"], tools=[look_up], state=planned())
+    chat.say("look them up", "thanks")
+    assert packs_in(chat.sent[-1]) == 1
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize", "none"])
+def test_when_the_step_changes_no_other_step_is_left_in_the_request(strategy: str) -> None:
+    script = [*loop(6), "found", call("go_on"), "next", "done"]
+    policy = PackPolicy(conversation={"strategy": strategy})
+    chat = Chat(script=script, tools=[look_up, go_on], state=planned(), policy=policy)
+    chat.say("look them up", "write it", "thanks")
+    for one in chat.sent[8:]:
+        assert packs_in(one) == 1
+        packed = next(text for text in humans(one) if text.startswith("CONTEXT PACK"))
+        assert "Write the letter" in packed
+        assert "Find the tax rate" not in packed
+        assert one.text.count("ACCEPTANCE:") == 1
+    chat.replays()
+
+
+@pytest.mark.parametrize("change", ["system", "tools"])
+def test_where_the_prefix_ends_anyway_past_messages_return(change: str) -> None:
+    chat = Chat(script=[*loop(6), "found"], tools=[look_up], state=planned())
+    chat.say("look them up")
+    if change == "system":
+        chat.agent.instruction = "You help kindly."
+    else:
+        chat.agent.tools.append(add)
+    chat.say("thanks")
+    assert packs_in(chat.sent[-1]) == 1

@@ -10,7 +10,8 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
-from scripted import Chat, Memories, Scripted, Sent, call, look_up, remembered
+from plans import words
+from scripted import Chat, Memories, Scripted, Sent, call, look_up, remembered, was_cut
 
 from aether_context import PackPolicy
 
@@ -22,11 +23,7 @@ PLAN = {
 }
 
 
-def words(count: int, seed: str) -> str:
-    return " ".join(f"{seed}{at}" for at in range(count))
-
-
-def long_chat(window: int = 3_000, turns: int = 24, **settings: Any) -> Chat:
+def long_chat(window: int = 3_000, turns: int = 18, **settings: Any) -> Chat:
     """A chat that is cut several times, then asks for what was cut."""
     script = [f"Answer {at} on subject{at}: {words(50, f'a{at}w')}" for at in range(turns)]
     chat = Chat(script=script, policy=PackPolicy(max_input_tokens=window), **settings)
@@ -44,7 +41,7 @@ def rules_of(one: Sent) -> list[str]:
 def test_cuts_leave_the_system_instruction_of_a_plain_chat_as_it_is() -> None:
     chat = long_chat(tools=[look_up])
     assert {one.system for one in chat.sent} == {one.system for one in chat.raw}
-    cuts = [one for one in chat.manifests() if any(event.stage == "cut" for event in one.truncation_events)]
+    cuts = [one for one in chat.manifests() if was_cut(one)]
     assert len(cuts) > 2
     assert {one.prefix.broken_by for one in cuts} == {"cut"}
     chat.replays()

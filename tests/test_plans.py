@@ -1,25 +1,31 @@
-"""Plans as models write them: other spellings, odd fields, broken steps; and the scope of tools that is kept."""
+"""Plans as models write them: other spellings, odd fields, steps broken or too large; and the tools in scope."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
+import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import NO_ACCEPTANCE, PLAN, planned, small, words
 from pydantic import BaseModel
-from scripted import Chat, delete_all, look_up, send_mail
+from scripted import Chat, call, delete_all, look_up, send_mail, set_state
 
 from aether_context import PackPolicy
 from aether_context.adk.packer import InvalidPlan
 from aether_context.state import read_state
+from aether_context.state.board import TaskBoard, change_plan
 
 TOOLS = (look_up, send_mail, delete_all)
 STEP = {"id": "s1", "text": "Find the rule", "acceptance": ["the rule is cited"], "tools": ["look_up"]}
 
 
-def planned(plan: object, **settings: Any) -> Chat:
+def told(plan: object, **settings: Any) -> Chat:
     chat = Chat(state={"plan": plan}, tools=TOOLS, **settings)
     chat.say("please go on")
     chat.replays()
@@ -52,17 +58,6 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("extra", "said"), [one[1:] for one in ODD], ids=[one[0] for one in ODD])
-def test_an_odd_field_costs_no_other(extra: dict[str, Any], said: str) -> None:
-    chat = planned({"step": STEP, **extra})
-    manifest = chat.manifests()[0]
-    assert manifest.validity == "valid"
-    assert chat.sent[0].declared == ("look_up",)
-    assert "Find the rule" in chat.sent[0].human()
-    assert "the rule is cited" in chat.sent[0].human()
-    assert (said in notes(chat)) if said else (notes(chat) == "")
-
-
 STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("an item without text", {"acceptance": [{"id": "a0"}, "the rule is cited"]}, "plan.step.acceptance.0"),
     ("an item that is none", {"acceptance": [None, 7, "the rule is cited"]}, "plan.step.acceptance.1"),
@@ -85,9 +80,15 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("extra", "said"), [one[1:] for one in STEPS], ids=[one[0] for one in STEPS])
-def test_an_odd_field_of_a_step_costs_no_other(extra: dict[str, Any], said: str) -> None:
-    chat = planned({"step": {**STEP, **extra}})
+FIELDS = [
+    *(pytest.param({"step": STEP, **extra}, said, id=name) for name, extra, said in ODD),
+    *(pytest.param({"step": {**STEP, **extra}}, said, id=f"a step with {name}") for name, extra, said in STEPS),
+]
+
+
+@pytest.mark.parametrize(("plan", "said"), FIELDS)
+def test_an_odd_field_costs_no_other(plan: dict[str, Any], said: str) -> None:
+    chat = told(plan)
     assert chat.manifests()[0].validity == "valid"
     assert chat.sent[0].declared == ("look_up",)
     assert "Find the rule" in chat.sent[0].human()
@@ -131,20 +132,20 @@ UNREAD: list[Any] = [42, [None], [7, {}], [""], [[]], '["', "{'", False]
 
 @pytest.mark.parametrize("tools", UNREAD, ids=repr)
 def test_tools_that_cannot_be_read_are_none_and_the_plan_is_invalid(tools: Any) -> None:
-    chat = planned({"step": {**STEP, "tools": tools}})
+    chat = told({"step": {**STEP, "tools": tools}})
     assert chat.sent[0].declared == ()
     assert "Find the rule" in chat.sent[0].human()
     assert "tool" in notes(chat)
     if not isinstance(tools, str):
         assert chat.manifests()[0].validity == "invalid"
         with pytest.raises(RuntimeError) as caught:
-            planned({"step": {**STEP, "tools": tools}}, policy=PackPolicy(on_invalid="raise"))
+            told({"step": {**STEP, "tools": tools}}, policy=PackPolicy(on_invalid="raise"))
         assert isinstance(caught.value.__cause__, InvalidPlan)
 
 
 @pytest.mark.parametrize("tools", [None, [], "", "all", "*"], ids=repr)
 def test_no_tools_named_is_no_scope(tools: Any) -> None:
-    chat = planned({"step": {**STEP, "tools": tools}})
+    chat = told({"step": {**STEP, "tools": tools}})
     assert chat.sent[0].declared == ("look_up", "send_mail", "delete_all")
     assert chat.manifests()[0].validity == "valid"
 
@@ -164,7 +165,7 @@ BROKEN: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("plan", [one[1] for one in BROKEN], ids=[one[0] for one in BROKEN])
 def test_a_broken_step_is_invalid_and_its_scope_is_closed(plan: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="aether_context"):
-        chat = planned(plan)
+        chat = told(plan)
     manifest = chat.manifests()[0]
     assert manifest.validity == "invalid"
     assert manifest.invalid_reason
@@ -172,7 +173,7 @@ def test_a_broken_step_is_invalid_and_its_scope_is_closed(plan: Any, caplog: pyt
     assert chat.sent[0].human().endswith("please go on")
     assert sum("the plan is invalid" in record.getMessage() for record in caplog.records) == 1
     with pytest.raises(RuntimeError) as caught:
-        planned(plan, policy=PackPolicy(on_invalid="raise"))
+        told(plan, policy=PackPolicy(on_invalid="raise"))
     assert isinstance(caught.value.__cause__, InvalidPlan)
     chat = Chat(state={"plan": plan}, tools=TOOLS, policy=PackPolicy(on_invalid="respond"))
     (event,) = chat.say("go")
@@ -217,7 +218,7 @@ FORMS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize("plan", [one[1] for one in FORMS], ids=[one[0] for one in FORMS])
 def test_a_plan_is_read_in_any_form(plan: Any) -> None:
-    chat = planned(plan)
+    chat = told(plan)
     manifest = chat.manifests()[0]
     assert (manifest.validity, manifest.step_id) == ("valid", "s1")
     assert chat.sent[0].declared == ("look_up",)
@@ -240,7 +241,7 @@ def test_the_current_step_is_known_by_name_number_or_title(name: Any) -> None:
 
 
 def test_a_current_step_that_is_not_there_is_invalid_and_said() -> None:
-    chat = planned({"steps": [STEP], "current_step": "s9"})
+    chat = told({"steps": [STEP], "current_step": "s9"})
     assert chat.manifests()[0].validity == "invalid"
     assert chat.sent[0].declared == ("look_up",)
     assert "plan.current_step was ignored: no step has that name" in notes(chat)
@@ -268,7 +269,7 @@ def test_a_warning_is_logged_once_and_quotes_nothing(caplog: pytest.LogCaptureFi
     ],
 )
 def test_a_list_of_tools_is_read_wherever_the_step_stands(plan: Any) -> None:
-    assert planned(plan).sent[0].declared == ("look_up",)
+    assert told(plan).sent[0].declared == ("look_up",)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,225 @@ def test_a_list_of_tools_is_read_wherever_the_step_stands(plan: Any) -> None:
     ],
 )
 def test_a_list_of_tools_in_a_place_that_is_not_read_closes_the_scope(plan: Any) -> None:
-    chat = planned(plan)
+    chat = told(plan)
     assert chat.manifests()[0].validity == "invalid"
     assert chat.sent[0].declared == ()
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [(NO_ACCEPTANCE, "no acceptance list"), ({"task": "t"}, "no step"), ({"step": "", "acceptance": ["x"]}, "no step")],
+)
+def test_an_invalid_plan_is_sent_with_a_warning_by_default(plan: dict[str, Any], reason: str) -> None:
+    chat = Chat(state=planned(plan))
+    chat.say("go")
+    manifest = chat.manifests()[0]
+    assert manifest.validity == "invalid"
+    assert reason in manifest.invalid_reason
+    assert len(chat.llm.sent) == 1
+
+
+TOO_LARGE = {**PLAN, "acceptance": [words(2_000)], "step": {"id": "3", "text": "x"}}
+REFUSED = pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (NO_ACCEPTANCE, ["no acceptance list"]),
+        (
+            TOO_LARGE,
+            [
+                "input budget",
+                r"largest are acceptance item a1 \d{4}",
+                "split the step into steps that each have fewer acceptance items",
+            ],
+        ),
+    ],
+    ids=["invalid", "too large"],
+)
+ON_ERROR = pytest.mark.parametrize("on_error", ["passthrough", "raise"])
+
+
+@ON_ERROR
+@REFUSED
+def test_a_refused_step_ends_the_run_where_the_policy_raises(plan: Any, words: list[str], on_error: Any) -> None:
+    chat = Chat(state=planned(plan), policy=small(1_000, on_invalid="raise"), on_error=on_error)
+    with pytest.raises(RuntimeError, match=words[0]):
+        chat.say("go")
+    assert chat.llm.sent == []
+
+
+@ON_ERROR
+@REFUSED
+def test_a_refused_step_is_answered_where_the_policy_responds(plan: Any, words: list[str], on_error: Any) -> None:
+    chat = Chat(state=planned(plan), policy=small(1_000, on_invalid="respond"), on_error=on_error)
+    answer = chat.say("go")[-1].content.parts[0].text
+    assert chat.llm.sent == []
+    assert all(re.search(one, answer) for one in words)
+    asyncio.run(set_state(chat, plan=PLAN))
+    chat.say("now go")
+    assert "CONTEXT PACK" in chat.llm.sent[0].text
+
+
+def test_a_step_too_large_is_made_to_fit_by_default() -> None:
+    chat = Chat(state=planned({**PLAN, "goal": words(150)}), policy=small(1_000))
+    chat.say(words(3_000))
+    manifest = chat.manifests()[0]
+    assert manifest.request_tokens <= 1_000
+    assert "The middle of this message is left out" in chat.sent[0].human()
+    chat.replays()
+
+
+PLANS = [
+    json.loads(line) for line in (Path(__file__).parent / "plan_forms.jsonl").read_text(encoding="utf-8").splitlines()
+]
+"""Each with what its author means: the step, and of other fields what is given; ``not`` must not stand there."""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("wanted", PLANS, ids=[wanted["form"] for wanted in PLANS])
+def test_the_step_that_its_author_means_is_shown(wanted: dict[str, Any]) -> None:
+    shown = read_state({"plan": wanted["plan"]}).step
+    assert (wanted["step"] or "") in _plain(shown.text)
+    assert bool(shown.text) is bool(wanted["step"])
+    items = [_plain(item.text) for item in shown.acceptance]
+    assert all(any(text in item for item in items) for text in wanted.get("acceptance", ()))
+    assert bool(items) is ("acceptance" in wanted)
+    assert not [text for text in wanted.get("not", ()) if text in f"{shown.text}\n{items}"]
+    assert shown.tools == (tuple(wanted["tools"]) if "tools" in wanted else None)
+    assert all(any(text in line for line in shown.constraints) for text in wanted.get("constraints", ()))
+    assert wanted.get("goal", "") in shown.goal
+    assert shown.role == wanted.get("role", "")
+    assert set(shown.next) >= set(wanted.get("next", ()))
+
+
+def test_what_a_plan_says_beside_its_fields_is_named_and_read_by_the_model() -> None:
+    plan = {
+        "step": {"text": "Sell the nails", "acceptance": ["sold"], "why": "the buyer waits at the door"},
+        "owner": "ann",
+        "substance": {"colour": "red"},
+    }
+    chat = Chat(state={"plan": plan})
+    chat.say("Go on.")
+    assert "why: the buyer waits at the door" in chat.sent[0].human()
+    told = "\n".join(chat.manifests()[0].degradations)
+    assert all(f"{key} is unknown" in told for key in ("plan.step.why", "plan.owner", "plan.substance"))
+    chat.replays()
+
+
+def test_a_text_without_a_step_stays_in_the_request_as_material() -> None:
+    text = "I need to know the budget before I can plan how to move the piano."
+    chat = Chat(state={"plan": text}, tools=[look_up])
+    chat.say("Go on.")
+    assert text in chat.sent[0].human()
+    assert chat.sent[0].human().index("MEMORY:") < chat.sent[0].human().index(text)
+    assert chat.sent[0].declared == ("look_up",)
+    chat.replays()
+
+
+def test_a_board_in_another_form_is_worked_on_and_keeps_what_is_done() -> None:
+    state: dict[str, Any] = {
+        "plan": "# Trade\n- [x] 1. Sort nails\n- [ ] 2. Sell nails\n- [ ] 3. Eat cake\n\nGoal: Rich\n"
+    }
+    change_plan(state, lambda board: board.claim("2", by="ann"))
+    change_plan(state, lambda board: board.complete("2", by="ann"))
+    board = TaskBoard.read(state["plan"])
+    assert [(step.text, step.status) for step in board.steps] == [
+        ("Sort nails", "done"),
+        ("Sell nails", "done"),
+        ("Eat cake", "ready"),
+    ]
+    assert (board.plan.goal, read_state(state).step.text) == ("Rich", "Eat cake")
+
+
+def test_a_reference_gives_way_to_what_the_board_says() -> None:
+    steps = [{"id": "a", "task": "Sort nails"}, {"id": "b", "task": "Sell nails"}]
+    state: dict[str, Any] = {"plan": {"tasks": steps, "completed": ["a"], "currentTaskIndex": 1, "owner": "ann"}}
+    change_plan(state, lambda board: board.add({"id": "c", "text": "Eat cake"}).claim("c", by="bob"))
+    assert read_state(state, worker="bob").step.step_id == "c"
+    assert [step.status for step in TaskBoard.read(state["plan"]).steps] == ["done", "ready", "claimed"]
+    assert state["plan"]["owner"] == "ann"
+
+
+def test_a_board_that_is_changed_keeps_a_step_without_tools_without_them() -> None:
+    state: dict[str, Any] = {
+        "plan": {"todos": [{"id": "a", "task": "Sort nails", "tools": "none"}, {"id": "b", "task": "Sell nails"}]}
+    }
+    change_plan(state, lambda board: board.claim("a", by="ann"))
+    assert read_state(state).step.tools == ()
+    change_plan(state, lambda board: board.complete("a", by="ann"))
+    assert read_state(state).step.tools is None
+
+
+@pytest.mark.parametrize("known_by", ["output_key", "planners"])
+def test_who_writes_the_plan_is_not_made_its_operator(known_by: str) -> None:
+    plan = {"step": {"text": "Find the rule", "tools": ["look_up"]}}
+    settings = {"output_key": "plan"} if known_by == "output_key" else {}
+    policy = PackPolicy(planners=["clerk"]) if known_by == "planners" else None
+    chat = Chat(state={"plan": plan}, tools=[look_up, send_mail], settings=settings, policy=policy)
+    chat.say("Plan anew.")
+    assert "STEP:" not in chat.sent[0].human()
+    assert chat.sent[0].declared == ("look_up", "send_mail")
+    assert chat.manifests()[0].validity == "unplanned"
+    assert "the plan has no acceptance list" in chat.sent[0].human()
+
+
+def test_an_operator_goes_on_with_what_a_planner_wrote() -> None:
+    answer = "Here it is:\n1. Look the rule up (done)\n2. Mail the rule\n\nTools: send_mail\nDone when: it is sent"
+    chat = Chat(script=["ok", call("send_mail", to="a", text="b"), "done"], tools=[look_up, send_mail, delete_all])
+    chat.state = {"plan": answer}
+    chat.say("Go on.")
+    assert chat.sent[0].declared == ("send_mail",)
+    assert "Mail the rule" in chat.sent[0].human()
+
+
+def _cyclic() -> dict[str, Any]:
+    plan: dict[str, Any] = {"goal": "g"}
+    plan["plan"] = plan
+    plan["steps"] = [plan]
+    return plan
+
+
+def _deep(levels: int) -> Any:
+    value: Any = {"text": "x"}
+    for _ in range(levels):
+        value = {"steps": [value]}
+    return value
+
+
+HOSTILE: list[tuple[str, Any]] = [
+    ("cyclic", _cyclic()),
+    ("deep", _deep(900)),
+    ("aliases", "a: &a [x, x]\nb: &b [*a, *a]\nsteps: [*b, *b]\n"),
+    ("deep YAML", "steps: " + "[" * 60_000),
+    ("deep block", "- " * 30_000),
+    ("long YAML", "steps:\n" + "  - a\n" * 9_000),
+    ("braces", "{" * 100_000),
+    ("open objects", '{"a": ' * 50_000),
+    ("fences", "```\n" * 20_000),
+    ("tags", "<step>" * 20_000),
+    ("entities", '<!DOCTYPE a [<!ENTITY b "xxxxxxxx">]><step>&b;</step>'),
+    ("numbers", "1. " * 40_000),
+    ("boxes", "- [ ] " * 20_000),
+    ("labels", "step: " * 20_000),
+    ("arrows", "a ← " * 30_000),
+    ("brackets", "(" * 100_000),
+    ("strikes", "~~" * 50_000),
+    ("steps of any kind", {"steps": [None, 1, 1.5, b"x", [], {}, object(), {"text": {}}, {"text": ["a", {}]}, [1, 2]]}),
+    ("keys of any kind", {1: 2, None: 3, (1, 2): [{}], "steps": {None: 1, 2: {"text": "x"}}}),
+    (
+        "fields of any kind",
+        {name: object() for name in ("steps", "step", "done", "edges", "results", "status", "index")},
+    ),
+    ("many steps", {"steps": [{"text": f"step {at}", "depends_on": [str(at)]} for at in range(1_500)]}),
+    ("references", {"steps": [f"Do {at}" for at in range(900)], "done": list(range(900)), "edges": [[1, 2]] * 900}),
+]
+
+
+@pytest.mark.parametrize("plan", [one[1] for one in HOSTILE], ids=[one[0] for one in HOSTILE])
+def test_hostile_plans_are_read_in_bounded_time_and_raise_nothing(plan: Any) -> None:
+    start = time.process_time()
+    read = read_state({"plan": plan})
+    assert time.process_time() - start < 10
+    assert len(read.problems) <= 60

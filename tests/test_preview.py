@@ -40,9 +40,6 @@ def run(*arguments: str, code: int = 0) -> Result:
     return result
 
 
-# what is previewed is what is sent
-
-
 @pytest.mark.parametrize("state", [{}, {"plan": PLAN, "knowledge": {"notes": ["Rules are in the rules folder"]}}])
 def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [f"question {at}: " + "some words to fill the window " * 30 for at in range(8)]
@@ -60,9 +57,6 @@ def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any], monkeyp
     assert abs(pack.tokens.expected - manifest.request_tokens) <= 0.03 * manifest.request_tokens
     sent = Replayer(chat.store).replay(manifest)
     assert request_json(pack) == sent.request
-
-
-# what each strategy would do
 
 
 def long_session(**more: Any) -> tuple[Chat, Session]:
@@ -98,9 +92,6 @@ def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> No
     assert found.pack.checksum == chat.manifests()[-1].checksum
 
 
-# what goes wrong
-
-
 def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "session.json"
     with pytest.raises(SessionError, match="cannot be read"):
@@ -109,9 +100,6 @@ def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(SessionError, match="is not an exported ADK session"):
             read_session(path)
-
-
-# the command line
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -10,14 +9,9 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.models import FallbackModel
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from scripted import Chat, Scripted, look_up
 
 from aether_context import PackPolicy
-
-LOOK_BACK, LEAST_TOKENS, MOST_MARKS = 20, 1_024, 4
-
-# the request
 
 
 class Keeping(Scripted):
@@ -26,28 +20,21 @@ class Keeping(Scripted):
     model: str = "claude-sonnet-4-5"
     configs: list[Any] = []
 
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
+    def see(self, llm_request: LlmRequest) -> None:
         self.configs.append(llm_request.cache_config)
-        async for response in super().generate_content_async(llm_request, stream):
-            yield response
 
 
 class AnthropicLlm(Keeping):
-    """By its class ADK's client of Claude."""
+    """Known by the names of their classes: ADK's client of Claude, on Vertex AI, of LiteLLM, and of Gemini."""
 
 
-class Claude(AnthropicLlm):
-    """By its class ADK's client of Claude on Vertex AI."""
+class Claude(AnthropicLlm): ...
 
 
-class LiteLlm(Keeping):
-    """By its class ADK's client of LiteLLM."""
+class LiteLlm(Keeping): ...
 
 
-class Gemini(Keeping):
-    """By its class ADK's client of Gemini."""
+class Gemini(Keeping): ...
 
 
 def marked(llm: Any, turns: int = 3, tools: Any = (look_up,), **settings: Any) -> list[bool]:

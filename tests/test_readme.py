@@ -28,6 +28,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.genai import types
+from plans import words
+from scripted import Chat
 
 from aether_context import Manifest, PackPolicy, PackStore, replay
 
@@ -114,12 +116,36 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLE, tmp_path / "artifacts" / "sample")
-    lines = [line.split("#")[0].split() for source in blocks("shell") for line in source.splitlines()]
-    commands = [words[1:] for words in lines if words[0] == "aether-context"]
-    assert len(commands) == 6
-    for words in commands:
-        result = CliRunner().invoke(main, words)
-        assert result.exit_code == 0, (words, result.output)
+    lines = [line.split("#")[0].strip() for source in blocks("shell") for line in source.splitlines()]
+    printed: dict[str, str] = {}
+    for line in lines:
+        if line.startswith("echo "):
+            subprocess.run(line, shell=True, check=True)
+        elif line.startswith("aether-context "):
+            result = CliRunner().invoke(main, line.split()[1:])
+            assert result.exit_code == 0, (line, result.output)
+            printed[line] = result.output
+    assert len(printed) == 6
+    assert printed["aether-context why printer --store artifacts/sample"].startswith("note, for writer in session one")
+    (other,) = (output for line, output in printed.items() if "--policy" in line)
+    assert re.search(r"entered +conversation +c0_a546a499", other), "under that policy the oldest message is not cut"
+
+
+def test_the_first_settings_change_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aether_context.cli import main
+
+    page = (ROOT / "docs" / "first-settings.md").read_text(encoding="utf-8")
+    (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"`aether-context (replay \d+ --policy my\.toml)`", page)
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_text(settings, encoding="utf-8")
+    chat = Chat(store=PackStore(tmp_path / "packs"), policy=PackPolicy(max_input_tokens=2_000))
+    chat.say(*(f"Note {at}: {words(120, f'n{at}w')}" for at in range(8)))
+    result = CliRunner().invoke(main, [*command.split(), "--store", "packs", "--json"])
+    found = json.loads(result.output)
+    assert result.exit_code == 0
+    assert not found["same"]
+    assert found["after"]["window"] == 32_000
 
 
 def test_the_quickstart_prints_what_is_shown(tmp_path: Path) -> None:
@@ -153,7 +179,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_extras_are_those_of_the_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert set(re.findall(r"^\| `([\w-]+)` \|", README, re.MULTILINE)) == set(extras)
+    listed = re.findall(r"^- (`.*?):", README.split("## Extras")[1], re.MULTILINE)
+    assert set(re.findall(r"`([\w-]+)`", " ".join(listed))) == set(extras)
 
 
 def test_it_is_at_most_150_lines() -> None:

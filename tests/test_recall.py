@@ -22,6 +22,9 @@ from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents
 from aether_context.adk.request.history import History
 from aether_context.adk.request.reader import Reader
+from aether_context.canonical import hash_text
+from aether_context.conversation.summary import SUMMARY_TITLE
+from aether_context.packing.payload import FIRST_LINE
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry
 from aether_context.retrieval.embedders import Vectors, register_embedder
@@ -79,6 +82,21 @@ def test_what_was_cut_comes_back_word_for_word_with_speaker_and_date() -> None:
         assert re.search(said, chat.sent[-1].text)
     for manifest in chat.manifests():
         assert inside(manifest, manifest.window)
+    chat.replays()
+
+
+def test_a_turn_that_the_summary_of_the_same_request_quotes_does_not_stand_in_memory_too() -> None:
+    chat = Chat(policy=small(60_000), script=[f"I see, number {number}." for number in range(200)])
+    chat.say(*FACTS, *chatter(64))
+    chat.policy = small(1_600)  # so that one call cuts, summarizes and recalls
+    chat.restart()
+    chat.say(ASKED[0])
+    summary = chat.sent[-1].text.partition(SUMMARY_TITLE)[2].partition(FIRST_LINE)[0]
+    assert FACTS[0] in summary
+    assert FACTS[0] not in chat.sent[-1].human()
+    assert memory_of(chat.sent[-1].human())
+    said = [row for row in turns_of(chat, chat.manifests()[-1]) if row.hash == hash_text(f"user: {FACTS[0]}")]
+    assert [(row.form, row.reason) for row in said] == [("left_out", "already_in_conversation")]
     chat.replays()
 
 

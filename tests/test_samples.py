@@ -16,9 +16,9 @@ from google.adk.apps import App
 from google.adk.cli.utils.agent_loader import AgentLoader
 from google.adk.events.event import Event
 from google.adk.runners import InMemoryRunner
+from scripted import sound
 
 from aether_context import Manifest, PackStore
-from aether_context.store.replay import Replayer
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 # ADK warns of its own loops and sequences, which the range that the package takes still has nothing in the place of.
@@ -47,15 +47,6 @@ EXPECTED = {
         18,
     ),
 }
-
-
-def checked(store: PackStore) -> list[Manifest]:
-    """The packs of a store, each of which verifies and replays."""
-    replayer, manifests = Replayer(store), list(store.manifests())
-    for manifest in manifests:
-        manifest.verify()
-        assert replayer.replay(manifest).matches
-    return manifests
 
 
 def environment(store: Path) -> dict[str, str]:
@@ -89,7 +80,7 @@ def spoken(
         await runner.close()
         return first, second
 
-    return asyncio.run(converse()), checked(PackStore(folder))
+    return asyncio.run(converse()), sound(PackStore(folder))
 
 
 def answer_of(events: list[Event]) -> str:
@@ -154,7 +145,7 @@ def test_adk_run_answers_what_is_typed(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sample.answer_again in done.stdout.partition(sample.answer)[2]
-    assert len(checked(PackStore(store))) >= sample.packs
+    assert len(sound(PackStore(store))) >= sample.packs
 
 
 @pytest.mark.integration
@@ -170,4 +161,4 @@ def test_adks_server_answers_with_packs(tmp_path: Path) -> None:
             finals = [one for one in events if "content" in one and one["author"] != "gate"]
             assert sample.answer in "".join(part.get("text", "") for part in finals[-1]["content"]["parts"])
             assert finals[-1]["customMetadata"]["aether_context"]["pack_id"]
-    assert len(checked(PackStore(tmp_path / "packs"))) > 12
+    assert len(sound(PackStore(tmp_path / "packs"))) > 12

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from failing import FailingFileSystem
 from packs import recording
-from scripted import Chat, call, look_up
+from scripted import Chat, sound
 
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
@@ -21,7 +20,6 @@ from aether_context.canonical import hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.store.files import Files
-from aether_context.store.replay import Replayer
 from aether_context.store.retention import all_of, carry_out
 from aether_context.store.spool import ASIDE, Spool, SpooledFiles, Write, spool_of
 
@@ -30,18 +28,8 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def url():
-    restore()
     yield f"failing://store-{next(_numbers)}"
-    restore()
-
-
-def restore() -> None:
-    FailingFileSystem.down, FailingFileSystem.refused = False, ()
-    FailingFileSystem.exits, FailingFileSystem.delay_seconds = 0, 0.0
-
-
-def loop(calls: int) -> list:
-    return [call("look_up", key=str(at)) for at in range(calls)]
+    FailingFileSystem.end()
 
 
 def spooled(url, tmp_path) -> tuple[SpooledFiles, Spool]:
@@ -54,33 +42,6 @@ def wait_until(found, seconds=60):
     while not found():
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-def check(store: PackStore, packs: int) -> None:
-    """So many packs are there, each with its outcome, unchanged, and with the same request when it is built again."""
-    manifests = list(store.manifests())
-    assert len(manifests) == packs
-    replayer = Replayer(store)
-    for manifest in manifests:
-        manifest.verify()
-        assert store.outcome(manifest) is not None
-        assert replayer.replay(manifest).matches
-
-
-def test_a_run_goes_on_while_the_store_is_away_and_nothing_is_lost(url, caplog):
-    plugin = ContextPackPlugin(store=url, on_error="raise")
-    chat = Chat(plugin=plugin, script=[*loop(3), "one", *loop(3), "two", *loop(3), "three"], tools=[look_up])
-    chat.say("first")
-    FailingFileSystem.down = True
-    began = time.monotonic()
-    with caplog.at_level(logging.WARNING, logger="aether_context"):
-        chat.say("second")
-    assert time.monotonic() - began < 60
-    assert sum("packs wait in" in one.message for one in caplog.records) == 1
-    FailingFileSystem.down = False
-    chat.say("third")
-    wait_until(spool_of(plugin.store.files).is_empty)
-    check(plugin.store, 12)
 
 
 def test_the_next_process_writes_what_one_left_behind(url):
@@ -213,7 +174,7 @@ def test_an_exit_out_of_a_store_ends_nothing_else(url, exits):
     FailingFileSystem.exits = exits
     chat.say("first", "second")
     wait_until(lambda: not plugin._packer._recorder._waiting and spool_of(plugin.store.files).is_empty())
-    check(plugin.store, 2)
+    assert len([one for one in sound(plugin.store) if plugin.store.outcome(one)]) == 2
 
 
 def test_what_waits_is_delivered_in_time_that_grows_with_its_number(url, tmp_path):

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import answered, called, lines, rendered, said, tool, trim
 
-from aether_context import PackPolicy
 from aether_context.conversation import Conversation, Decision, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.stable_prefix import (
@@ -25,7 +24,6 @@ from aether_context.conversation.stable_prefix import (
     estimate_tool_overhead,
     placeholder,
 )
-from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, StablePrefixSettings
 
@@ -63,16 +61,6 @@ def limit(window: int, threshold: float = 0.8) -> float:
     return threshold * (window - window // 10)
 
 
-# goals
-
-
-def test_the_estimate_is_at_or_below_the_threshold_after_a_trim() -> None:
-    contents = talk(40)
-    result = trimmed(contents, 4_000)
-    assert estimate_tokens(contents) > limit(4_000)
-    assert estimate_tokens(rendered(Conversation.of(contents, window=4_000), result)) <= limit(4_000) + ROUNDED
-
-
 def test_the_trimmed_prefix_is_identical_across_calls() -> None:
     contents = talk(60)
     state: Any = None
@@ -95,9 +83,6 @@ def test_the_boundary_continues_on_resume() -> None:
     assert [one.index for one in resumed.replaced] == [
         at for at in range(1, state["stable_prefix"][BOUNDARY]) if contents[at].responses
     ]
-
-
-# the budget
 
 
 def test_nothing_happens_under_the_threshold() -> None:
@@ -163,15 +148,6 @@ def test_where_only_people_spoke_nothing_is_trimmed_whatever_the_budget() -> Non
     assert result.removed == ()
 
 
-@pytest.mark.parametrize(("field", "value"), [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1)])
-def test_a_wrong_setting_is_named(field: str, value: float) -> None:
-    with pytest.raises(PolicyError, match=field):
-        PackPolicy(conversation={"stable_prefix": {field: value}})
-
-
-# trimming a message
-
-
 def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
     parts = [
         part_of({"text": "I look that up now."}),
@@ -189,9 +165,6 @@ def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_st
 def test_what_is_no_longer_than_the_placeholder_stays() -> None:
     content = said("ok", "model")
     assert placeholder(content) == content
-
-
-# the estimate
 
 
 @pytest.mark.parametrize(("size", "tokens"), [(0, 0), (1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (3_500, 1_000)])
@@ -224,9 +197,6 @@ def test_declarations_count_a_fifth_more_and_8_each() -> None:
     size = len("look_up") + len("Looks a key up") + len("{}")
     assert estimate_tool_overhead([one, one]) == 2 * (math.ceil(size * 1.2 / 3.5) + 8)
     assert estimate_tool_overhead([]) == 0
-
-
-# normalization
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
@@ -278,10 +248,6 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert (PLACEHOLDER, STRIPPED_TAGS) == ("[trimmed]", ("checkpoint_id",))
 
 
-# inside a pack
-
-
-"""The gate would believe the scripted model, which reports next to nothing."""
 sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)
 
 

@@ -1,4 +1,5 @@
-"""Teams of agents in small windows: no request passes its window, and what was handed over stands in it word for word.
+"""Teams of agents in small windows: no request passes its window, what was handed over stands in it word for word, and
+each agent has packs and state of its own.
 
 Every run is a real Runner's; requests are counted from what the model got, apart from the plugin's own account.
 """
@@ -14,7 +15,8 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, JoinNode, Workflow
 from google.genai import types
 from matrix import part_slow
-from scripted import Chat, call
+from plans import aether, cached_input_costs, loop, planned, small, words
+from scripted import Chat, Scripted, call, grow, look_up, state_of
 from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, query_orders, run, team, within
 
 from aether_context import PackPolicy
@@ -28,9 +30,6 @@ STRATEGIES: dict[str, Any] = {
     "summarize": ["summarize"],
     "all": ["stable_prefix", "sliding_turns", "heads_tails", "summarize"],
 }
-
-
-# a model that counts what it gets
 
 
 def twelve_turns_then_a_transfer() -> Team:
@@ -175,9 +174,6 @@ def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     chat.replays()
 
 
-# what is left of another agent's turns
-
-
 BOILERPLATE = ("For context", "QUOTED_AGENT", "tool returned result", "with parameters")
 
 
@@ -230,9 +226,6 @@ def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
     memory = clerk.model.texts[-1].partition("MEMORY:")[2].partition("USER REQUEST")[0]
     assert not any(mark in memory for mark in BOILERPLATE)
     chat.replays()
-
-
-# one agent and something large that is no tool result
 
 
 def save(text: str) -> dict[str, Any]:
@@ -334,3 +327,43 @@ def test_a_user_who_imitates_another_agents_turn_is_a_user() -> None:
     chat = Chat(agent=solo, policy=policy_of("epochs", 8_000))
     chat.say("Hello.", posed, "And now?")
     assert [manifest.others for manifest in chat.manifests()] == [(), (), ()]
+
+
+def tool_family(rounds: int) -> tuple[Chat, Scripted]:
+    child = Scripted(sent=[])
+    helper = LlmAgent(name="helper", model=child, description="Helps.")
+    parent = Scripted(
+        script=[one for at in range(rounds) for one in (call("helper", request=f"part {at}"), f"done {at}")], sent=[]
+    )
+    boss = LlmAgent(name="boss", model=parent, tools=[AgentTool(helper)])
+    return Chat(agent=boss, state=planned()), child
+
+
+@cached_input_costs(0.001)
+def test_an_agent_tools_child_gets_its_own_pack_and_leaves_the_parents_epoch_alone() -> None:
+    chat, child = tool_family(3)
+    chat.say("go", "on", "and on")
+    assert [one.human() for one in child.sent] == [f"part {at}" for at in range(3)], "the plan is the caller's"
+    assert grow([one for one in chat.sent if one.agent == "boss"])
+    manifests = chat.manifests()
+    assert {manifest.session for manifest in manifests if manifest.agent == "boss"} == {"s1"}
+    helpers = [manifest for manifest in manifests if manifest.agent == "helper"]
+    assert len({manifest.session for manifest in helpers}) == 3
+    assert all(manifest.epoch.number == 1 for manifest in helpers)
+    chat.replays()
+
+
+def test_children_of_the_same_name_leave_the_parents_cut_alone() -> None:
+    child = Scripted(script=[*loop(12), "found"] * 8, sent=[])
+    twin = LlmAgent(name="clerk", model=child, description="Helps.", tools=[look_up])
+    asked = [call("clerk", request=words(100, f"part{at}")) for at in range(2)]
+    chat = Chat(script=[*loop(6), asked, "done"] * 4, tools=[look_up, AgentTool(twin)], policy=small(3_000))
+    chat.say(*(f"go {at}" for at in range(4)))
+    manifests = sorted(chat.manifests(), key=lambda manifest: manifest.last_event_time)
+    own = [manifest.epoch.number for manifest in manifests if manifest.session == "s1"]
+    children = [manifest.epoch.number for manifest in manifests if manifest.session != "s1"]
+    assert own == sorted(own)
+    assert min(own[-1], max(children)) > 1
+    values = aether(state_of(chat)).values()
+    assert {value["session"] for value in values if isinstance(value, dict) and "session" in value} == {"s1"}
+    chat.replays()

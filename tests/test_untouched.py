@@ -1,31 +1,34 @@
-"""What the plugin leaves as it found it: plain chats, parts of every kind, the session's events, live calls."""
+"""What the plugin leaves as it found it, beside whatever else ADK offers."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.live_request_queue import LiveRequestQueue
+from google.adk.apps import ResumabilityConfig
+from google.adk.artifacts import InMemoryArtifactService
+from google.adk.code_executors import BuiltInCodeExecutor, UnsafeLocalCodeExecutor
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
+from google.adk.planners import BuiltInPlanner, PlanReActPlanner
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.session import Session
+from google.adk.tools import FunctionTool, LongRunningFunctionTool
 from google.genai import types
-from plans import messages, planned, small, turns, words
-from scripted import Chat, big_file, call, exact, look_up, new_store
+from plans import messages, planned, small, words
+from pydantic import BaseModel
+from scripted import Chat, Scripted, call, exact, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-
-# a plain chat
-
-
-# what parts survive
 
 
 def test_thought_signatures_thoughts_and_code_parts_are_carried() -> None:
@@ -75,29 +78,6 @@ def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:
     assert len(chat.sent) == 2
     for one in chat.sent:
         assert one.contents[0].parts[0].hologram == {"beam": [1, 2, 3]}
-
-
-# the session's own events
-
-
-def test_events_of_the_session_are_untouched_by_cuts_extracts_and_packing() -> None:
-    script = [call("big_file", name="a.txt"), "read", call("big_file", name="b.txt"), "read too", "x", "y", "z"]
-    chat = Chat(script=script, tools=[big_file], policy=small(1_500, offload={"mode": "off"}), state=planned())
-    stages: list[str] = []
-    for message in ("read a", "read b", *turns(3)):
-        before = asyncio.run(chat.held())
-        kept = [event.model_dump_json() for event in before.events] if before is not None else []
-        chat.say(message)
-        after = asyncio.run(chat.held())
-        assert [event.model_dump_json() for event in after.events][: len(kept)] == kept
-    for manifest in chat.manifests():
-        stages += [event.stage for event in manifest.truncation_events]
-        assert manifest.request_tokens <= 1_500
-    assert {"cut", "emergency"} <= set(stages)
-    chat.replays()
-
-
-# modes that must be left alone
 
 
 def context_of(
@@ -153,3 +133,83 @@ def test_the_interactions_api_is_left_alone_with_a_record() -> None:
     context, _ = context_of(words(800), planned())
     request = request_of(context, previous_interaction_id="interaction-7")
     assert "interactions API" in left_alone(context, request, new_store())
+
+
+OPTIONS = {"temperature": 0, "max_output_tokens": 900, "labels": {"team": "desk"}}
+
+
+class Order(BaseModel):
+    status: str
+
+
+def pay(amount: int) -> dict[str, Any]:
+    """Pays an amount."""
+    return {"paid": amount}
+
+
+def start(job: str) -> dict[str, Any]:
+    """Starts a long job."""
+    return {"status": "pending"}
+
+
+def thought(text: str) -> types.Part:
+    return types.Part(text=text, thought=True, thought_signature=b"signed")
+
+
+LOOKING = [call("look_up", key="k"), "done"]
+CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "plan and react": (["/*PLANNING*/ look\n/*FINAL_ANSWER*/ it is so"], {"planner": PlanReActPlanner()}),
+    "thoughts": (
+        [[thought("hm"), call("look_up", key="k")], [thought("ah"), types.Part(text="done")]],
+        {"planner": BuiltInPlanner(thinking_config=types.ThinkingConfig(include_thoughts=True))},
+    ),
+    "code here": (["```python\nprint(7)\n```", "seven"], {"tools": [], "code_executor": UnsafeLocalCodeExecutor()}),
+    "code there": (
+        [[types.Part(executable_code=types.ExecutableCode(code="print(7)", language=types.Language.PYTHON)), "seven"]],
+        {"tools": [], "code_executor": BuiltInCodeExecutor()},
+    ),
+    "schema": ([call("look_up", key="k"), call("set_model_response", status="open")], {"output_schema": Order}),
+    "static": (LOOKING, {"static_instruction": "You are kind.", "instruction": "It is {day?} today."}),
+    "no history": (LOOKING, {"include_contents": "none"}),
+    "options": (LOOKING, {"generate_content_config": types.GenerateContentConfig(**OPTIONS)}),
+    "confirmed": ([call("pay", amount=7), "paid"], {"tools": [FunctionTool(pay, require_confirmation=True)]}),
+    "long-running": ([call("start", job="j"), "started", "done"], {"tools": [LongRunningFunctionTool(start)]}),
+}
+
+
+def sent(script: list[Any], settings: dict[str, Any], *, resumable: bool, use_plugin: bool) -> list[Any]:
+    """What the model is sent in three turns; a call that waits for somebody is answered, with a new plugin."""
+    tools = {"tools": [look_up], **settings}
+    agent = LlmAgent(**{"name": "clerk", "model": (llm := Scripted(script=script * 3, sent=[])), **tools})
+    app = {"resumability_config": ResumabilityConfig(is_resumable=True)} if resumable else {}
+    chat = Chat(
+        agent=agent,
+        app_settings=app,
+        policy=PackPolicy(max_input_tokens=64_000),
+        use_plugin=use_plugin,
+        artifacts=InMemoryArtifactService(),
+    )
+    for at in range(3):
+        events = chat.say(f"Question {at}?")
+        for waiting in [
+            one for event in events for one in event.get_function_calls() if one.name.startswith(("adk_", "start"))
+        ]:
+            if use_plugin:
+                chat.restart()
+            answer = types.FunctionResponse(id=waiting.id, name=waiting.name, response={"confirmed": True})
+            chat.say(types.UserContent(parts=[types.Part(function_response=answer)]))
+    if use_plugin:
+        chat.replays()
+        assert len(chat.manifests()) == len(llm.sent)
+    wires = [(exact(one.system), one.declared, one.wires) for one in llm.sent]
+    return [re.sub(r"adk-[0-9a-f-]{36}", "id", repr(wire)) for wire in wires]
+
+
+@pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*:UserWarning")
+@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_what_fits_is_sent_as_without_the_plugin(name: str, resumable: bool) -> None:
+    script, settings = CASES[name]
+    ours, plain = (sent(script, settings, resumable=resumable, use_plugin=use) for use in (True, False))
+    assert len(ours) >= 3
+    assert ours == plain

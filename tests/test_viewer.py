@@ -108,7 +108,9 @@ def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Brows
     for number, (manifest, sent) in enumerate(zip(long_chat.manifests(), long_chat.sent, strict=True)):
         page = browser.open(at(manifest))
         assert "replayed: the request is the recorded one" in page.text
-        assert f"{manifest.counted_tokens:,} of 2,500 tokens; " in page.text
+        assert f"{manifest.request_tokens:,} of 2,500 tokens" in page.text
+        is_corrected = manifest.request_tokens != manifest.counted_tokens
+        assert (f" tokens expected, {manifest.counted_tokens:,} counted; " in page.text) is is_corrected
         assert all(layer in page.text for layer in LAYERS)
         assert bool(page.leads("beside=")) is bool(number)
         for content in sent.contents:

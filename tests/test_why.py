@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Browser
 from click.testing import CliRunner
-from harbour import CARD, harbour
-from scripted import Chat
+from harbour import CARD, harbour, tide_table
+from scripted import Chat, call
 
 from aether_context import PackPolicy, PackStore, why
 from aether_context.cli.commands import main
 from aether_context.errors import PackNotFound
-from aether_context.reading import Place, Span
+from aether_context.reading import Comparison, Place, Span, read_view, session_packs
+from aether_context.store.replay import Replayer
 
 PLANTED = {
     "reserve the blue kayak": "clerk message whole; billing message whole, summarized; summary",
@@ -139,6 +144,14 @@ def test_one_call_alone(chat: Chat) -> None:
     answer = why(chat.store, "reserve the blue kayak", session="s1", call=3)
     assert answer.calls == 1
     assert [(span.first, span.last) for place in answer.places for span in place.spans] == [(3, 3)]
+    later, whole = (why(chat.store, "reserve the blue kayak", session="s1", call=call) for call in (20, None))
+    assert {place.agent for place in later.places} == {"billing"}
+    for place in later.places:
+        (span,) = place.spans
+        (same,) = [at(one, 20) for one in whole.places if (one.id, one.agent) == (place.id, "billing")]
+        assert same is not None
+        assert span == replace(same, first=20, last=20)
+        assert span.act or span.form == "whole"
     with pytest.raises(PackNotFound, match="no call 99: its calls are 1 to"):
         why(chat.store, "kayak", session="s1", call=99)
     with pytest.raises(PackNotFound, match="no packs of such a session"):
@@ -196,6 +209,77 @@ def test_calls_have_numbers_that_every_command_takes(url: str) -> None:
     assert third["pack_id"] in run("replay", "3", "--session", "s1", "--store", url).output
     assert third["pack_id"] in run("diff", "2", "3", "--session", "s1", "--store", url).output
     assert run("inspect", "99999", "--store", url).exit_code == 3
+
+
+def test_the_summary_is_a_row_whose_text_can_be_read(url: str) -> None:
+    store = PackStore(url)
+    number = next(
+        one.number for one in store.manifests(session="s1") if "cut" in {event.stage for event in one.truncation_events}
+    )
+    manifest = next(one for one in store.manifests(session="s1") if one.number == number + 1)
+    view = read_view(Replayer(store), manifest)
+    (piece,) = [piece for piece in view.request or () if piece.form == "summary"]
+    assert view.summary is not None
+    assert view.summary.tokens == piece.tokens
+    assert view.texts[view.summary.id] in piece.text
+    last_line = view.texts[view.summary.id].splitlines()[-1]
+    told = f"summary of {manifest.epoch.cut_count} messages, written before call {number}"
+    command = ("inspect", str(number + 1), "--session", "s1", "--store", url)
+    short, whole = run(*command).output, run(*command, "--all").output
+    for output in (short, whole):
+        (row,) = [line for line in output.splitlines() if view.summary.id in line]
+        assert f"{told}" in output
+        assert "summarized" in row
+    assert last_line not in short
+    assert "--all shows them whole" in short
+    assert last_line in whole
+    (details,) = re.findall("<details>.*?</details>", Browser(store).open(f"/pack/{manifest.pack_id}").html, re.DOTALL)
+    assert last_line in details
+    before = run("inspect", str(number - 1), "--session", "s1", "--store", url).output
+    assert " summary " not in before
+
+
+def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path) -> None:
+    store = PackStore(str(tmp_path))
+    script = [call("tide_table", harbour="Skagen"), "The tides are known."]
+    chat = Chat(store=store, tools=[tide_table], script=script, policy=PackPolicy(max_input_tokens=4_000))
+    chat.say("What are the tides in Skagen?")
+    manifest = chat.manifests()[-1]
+    (uri,) = {row.uri for row in manifest.rows if row.form == "offloaded"}
+
+    def told() -> list[str]:
+        texts = [
+            run("why", "Margarethe Olufsen", "--store", store.url).output,
+            run("inspect", manifest.pack_id, "--store", store.url).output,
+            Browser(store).open(f"/pack/{manifest.pack_id}").text,
+        ]
+        return [
+            re.findall(rf"{re.escape(uri)}[,:] (never read back|read back before call \d+)\b", text)[0]
+            for text in texts
+        ]
+
+    assert told() == ["never read back"] * 3
+    chat.llm.script += [call("read_artifact", uri=uri, start_line=250, max_lines=3), "It was 251."]
+    chat.say("Who measured the tide at hour 250?", "Thanks.")
+    assert told() == ["read back before call 4"] * 3
+    assert {place.read_back for place in why(store, "Margarethe Olufsen").places if place.uri} == {(4,)}
+
+
+def test_the_figures_of_a_session_s_page_add_up(url: str) -> None:
+    store = PackStore(url)
+    page = Browser(store).open("/session?app=shop&user=ann&session=s1")
+    rows = re.findall(r'<tr>\s*<td class="r">.*?</tr>', page.html, re.DOTALL)
+    columns = [[int(cell.replace(",", "")) for cell in re.findall(r'<td class="r">([\d,]+)</td>', row)] for row in rows]
+    counted, reported, cached, answered = map(sum, zip(*columns, strict=True))
+    figures = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.html))
+    assert figures["calls"] == f"{len(rows)}" == "33", "the call of the agent that ran as a tool is one of them"
+    assert figures["input by the provider"] == f"{reported:,}"
+    assert figures["cached"] == f"{100 * cached // reported}%"
+    assert figures["answers"] == f"{answered:,}"
+    manifests = session_packs(store, session="s1")
+    assert counted == sum(manifest.counted_tokens for manifest in manifests)
+    without = Comparison(manifests).unpacked
+    assert f"Estimate without packs: the same calls would have read {without.tokens:,} tokens" in page.text
 
 
 def test_the_parts_of_a_request_sum_to_what_it_is_counted_as(chat: Chat) -> None:

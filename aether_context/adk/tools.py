@@ -359,10 +359,8 @@ def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> d
         text: What was decided, in a sentence.
         reason: Why.
     """
-    decision = knowledge.add_decision(
-        Declared(tool_context), _text(text), reason=_text(reason), time=time_of(tool_context)
-    )
-    return {"decided": decision.id}
+    state, time = Declared(tool_context), time_of(tool_context)
+    return {"decided": knowledge.add_decision(state, _text(text), reason=_text(reason), time=time).id}
 
 
 def record_entity(name: str, text: str, tool_context: ToolContext) -> dict[str, Any]:

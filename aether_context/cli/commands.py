@@ -223,9 +223,6 @@ def preview() -> None:
 
     SESSION.json is a file from `Session.model_dump_json()` or ADK's web page. Where the session waits for a user's
     message and --message gives none, a placeholder is used. Tools are unknown here, and memories are not searched.
-
-    From Python `aether_context.adk.preview` takes a session of any session service, and `preview_strategies` compares
-    what each strategy would do.
     """
 
 
@@ -236,12 +233,7 @@ def preview() -> None:
     "tune artifacts --profile research --check policies/research.toml",
 )
 @click.argument("urls", nargs=-1, metavar="STORES")
-@click.option(
-    "--profile",
-    "profiles",
-    multiple=True,
-    help="A profile to tune; can be repeated. By default all that were recorded.",
-)
+@click.option("--profile", "profiles", multiple=True, help="A profile to tune; can be repeated; else all recorded.")
 @click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
 @click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the halves and of the intervals.")
@@ -291,10 +283,8 @@ def tune() -> None:
 def usage() -> None:
     """Shows what recorded calls used: estimates against what providers reported, cached share and cost.
 
-    Below it lists what each strategy did to the requests: cuts, contents removed and replaced, tokens freed, and tokens
-    of the cached prefix that had to be read anew.
-
-    At the end it shows what the same calls would have read without packs.
+    Below it lists what each strategy did to the requests, with the tokens that it freed and those that had to be read
+    anew, and an estimate of what the same calls would have read without packs.
 
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.

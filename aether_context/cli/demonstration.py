@@ -74,16 +74,11 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     for place, fault in faults.items():
         say(f"  - {pack_name(place)}: {fault}")
     say()
-    if manifests:
+    if manifests and not store.url.startswith("memory://"):
         shown = next((manifest for manifest in manifests if manifest.truncation_events), manifests[-1])
-        head("Packs")
-        say(f"  {store.uri(shown).rsplit('/packs/', 1)[0]}/packs")
-        if store.url.startswith("memory://"):
-            say("  in memory: they are gone when this process ends")
-        else:
-            head("Next")
-            for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
-                say(f"  {store.command(command)}")
+        head("Next")
+        for command in ("list", f"inspect {shown.number}", f"replay {shown.number}", "why settings", "verify"):
+            say(f"  {store.command(command)}")
     return 0 if manifests and fits and not faults else FAILED
 
 
@@ -113,12 +108,8 @@ def _show_too_large(manifests: Sequence[Manifest]) -> bool:
         largest = max(over.values(), key=lambda manifest: manifest.request_tokens)
         must = " + ".join(f"{layer} {largest.allocation[layer].used:,}" for layer in FIXED_LAYERS)
         head("Larger than the window")
-        say(
-            f"  {len(over)} of {len(manifests)} requests were sent although they are larger than the window of "
-            f"{largest.window:,} tokens: calls {', '.join(map(str, over))}."
-        )
-        say(f"  The largest takes {largest.request_tokens:,} tokens, of which {must} are never cut.")
-        say("  A live model of that window would refuse them. Choose a larger --window.")
+        say(f"  Calls {', '.join(map(str, over))} were sent although they are larger than {largest.window:,} tokens.")
+        say(f"  The largest takes {largest.request_tokens:,}, of which {must} are never cut. Choose a larger --window.")
         say()
     return not over
 

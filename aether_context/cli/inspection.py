@@ -18,6 +18,7 @@ from aether_context.reading import (
     view_of,
     view_under,
 )
+from aether_context.reading.sessions import read_back
 from aether_context.store import Manifest
 from aether_context.store.manifest import ContentList
 from aether_context.store.replay import Replayer
@@ -41,8 +42,9 @@ def show(url: str, pack: str | None, *, session: str | None, everything: bool, a
         print_json(filled.model_dump(mode="json"))
     else:
         view = read_view(replayer, manifest, request=False)
-        titles = call_titles(session_packs(store, app=manifest.app, user=manifest.user, session=manifest.session))
-        print_pack(view, title=titles.get(manifest.pack_id, ""), everything=everything)
+        calls = session_packs(store, app=manifest.app, user=manifest.user, session=manifest.session)
+        title = call_titles(calls).get(manifest.pack_id, "")
+        print_pack(view, title=title, reads=read_back(store, calls), everything=everything)
         gaps = view.gaps
     return _faults(manifest, gaps)
 
@@ -90,16 +92,14 @@ def show_difference(
 ) -> int:
     """Prints how two packs differ, or a pack and the one before it."""
     store, place = packs.locate(url, after or before, session)
-    manifest = store.read(place)
+    manifest, replayer = store.read(place), Replayer(store)
     if after is not None:
-        earlier, earlier_place = packs.locate(url, before, session)
+        earlier_place = packs.find(store, before, session)
     elif manifest.call_before is not None:
-        earlier, earlier_place = store, f"{place.rpartition('/')[0]}/{manifest.call_before}"
+        earlier_place = f"{place.rpartition('/')[0]}/{manifest.call_before}"
     else:
         raise PackNotFound(f"{manifest.pack_id} says of no pack before it: name the one to compare it with")
-    replayer = Replayer(store)
-    old_replayer = replayer if earlier.url == store.url else Replayer(earlier)
-    views = read_view(old_replayer, earlier.read(earlier_place)), read_view(replayer, manifest)
+    views = read_view(replayer, store.read(earlier_place)), read_view(replayer, manifest)
     result = difference(*views)
     _show_difference(result, everything, as_json)
     faults = [_faults(view.manifest, view.gaps) for view in views]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from aether_context.canonical import JSON
 from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, say, tell
-from aether_context.errors import AetherContextError, ManifestError, PackNotFound, SchemaVersionError, StoreError
+from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
-from aether_context.store.pack_file import ENDING, fields_of, read_manifest
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
@@ -65,40 +61,9 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
 
 
 def locate(url: str, pack: str | None, session: str | None = None) -> tuple[PackStore, str]:
-    """The store and the place of a pack, given what `find` takes, or the path of a file with its manifest."""
-    if pack is not None and os.path.isfile(pack):
-        located = in_file(url, Path(pack))
-        if located is None:
-            raise ManifestError(f"{pack} is no pack: it holds no manifest")
-        return located
+    """The store and the place of a pack, given what `find` takes."""
     store = PackStore(url)
     return store, find(store, pack, session)
-
-
-def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
-    """The store and the place of the pack whose manifest a file holds; None where it holds no manifest.
-
-    A file inside a store belongs to that store; any other names a pack of the store at ``url``.
-    """
-    is_packed = path.name.endswith(ENDING)
-    try:
-        data = path.read_bytes()
-        fields = read_manifest(data) if is_packed else fields_of(data)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ManifestError as error:
-        if is_packed or isinstance(error, SchemaVersionError):
-            raise type(error)(f"{error} ({path})") from error
-        return None
-    if "pack_id" not in fields:
-        return None
-    file, *folders = path.absolute(), *path.absolute().parents
-    # A store's folders above a pack: application, user, session, "packs".
-    if is_packed and len(folders) > 4 and folders[0].name == "packs":
-        store = PackStore(folders[4])
-        return store, f"{store.files.root}/{file.relative_to(folders[4]).as_posix()}".removesuffix(ENDING)
-    store = PackStore(url)
-    return store, find(store, str(fields["pack_id"]))
 
 
 # `aether-context list`: a row per pack.
@@ -142,18 +107,10 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
 
 
 def _value(store: PackStore, manifest: Manifest) -> JSON:
-    fields = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
-    tokens = (
-        "counted_tokens",
-        "request_tokens",
-        "request_tokens_method",
-        "over_window",
-        "last_event_time",
-        "validity",
-        "epoch_reason",
-        "words",
-    )
-    return {field: getattr(manifest, field) for field in (*fields, *tokens)} | {
+    names: tuple[str, ...] = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call")
+    names += ("model", "window", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
+    names += ("last_event_time", "validity", "epoch_reason", "words")
+    return {name: getattr(manifest, name) for name in names} | {
         "epoch": manifest.epoch.number,
         "events": len(manifest.truncation_events),
         "uri": store.uri(manifest),

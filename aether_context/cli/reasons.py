@@ -7,6 +7,7 @@ from dataclasses import asdict
 from aether_context.cli import packs
 from aether_context.cli.terminal import FAILED, head, plain, print_json, say, tell
 from aether_context.reading import Answer, Span, why
+from aether_context.reading.sessions import reads_told
 from aether_context.store import PackStore
 
 _FEW = 6
@@ -37,13 +38,13 @@ def _print(answer: Answer, everything: bool) -> None:
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for place in answer.places if everything else answer.places[:_FEW]:
-        head(f"{place.kind} of {place.who}, for {place.agent} in session {place.session}")
+        who = f" of {place.who}" if place.who != place.kind else ""
+        head(f"{place.kind}{who}, for {place.agent} in session {place.session}")
         say(f"  “{plain(answer.excerpt(place))}”")
         for span in place.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")
         if place.uri:
-            read = ", ".join(map(str, place.read_back))
-            say(f"  all of it is at {place.uri}: " + (f"read back before call {read}" if read else "never read back"))
+            say(f"  all of it is at {place.uri}: {reads_told(place.read_back)}")
     if len(answer.places) > _FEW and not everything:
         say(f"… and {len(answer.places) - _FEW} more places (--all shows them)")
     for note in answer.notes:

@@ -10,6 +10,7 @@ from aether_context.canonical import JSON, short
 from aether_context.cli.terminal import aligned, head, increase, moment, percent, plain, print_table, say
 from aether_context.pack import LAYERS, LayerTokens, Row
 from aether_context.reading import Comparison, Difference, Fate, PackView, Piece, TextChange
+from aether_context.reading.sessions import reads_told
 from aether_context.store import Manifest
 
 _FEW = 12
@@ -21,12 +22,10 @@ _BAR = 32
 Lines = Sequence[str]
 
 
-def print_pack(view: PackView, *, title: str = "", everything: bool) -> None:
-    """Prints a pack in sections with titles; empty ones are left out.
-
-    Args:
-        title: which call of its session it is for.
-    """
+def print_pack(
+    view: PackView, *, title: str = "", reads: Mapping[str, Sequence[int]] | None = None, everything: bool
+) -> None:
+    """Prints a pack in sections with titles; ``reads`` says before which calls addresses were read back, if known."""
     manifest = view.manifest
     if title:
         head(f"call {manifest.number} of session {manifest.session}: {title}")
@@ -38,7 +37,7 @@ def print_pack(view: PackView, *, title: str = "", everything: bool) -> None:
             "LAYERS": _layers(manifest),
             "SIGNALS": _signals(manifest),
             "CACHE": _cache(manifest, view.outcome),
-            "CANDIDATES": list(_candidates(view, everything)),
+            "CANDIDATES": list(_candidates(view, reads, everything)),
             "TRUNCATION EVENTS": _events(manifest, everything),
             "TOOLS": list(_tools(manifest, everything)),
             "EVIDENCE NEEDED": [f"- {item}" for item in manifest.evidence_needed],
@@ -71,9 +70,9 @@ def _facts(manifest: Manifest) -> Lines:
         "time": f"{moment(manifest.last_event_time)} UTC",
         "plan": " · ".join([plan, *(f"{label} {value}" for label, value in plan_fields if value)]),
         "model": f"{manifest.model} · window {manifest.window:,}{mark}",
-        "request": f"{manifest.counted_tokens:,} tokens counted by {manifest.counter}, the sum of the layers"
-        f" · {percent(manifest.counted_tokens, manifest.window)} of the window{over}",
-        "expected": f"{manifest.request_tokens:,} tokens by the provider's count ({manifest.request_tokens_method})",
+        "request": f"{manifest.counted_tokens:,} tokens counted by {manifest.counter}, the sum of the layers",
+        "expected": f"{manifest.request_tokens:,} tokens by the provider's count ({manifest.request_tokens_method})"
+        f" · {percent(manifest.request_tokens, manifest.window)} of the window{over}",
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)} · "
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
@@ -150,14 +149,14 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     return aligned(("", ""), facts)
 
 
-def _candidates(view: PackView, everything: bool) -> Iterator[str]:
+def _candidates(view: PackView, reads: Mapping[str, Sequence[int]] | None, everything: bool) -> Iterator[str]:
     """A line for each candidate, with its text below.
 
     In a layer with many candidates, those that were kept whole are summed up in one line.
     """
     shown, notes = list[Row](), dict[int, str]()
     for layer in LAYERS:
-        members = [row for row in view.rows.values() if row.layer == layer]
+        members = [row for row in view.all_rows if row.layer == layer]
         kept = [row for row in members if row.form == "whole" and row.sent_tokens is None]
         if len(members) > _FEW and len(kept) > 1 and not everything:
             members = [row for row in members if row not in kept]
@@ -166,7 +165,7 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
                 f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
             )
         shown += members
-    rows = (_candidate(row, view.tools.get(row.id, row.source)) for row in shown)
+    rows = (_candidate(row, view.tools.get(row.id, row.source), reads) for row in shown)
     lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), rows)
     yield from lines[:1] if shown else ()
     for number, row in enumerate(shown):
@@ -176,12 +175,15 @@ def _candidates(view: PackView, everything: bool) -> Iterator[str]:
         if row.id in view.texts:
             yield f"    “{plain(view.texts[row.id], None if everything else _LONG)}”"
     yield from notes.values()
+    if not everything and any(len(view.texts.get(row.id, "")) > _LONG for row in shown):
+        yield "long texts are shortened: --all shows them whole"
 
 
-def _candidate(row: Row, source: str) -> tuple[str, ...]:
+def _candidate(row: Row, source: str, reads: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
     scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""
-    details = " · ".join(filter(None, (scores, moment(row.time), row.uri, covers)))
+    read = f", {reads_told(reads.get(row.uri, ()))}" if reads is not None and row.form == "offloaded" else ""
+    details = " · ".join(filter(None, (scores, moment(row.time), row.uri + read, covers)))
     tokens = f"{row.tokens:,}" if row.sent_tokens is None else f"{row.tokens:,} → {row.sent_tokens:,}"
     return row.layer, row.id, source, tokens, row.form, row.reason or "", details
 
@@ -388,7 +390,7 @@ def difference_json(difference: Difference) -> JSON:
 
 
 def print_comparison(compared: Comparison) -> None:
-    """Prints the input of calls with their packs, and what it would have been without."""
+    """Prints the input of calls with their packs, and an estimate of what it would have been without."""
     sides = (compared.packed, compared.unpacked)
     rows = [
         ("model calls", *(side.calls for side in sides)),
@@ -398,7 +400,8 @@ def print_comparison(compared: Comparison) -> None:
         ("same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides)),
         ("cost of the input", *(None if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides)),
     ]
-    print_table(("", ">with packs", ">without"), rows, "  ")
-    say("  Without packs the same calls read the whole history, every declaration and whole results.")
+    print_table(("", ">with packs", ">without, estimated"), rows, "  ")
+    say("  Without packs is an estimate: the same calls read the whole history, every declaration and whole results,")
+    say("  without the tools that read results back, their calls and what they gave.")
     say("  The cost is by list price, and as if a cache had served every shared beginning.")
     say("  A model with this window would have refused the calls that are larger than it.")

@@ -58,6 +58,7 @@ class Cutting:
         frozen: whether these may take all that fits, and not only what a cut leaves.
         by_age: whether the latest result of a tool is no anchor. One of long ago may be so large that it would leave
             the latest turns no room.
+        last_turns: number of turns, the latest among them, whose messages leave after all exchanges.
         reason: why it cuts, where neither the window, the byte net nor a hand says so.
     """
 
@@ -70,6 +71,7 @@ class Cutting:
     keep_last: int = 0
     frozen: bool = False
     by_age: bool = False
+    last_turns: int = 1
     reason: Reason = "high_water"
     early: ClassVar[bool] = False
 
@@ -89,7 +91,7 @@ class Cutting:
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
             return decided(conversation, self.name)
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
-        if conversation.recalls:
+        if conversation.recalled:
             most_summary = min(most_summary, int(RECAP_SHARE * target))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
         parts = units(conversation.contents)
@@ -130,6 +132,7 @@ class Cutting:
                 keep_last=self.keep_last,
                 room=budget.most if self.frozen else target,
                 stay=held,
+                last_turns=self.last_turns,
             )
             left, replaced = _shortened(conversation, left, reason)
             room_for_summary = budget.most - (room + left.over) - frame_tokens
@@ -257,7 +260,9 @@ Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 
 _STRATEGIES: dict[str, Factory] = {
     # Units go from the oldest, from the high-water mark down to the low-water mark.
-    "epochs": lambda settings: Cutting(name="epochs", summary_share=settings.summary_share, by_age=True),
+    "epochs": lambda settings: Cutting(
+        name="epochs", summary_share=settings.summary_share, by_age=True, last_turns=settings.last_turns
+    ),
     "stable_prefix": lambda settings: StablePrefix(settings=settings.stable_prefix),
     "sliding_turns": lambda settings: SlidingTurns(tokens=settings.sliding_turns.tokens),
     # The beginning and the end are frozen, the middle goes.

@@ -7,16 +7,15 @@ part of it, so that the next cuts can add again.
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from aether_context.canonical import hash_json, strings
-from aether_context.pack import Content, Part, SummaryRequest
+from aether_context.canonical import hash_json
+from aether_context.pack import Content, SummaryRequest
+from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
-from aether_context.text.entities import calls_line, entity_table, is_entry, table_of
+from aether_context.text.entities import calls_line, entity_table, is_entry
 from aether_context.text.shorten import level, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
@@ -36,7 +35,6 @@ MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where 12 KB of text are 4 KB or less."""
 
 _ENTITIES = 0.7
-_LOOKUPS = 0.3
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
@@ -49,6 +47,7 @@ def recap(
     counter: Counts,
     summaries: Summaries | None = None,
     earlier: str = "",
+    beside: str = "",
 ) -> str:
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
@@ -57,102 +56,21 @@ def recap(
         kept: contents that stay; what they mention is not repeated.
         summaries: a model's, in place of the summary in the conversation's own words.
         earlier: the recap of earlier cuts.
+        beside: text that is sent beside it, like recalled turns; no message in it is quoted.
     """
-    summaries = summaries or Summaries("", {})
-    room = max_tokens - counter.count(earlier) if earlier else 0
-    if room >= _LEAST_ADDED * max_tokens:
-        added = _composed(gone, kept, "", min(room, int(_MOST_ADDED * max_tokens)), counter, summaries, known=earlier)
-        return f"{earlier}\n{added}" if added else earlier
-    return _composed(gone, kept, earlier, int(_FIRST * max_tokens), counter, summaries)
-
-
-def _composed(
-    gone: Sequence[Content],
-    kept: Sequence[Content],
-    earlier: str,
-    room: int,
-    counter: Counts,
-    summaries: Summaries,
-    known: str = "",
-) -> str:
-    bullets = split_bullets(earlier)
+    summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
+    bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
+    if earlier and beside_earlier >= _LEAST_ADDED * max_tokens:
+        bullets, known, room = [], earlier, min(beside_earlier, int(_MOST_ADDED * max_tokens))
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
-    summary_bullets = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_lookup(bullet)))
-    lookup_bullets = [bullet for bullet in bullets if is_lookup(bullet)]
-    lines = lookup_lines(gone, max_tokens=int(_LOOKUPS * room), counter=counter, earlier=lookup_bullets, known=known)
-    looked_up = "\n".join(lines)
-    dropped_lookups = table_of(line for line in lookup_bullets if line not in lines)
-    entries = "\n".join(filter(None, (dropped_lookups, entries)))
-    known = "\n".join(filter(None, (known, looked_up)))
-    table = entity_table(
-        gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known
-    )
-    summary_room = room - counter.count(looked_up) - counter.count(table) - 2
-    summary = summaries.conversation(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
-    summary = summary or summarize(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
-    return "\n".join(filter(None, (summary, looked_up, table))) or calls_line(gone, max_tokens=room, counter=counter)
-
-
-# Small results of calls as lines of a recap: what was asked, and what came of it.
-
-_LOOKUP_TITLE = "- found by "
-_LONGEST_LOOKUP = 360
-"""Characters of a result that is small."""
-_MANY_LOOKUPS, _LOOKUP_SHARE = 4, 0.3
-"""A tool's small results are listed where there are so many, and where they are such a share of all of its results."""
-
-
-def is_lookup(bullet: str) -> bool:
-    """Whether a bullet of a recap is the line of a small result."""
-    return bullet.startswith(_LOOKUP_TITLE)
-
-
-def lookup_lines(
-    contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: Sequence[str] = (), known: str = ""
-) -> list[str]:
-    """The small results of tools that gave many, a line each, in their order; the latest where not all find room.
-
-    Args:
-        contents: that leave, in their order.
-        earlier: the lines of earlier cuts.
-        known: text beside them; lines in it are left out.
-    """
-    lookups = list(_small(contents))
-    results = Counter(response.name for content in contents for response in content.responses)
-    counts = Counter(name for name, _ in lookups)
-    tables = {name for name, number in counts.items() if number >= max(_MANY_LOOKUPS, _LOOKUP_SHARE * results[name])}
-    lines = [*earlier, *(line for name, line in lookups if name in tables)]
-    known_lines = set(known.splitlines())
-    latest_lines = [line for line in dict.fromkeys(reversed(lines)) if line not in known_lines]
-    chosen_lines: list[str] = []
-    for line in latest_lines:
-        max_tokens -= counter.count(line) + 1
-        if max_tokens < 0:
-            break
-        chosen_lines.append(line)
-    return chosen_lines[::-1]
-
-
-def _small(contents: Sequence[Content]) -> Iterator[tuple[str, str]]:
-    """The tool of each small result, and the line with what was asked and what came."""
-    calls_by_tool: dict[str, list[Part]] = {}
-    for content in contents:
-        for call in content.calls:
-            calls_by_tool.setdefault(call.name, []).append(call)
-        for response in content.responses:
-            waiting = calls_by_tool.get(response.name, [])
-            matching = (at for at, candidate in enumerate(waiting) if candidate.call_id == response.call_id)
-            answered = waiting.pop(next(matching, 0)) if waiting else None
-            if answered is not None and len(response.text) <= _LONGEST_LOOKUP and (values := _values(response.text)):
-                yield answered.name, f"{_LOOKUP_TITLE}{answered.name} {_values(answered.text)}: {values}"
-
-
-def _values(text: str) -> str:
-    """The texts in a JSON text in one line; the JSON itself where it holds none."""
-    texts = [value for _, value in strings(json.loads(text))] or [text]
-    return ", ".join(
-        "; ".join(" ".join(line.split()) for line in value.splitlines() if line.strip()) for value in texts
-    )
+    said = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
+    most = int(_ENTITIES * room)
+    table = entity_table(gone, max_tokens=most, counter=counter, earlier=entries, present=kept, known=known)
+    most = room - counter.count(table) - 2
+    summary = summaries.conversation(gone, max_tokens=most, counter=counter, earlier=said)
+    summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside)
+    made = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
+    return "\n".join(filter(None, (known, made)))
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.
@@ -160,44 +78,55 @@ def _values(text: str) -> str:
 _USER = "- user: "
 _MISSING = "- messages left out: "
 _COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
-_SHARES_OF_A_MESSAGE = 3
+_SHARES_OF_A_MESSAGE, _LEAST_QUOTED = 3, 48
+"""A message takes at most one of so many shares of a summary, or so many tokens where these are more."""
 _AGENT_CHARACTERS = 300
 _OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
 """First words of lines that are no agents' names: the roles in this conversation, and the titles of entity tables."""
 
 
-def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
+def summarize(
+    contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "", beside: str = ""
+) -> str:
     """An extractive summary of removed contents: a bullet for each message, in their order, with its speaker.
 
-    Human messages are chosen first: the first of all, which says what the work is about, then the latest before older
-    ones. They are quoted verbatim, long ones shortened to sentences of theirs. Messages of the model and of other
-    agents follow while there is room, each cut to 300 characters. Empty where no bullet fits.
+    Human messages are chosen first: the first of all, which says what the work is about, then those that tell a
+    number, a name, a date, a wish or a decision, the latest before older ones, then the others. They are quoted
+    verbatim, long ones shortened to sentences of theirs. Messages of the model and of other agents follow in the same
+    order while there is room, each cut to 300 characters. Greetings, thanks and praise are left out. Empty where no
+    bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
+        beside: text that is sent beside it; messages in it are left out.
     """
     earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
-    messages = [(content, words) for content in contents if not content.responses and (words := content.words.strip())]
+    messages = [(content, content.words) for content in contents if not content.responses and content.words.strip()]
+    told = [bullet.partition(": ")[2] for bullet in earlier_bullets] + [
+        without_small_talk(text) for _, text in messages
+    ]
     by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
     by_people += [content.role == "user" and not content.agent for content, _ in messages]
-    people_indices = [index for index, person in enumerate(by_people) if person]
-    agent_indices = [index for index, person in enumerate(by_people) if not person]
+    ranked = sorted(
+        (index for index, text in enumerate(told) if text and " ".join(text.split()) not in beside),
+        key=lambda index: (not by_people[index], not is_telling(told[index]), -index),
+    )
+    first = min((index for index in ranked if by_people[index]), default=None)
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):
             return earlier_bullets[index]
-        content, words = messages[index - len(earlier_bullets)]
+        text = told[index]
         if not by_people[index]:
-            line = " ".join(words[: 4 * _AGENT_CHARACTERS].split())
-            if len(line) < _AGENT_CHARACTERS < len(words):  # the text began with many blanks
-                line = " ".join(words.split(None, _AGENT_CHARACTERS))
+            content, _ = messages[index - len(earlier_bullets)]
+            line = " ".join(text[: 4 * _AGENT_CHARACTERS].split())
             return f"- {_named(content.agent) or content.role}: {line[:_AGENT_CHARACTERS]}"
-        words = shorten_line(words, max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
-        return _USER + "\n  ".join(words.splitlines())
+        text = shorten_line(text, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE), counter=counter)
+        return _USER + "\n  ".join(text.splitlines())
 
     remaining = max_tokens - 12
     chosen: dict[int, str] = {}
-    for index in (*people_indices[:1], *reversed(people_indices[1:]), *reversed(agent_indices)):
+    for index in dict.fromkeys((*([] if first is None else [first]), *ranked)):
         if remaining <= 0:
             break
         text = bullet(index)

@@ -188,6 +188,7 @@ def cut(
     keep_last: int = 0,
     room: int | None = None,
     stay: Collection[int] = (),
+    last_turns: int = 1,
 ) -> Cut:
     """What to leave out so that the rest holds at most ``target`` tokens: whole units, the oldest first.
 
@@ -203,6 +204,7 @@ def cut(
         room: tokens that all that stays may take; where it is not enough, fewer units at the end stay, then fewer at
             the beginning. ``target`` by default.
         stay: positions in ``units`` that stay whatever they take.
+        last_turns: number of turns, the latest among them, whose messages leave after all exchanges.
     """
     over = sum(tokens) - target
     if over <= 0 or not units:
@@ -226,7 +228,8 @@ def cut(
     answers = Counter(unit.turn for unit in units if unit.kind != "human")
     order = [at for at, unit in enumerate(units) if unit.kind != "human" and at not in staying]
     leaving: list[tuple[int, ...]] = []
-    for at in sorted(order, key=lambda at: (units[at].turn, units[at].from_agent, at)):
+    named = [unit.kind == "message" and latest - last_turns < unit.turn < latest for unit in units]
+    for at in sorted(order, key=lambda at: (named[at], units[at].turn, units[at].from_agent, at)):
         if over <= 0:
             break
         turn = units[at].turn

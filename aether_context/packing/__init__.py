@@ -16,7 +16,7 @@ from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render
-from aether_context.packing.selection import choose
+from aether_context.packing.selection import choose, leave_out_summarized
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
@@ -56,19 +56,19 @@ def build_pack(
     model = source.request.model
     cached = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
     given = _given(source, policy, cached)
-    summary = source.epoch.summary
-    made = _fitted(given, given.history.items, summary)
+    made = _fitted(given, given.history.items)
     standing = given.history.items
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
     renews = source.candidates and not (given.begins and not given.carried.has_chosen and made.found.stands_alone)
     if made.history.cut and (given.tools.stands or renews):
-        given, summary = _given(source, policy, cached, at_cut=True), ""
-        standing, made = made.history.items, _fitted(given, made.history.items, summary)
+        given = _given(source, policy, cached, at_cut=True)
+        standing, made = made.history.items, _fitted(given, made.history.items)
     for _ in range(_MOST_CHOICES - 1 - given.at_cut):
         if made.found.stands_alone or not _lost(given.request_index, standing, made.history.items):
             break
-        standing, made = made.history.items, _fitted(given, made.history.items, summary)
+        standing, made = made.history.items, _fitted(given, made.history.items)
+    leave_out_summarized(made)
     return render(made)
 
 
@@ -80,10 +80,10 @@ def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cu
     return draft
 
 
-def _fitted(draft: Draft, standing: Sequence[Outgoing], summary: str) -> Draft:
-    """What is chosen beside these contents and this summary, and all of it within the window."""
+def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
+    """What is chosen beside these contents, and all of it within the window."""
     draft = copy(draft)
-    choose(draft, standing, summary)
+    choose(draft, standing)
     # What a payload takes cannot be known from its parts: headers come and go with sections, and a tokenizer counts a
     # text otherwise than its lines. So it is written and counted before anything is decided by what the layers take.
     write_payload(draft)

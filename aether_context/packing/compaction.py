@@ -214,6 +214,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         draft, items, [0 if item.origin == draft.request_index else item.tokens for item in items], budget
     )
     standing = standing_anchors(conversation.contents, conversation.positions, draft.policy.conversation)
+    recalled = [candidate.line for candidate in draft.chosen.memory if candidate.source == RECALLED]
     return replace(
         conversation,
         request_tokens=0 if conversation.request_index is None else items[conversation.request_index].tokens,
@@ -224,7 +225,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         payload_tokens=spoken - draft.spoken(items),
         forced=forced,
         gated=_is_gated(draft, spoken + budget.fixed, budget.input),
-        recalls=any(candidate.source == RECALLED for candidate in draft.chosen.memory),
+        recalled=" ".join(word for line in recalled for word in line.split()),
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,
     )
@@ -248,11 +249,14 @@ def _budget(draft: Draft) -> Budget:
         net=net,
     )
     cut_to = budget.mark(settings.compact_to)
-    # Recalled turns say what a cut took, so the conversation keeps what its latest turns need beside them, and no share
-    # of the window that has been given to these.
+    # Recalled turns say what a cut took, so that they are of the share that it leaves, and the conversation keeps what
+    # its latest turns need beside them.
     if leaves_latest(draft):
+        recalled = sum(memory.tokens for memory in draft.chosen.memory if memory.source == RECALLED)
+        both = budget._replace(fixed=fixed - recalled, most=budget.most + recalled)
         latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
-        cut_to = max(cut_to, min(latest, budget.most if net is None else int(settings.compact_to * net)))
+        latest = min(latest, budget.most if net is None else int(settings.compact_to * net))
+        cut_to = max(both.mark(settings.compact_to) - recalled, latest)
     return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=cut_to)
 
 

@@ -117,7 +117,8 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if over <= 0 and lacking <= 0:
         return
     step, counter = draft.step, draft.counter
-    fields = {name: getattr(step, name) for name in ("task", "goal", "text", "constraints", "next", "stop_when")}
+    names = ("task", "goal", "text", "constraints", "open_questions", "next", "stop_when")
+    fields = {name: text for name in names if (text := getattr(step, name))}
     sizes = [counter.count(line) for text in fields.values() for line in ([text] if isinstance(text, str) else text)]
 
     def ceiling(tokens: int, least: int) -> int:
@@ -192,7 +193,7 @@ def _texts(draft: Draft) -> dict[str, int]:
         "the goal": step.goal,
         "the step's text": step.text,
         "the role": "\n".join(payload.role_lines(step)),
-        "the constraints": "\n".join((*step.constraints, *step.next, *step.stop_when)),
+        "the constraints": "\n".join((*step.constraints, *(step.open_questions or ()), *step.next, *step.stop_when)),
     }
     sizes = {name: counter.count(text) for name, text in texts.items() if text}
     if media := sum(map(counter.media, draft.raw_human.parts)) if draft.raw_human is not None else 0:
@@ -294,8 +295,9 @@ def _shorten_oldest(draft: Draft, pieces: Sequence[Candidate], least: Sequence[i
     return shortened
 
 
-_LEAST_TOKENS = 12
-"""What a shortened memory or piece of evidence keeps at least, besides its date or URI."""
+_LEAST_TOKENS, _LEAST_FOUND = 12, 60
+"""What a shortened memory or piece of evidence keeps at least, besides its date or URI; one that a search found keeps
+a sentence or two, so that in little room the best stay whole rather than all of them in part."""
 
 
 def _least_tokens(draft: Draft, candidate: Candidate) -> int:
@@ -306,7 +308,8 @@ def _least_tokens(draft: Draft, candidate: Candidate) -> int:
     """
     if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "preference":
         return candidate.tokens
-    return min(candidate.tokens, _overhead(candidate, draft.counter) + _LEAST_TOKENS)
+    least = _LEAST_TOKENS if candidate.kind or candidate.layer == "evidence" else _LEAST_FOUND
+    return min(candidate.tokens, _overhead(candidate, draft.counter) + least)
 
 
 def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:

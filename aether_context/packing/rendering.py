@@ -18,6 +18,7 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Block,
     Candidate,
+    Content,
     Epoch,
     EpochReason,
     Form,
@@ -100,7 +101,8 @@ def render(draft: Draft) -> Pack:
     if history.cut:
         # What a strategy leaves out of this request alone does not come back either where a cut passed it.
         positions = source.request.positions
-        gone = sum(rows[at].tokens for at, place in enumerate(positions) if not is_live(epoch, place))
+        dead = [at for at, place in enumerate(positions) if not is_live(epoch, place)]
+        gone = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + gone)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
     request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
@@ -188,7 +190,7 @@ def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: i
 
 def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
     """Counted tokens of what the host would have sent by itself: the whole history with whole results, and all
-    declarations but those that read evidence."""
+    declarations, but for the tools that read evidence, their calls and what they gave."""
     # A sum, since every content is counted and an epoch keeps the tokens of what cuts took; to add it up later would
     # take the texts of every pack of the session.
     source, counter = draft.input, draft.counter
@@ -196,8 +198,15 @@ def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
     tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
     system = counter.system(request.system, declares=bool(tools or request.other_tools))
     declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
-    contents = sum(row.tokens for row in rows[: len(request.contents)])
+    pairs = zip(rows, request.contents, strict=False)
+    contents = sum(row.tokens for row, content in pairs if not _of_readers(content))
     return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
+
+
+def _of_readers(content: Content) -> bool:
+    """Whether a content is calls of the tools that read evidence, or what they gave, and nothing else."""
+    names = {part.name for part in (*content.calls, *content.responses)} | {quote.name for quote in content.quotes}
+    return bool(names) and names <= {READ, SEARCH}
 
 
 def _reason(draft: Draft) -> EpochReason | None:
@@ -217,10 +226,9 @@ def _reason(draft: Draft) -> EpochReason | None:
 
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
-    """What is sent, the summary in its place."""
-    # It stands where the turns went that it is of: there it is written once a cut and stays inside the cached prefix.
-    # In the human message it would be sent again at a new place with every invocation; in front of all else, each cut
-    # would end the prefix before the contents that stay.
+    """What is sent: the summary in its place, and payloads behind what other agents have handed over since."""
+    # Where the turns went that it is of, it is written once a cut and stays inside the cached prefix. In the human
+    # message it would be sent anew with every invocation; before all else, each cut would end the prefix there.
     counter, outgoing = draft.counter, list(draft.history.items)
     if draft.history.summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions
@@ -229,6 +237,10 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
                 at = unit.indices[0]
         outgoing.insert(at, Outgoing(content, content, origin=-1, form="summary", tokens=counter.content(content)))
+    for at in range(len(outgoing) - 2, -1, -1):
+        if outgoing[at].form == "payload":
+            behind = next((end for end in range(at + 1, len(outgoing)) if not outgoing[end].raw.agent), len(outgoing))
+            outgoing.insert(behind - 1, outgoing.pop(at))
     return tuple(outgoing)
 
 

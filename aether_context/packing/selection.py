@@ -17,18 +17,18 @@ from aether_context.packing import payload
 from aether_context.packing.draft import Chosen, Draft, Found
 from aether_context.policy import ConversationSettings
 from aether_context.retrieval import Left, Ranking, answers, widened
+from aether_context.retrieval.ranking import LEAST_QUOTED
 from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
 _DAY_SECONDS = 86_400
 
 
-def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
+def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     """Ranks the candidates, once an invocation: later calls keep what was chosen then.
 
     Args:
         kept: the contents as they are sent; a candidate that is in them word for word is left out.
-        summary: the summary of those that were cut; the same holds for it.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
     if draft.carried.has_chosen or source.host.passthrough_reason or not source.candidates:
@@ -37,13 +37,13 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
-    settings = widened(settings, query)
+    settings = widened(settings, query, turns=any(entry.source == RECALLED for entry in source.candidates))
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == draft.request_index else item.content for item in kept]
-    tail = "\n".join([*(_readable(part) for content in contents for part in content.parts), summary])
+    tail = "\n".join(_readable(part) for content in contents for part in content.parts)
     # Turns that are still sent are ranked with those that are not, and left out here. So a search for turns depends on
     # the history alone, and not on what the pack before it cut.
     sent = {
@@ -65,6 +65,21 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
 
     draft.found = Found(query, found("memory", settings.memory_k), found("evidence", settings.evidence_k))
     draft.chosen = Chosen(draft.found.memory.chosen, draft.found.evidence.chosen)
+
+
+def leave_out_summarized(draft: Draft) -> None:
+    """Leaves out memories that the summary says word for word, as it is once all else has its place."""
+    found, summary = draft.found.memory, " ".join(draft.history.summary.split())
+    texts = {memory.id: " ".join(memory.text.split()) for memory in found.chosen if memory.kind != "preference"}
+    said = {name for name, text in texts.items() if len(text) >= LEAST_QUOTED and text in summary}
+    if said:
+        chosen = tuple(memory for memory in found.chosen if memory.id not in said)
+        left = (
+            Left(candidate=memory, reason="already_in_conversation") for memory in found.chosen if memory.id in said
+        )
+        draft.found = draft.found._replace(memory=Ranking(chosen=chosen, left=(*found.left, *left)))
+        draft.chosen = draft.chosen._replace(memory=tuple(one for one in draft.chosen.memory if one.id not in said))
+        payload.write_payload(draft)
 
 
 def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:

@@ -48,9 +48,9 @@ class Reading:
 class Comparison:
     """The same calls with their packs and without, each added in the order in which they were built.
 
-    Without packs, a call reads the host's whole request: the whole history, all declarations but those of the tools
-    that read evidence, and whole results in the place of extracts. It is assumed that the model would have given the
-    same answers and made the same calls.
+    What it reads without is an estimate: the whole history, all declarations, and whole results in the place of
+    extracts, without the tools that read evidence, their calls and what they gave. It is assumed that the model would
+    have given the same answers and made the same other calls.
 
     Args:
         priced_as: the model whose prices are used; None uses that of each pack.

@@ -81,10 +81,8 @@ class TextChange:
     def lines(self) -> Iterator[tuple[Literal[" ", "-", "+"], str]]:
         """The lines of both, in order: `` `` in both, ``-`` only in the first, ``+`` only in the second."""
         before_text, after_text = _texts(self.before, self.after)
-        before_lines, after_lines = (
-            before_text.split("\n") if self.before else [],
-            after_text.split("\n") if self.after else [],
-        )
+        before_lines = before_text.split("\n") if self.before else []
+        after_lines = after_text.split("\n") if self.after else []
         for kind, start, stop, first, last in SequenceMatcher(None, before_lines, after_lines).get_opcodes():
             if kind == "equal":
                 yield from ((" ", line) for line in before_lines[start:stop])
@@ -181,15 +179,12 @@ def _candidates(before: PackView, after: PackView) -> Iterator[CandidateChange]:
     for before_row, after_row in _pairs(before, after):
         row = after_row or before_row
         assert row is not None
-        before_fate, after_fate = (
-            _fate(before_row) or _absence(before, after, row),
-            _fate(after_row) or _absence(after, before, row),
-        )
-        if (change := _change(before_fate, after_fate)) is not None:
-            candidate_change = CandidateChange(
-                id=row.id, layer=row.layer, source=row.source, change=change, before=before_fate, after=after_fate
-            )
-            changes.append((place_of(row), candidate_change))
+        old = _fate(before_row) or _absence(before, after, row)
+        new = _fate(after_row) or _absence(after, before, row)
+        if (change := _change(old, new)) is not None:
+            layer, source = row.layer, row.source
+            one = CandidateChange(id=row.id, layer=layer, source=source, change=change, before=old, after=new)
+            changes.append((place_of(row), one))
     changes += [(-1, change) for change in _tools(before, after)]
     order = get_args(Change)
     changes.sort(key=lambda item: (LAYERS.index(item[1].layer), order.index(item[1].change), item[0]))
@@ -251,14 +246,9 @@ def _tools(before: PackView, after: PackView) -> Iterator[CandidateChange]:
         {piece.name: piece.tokens for piece in view.request or () if piece.part == "tool"} for view in (before, after)
     ]
     for name in names:
-        before_fate, after_fate = (
-            _tool_fate(view, name, tokens_by_name.get(name))
-            for view, tokens_by_name in zip((before, after), tokens, strict=True)
-        )
-        if (change := _change(before_fate, after_fate)) is not None:
-            yield CandidateChange(
-                id=name, layer="tools", source="", change=change, before=before_fate, after=after_fate
-            )
+        old, new = (_tool_fate(view, name, at.get(name)) for view, at in zip((before, after), tokens, strict=True))
+        if (change := _change(old, new)) is not None:
+            yield CandidateChange(id=name, layer="tools", source="", change=change, before=old, after=new)
 
 
 def _tool_fate(view: PackView, name: str, tokens: int | None) -> Fate:
@@ -279,14 +269,10 @@ def _aligned(before: Sequence[Piece], after: Sequence[Piece]) -> Iterator[TextCh
     matcher = SequenceMatcher(None, [_key(piece) for piece in before], [_key(piece) for piece in after], autojunk=False)
     for kind, start, stop, first, last in matcher.get_opcodes():
         before_pieces, after_pieces = before[start:stop], after[first:last]
-        in_pairs = kind == "equal" or [(piece.part, piece.name) for piece in before_pieces] == [
-            (piece.part, piece.name) for piece in after_pieces
-        ]
-        if in_pairs:
-            yield from (
-                TextChange(before=before_piece, after=after_piece)
-                for before_piece, after_piece in zip(before_pieces, after_pieces, strict=True)
-            )
+        names = [[(piece.part, piece.name) for piece in pieces] for pieces in (before_pieces, after_pieces)]
+        if kind == "equal" or names[0] == names[1]:
+            pairs = zip(before_pieces, after_pieces, strict=True)
+            yield from (TextChange(before=old, after=new) for old, new in pairs)
         else:
             yield from (TextChange(before=piece, after=None) for piece in before_pieces)
             yield from (TextChange(before=None, after=piece) for piece in after_pieces)
@@ -312,7 +298,8 @@ def _parting(before: Sequence[Piece], after: Sequence[Piece], reason: PrefixBrea
     before_piece, after_piece = before[0], after[0]
     same_part = before_piece.part == after_piece.part
     before_text, after_text = _texts(before_piece, after_piece) if same_part else (before_piece.text, after_piece.text)
-    same = common_characters(before_text, after_text) if same_part else 0
+    ends = (at for at, (one, other) in enumerate(zip(before_text, after_text, strict=False)) if one != other)
+    same = next(ends, min(len(before_text), len(after_text))) if same_part else 0
     return Parting(
         part=after_piece.part,
         at=after_piece.at,
@@ -323,9 +310,3 @@ def _parting(before: Sequence[Piece], after: Sequence[Piece], reason: PrefixBrea
         after=after_text[same : same + _AROUND],
         reason=reason,
     )
-
-
-def common_characters(first: str, second: str) -> int:
-    """The number of characters that two texts have in common at their beginning."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))

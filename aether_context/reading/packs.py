@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Literal, TypeAlias
 
-from aether_context.canonical import JSON
+from aether_context.canonical import JSON, short
 from aether_context.conversation.content_json import content_from_wire
+from aether_context.conversation.strategy import summary_content
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
 from aether_context.pack import Content, Pack, Part, Row, SentForm, content_name
 from aether_context.policy import PackPolicy
@@ -78,6 +79,7 @@ class PackView:
 
     Attributes:
         rows: its candidates by their ids, with those of the packs that it extends.
+        summary: the row of the summary of what was cut, its ``tokens`` those of what it stands for; None without one.
         texts: the texts of rows by the rows' ids, where they were recorded.
         tools: the tools whose calls or results rows hold, with the first words of the arguments, by the rows' ids.
         request: system, tools and contents in the order in which a provider's prefix cache reads them; None where it is
@@ -88,6 +90,7 @@ class PackView:
 
     manifest: Manifest
     rows: Mapping[str, Row]
+    summary: Row | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
     request: tuple[Piece, ...] | None = None
@@ -95,15 +98,23 @@ class PackView:
     gaps: tuple[str, ...] = ()
 
     @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows, behind that of the summary where there is one."""
+        return (*filter(None, [self.summary]), *self.rows.values())
+
+    @property
     def in_short(self) -> str:
-        """``1,049 of 4,000 tokens; 7 of 9 items whole, 1 offloaded, 1 left out; 3 tools``."""
+        """``1,049 of 4,000 tokens expected, 1,190 counted; 7 of 9 items whole, 2 offloaded; 3 of 3 tools``."""
         manifest = self.manifest
         forms = Counter("shortened" if is_shortened(row) else row.form for row in self.rows.values())
         whole = forms.pop("whole", 0)
         others = [f"{count:,} {form.replace('_', ' ')}" for form, count in forms.most_common()]
         items = ", ".join([f"{whole:,} of {len(self.rows):,} items whole", *others])
+        items += f"; {self.summary.source}" if self.summary else ""
         tools = f"{len(manifest.tools.sent):,} of {len(manifest.tools.sent) + len(manifest.tools.left_out):,} tools"
-        return f"{manifest.counted_tokens:,} of {manifest.window:,} tokens; {items}; {tools}"
+        is_corrected = manifest.request_tokens != manifest.counted_tokens
+        counted = f" expected, {manifest.counted_tokens:,} counted" if is_corrected else ""
+        return f"{manifest.request_tokens:,} of {manifest.window:,} tokens{counted}; {items}; {tools}"
 
 
 def is_shortened(row: Row) -> bool:
@@ -130,6 +141,8 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
         try:
             texts, contents = _texts(replayer, manifest, view.rows.values())
             view = replace(view, texts=texts, tools=_tool_names(contents))
+            text, counts = texts.get(_summary_id(manifest), ""), replayer.resolve(manifest).counts
+            view = _with_summary(view, text, counts, replayer.line(manifest))
         except (AetherContextError, ValueError, LookupError, TypeError, AttributeError) as error:
             gaps.append(f"{error}: texts are not shown")
         if request and manifest.texts:
@@ -154,14 +167,14 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     contents = {content_name(place, content.digest): content for place, content in pairs}
     texts = {name: _joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
-    rows = {row.id: row for row in pack.rows}
-    return PackView(
+    view = PackView(
         manifest=manifest,
-        rows=rows,
-        texts={name: text for name, text in texts.items() if name in rows},
+        rows={row.id: row for row in pack.rows},
+        texts=texts,
         tools=_tool_names(contents),
         request=tuple(_pieces(pack)),
     )
+    return _with_summary(view, pack.epoch.summary, pack.to_store.counts, [manifest])
 
 
 def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> PackView:
@@ -179,6 +192,8 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
     hashes = {row.id: row.hash for row in rows}
     texts: dict[str, str] = {}
     found: dict[str, Content] = {}
+    if manifest.epoch.summary:
+        hashes[_summary_id(manifest)] = manifest.epoch.summary
     for link in replayer.line(manifest):
         if not link.texts or texts.keys() == hashes.keys():
             break
@@ -188,10 +203,35 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
         for name in hashes.keys() - texts.keys():
             if name in candidates:
                 texts[name] = candidates[name]
+            elif hashes[name] in recorded.get("epoch", ()):
+                texts[name] = recorded["epoch"][hashes[name]]
             elif hashes[name] in contents:
                 found[name] = content_from_wire(contents[hashes[name]])
                 texts[name] = _joined_text(found[name])
     return texts, found
+
+
+def _with_summary(view: PackView, text: str, counts: Mapping[str, int], line: Iterable[Manifest]) -> PackView:
+    """The view with the row of its summary, if any; ``line`` are the packs of its chain, the newest first."""
+    manifest, epoch = view.manifest, view.manifest.epoch
+    if not epoch.summary or manifest.passthrough_reason:
+        return view
+    written = [link.number for link in takewhile(lambda link: link.epoch.summary == epoch.summary, line)][-1]
+    messages = epoch.cut_count - sum(stop - start for start, stop in epoch.kept)
+    row = Row(
+        id=_summary_id(manifest),
+        layer="conversation",
+        source=f"summary of {messages:,} messages, written before call {written:,}",
+        tokens=counts.get(short(summary_content(text).digest, 16), 0) if text else 0,
+        method=manifest.request_tokens_method,
+        hash=epoch.summary,
+        form="summarized",
+    )
+    return replace(view, summary=row, texts={**view.texts, row.id: text} if text else view.texts)
+
+
+def _summary_id(manifest: Manifest) -> str:
+    return f"summary_{short(manifest.epoch.summary)}"
 
 
 def _tool_names(contents: Mapping[str, Content]) -> dict[str, str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 
-from aether_context.errors import PackNotFound
+from aether_context.conversation.content_json import content_from_wire
+from aether_context.errors import AetherContextError, PackNotFound
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.store import Manifest, PackStore
+from aether_context.store.replay import contents_of
+from aether_context.text.entities import artifact_uris
 
 
 def session_packs(
@@ -42,6 +47,27 @@ def _folder(place: str) -> str:
 def _moment(place: str) -> str:
     """The time in the name of a pack's file, which sorts as it passes."""
     return place.rpartition("/")[2].split("_")[1]
+
+
+def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
+    """Before which calls the model had read an address again, by address; packs without texts tell nothing."""
+    calls: dict[str, tuple[int, ...]] = {}
+    known = set[str]()
+    for manifest in manifests:
+        wires: Mapping[str, str] = {}
+        with suppress(AetherContextError):
+            wires = contents_of(store.texts(manifest)) if manifest.texts else {}
+        new = [wire for digest, wire in wires.items() if digest not in known and (READ in wire or SEARCH in wire)]
+        known |= wires.keys()
+        parts = [part for wire in new for part in content_from_wire(wire).calls if part.name in (READ, SEARCH)]
+        for uri in {uri for part in parts for uri in artifact_uris(part.text)}:
+            calls[uri] = (*calls.get(uri, ()), manifest.number)
+    return calls
+
+
+def reads_told(calls: Sequence[int]) -> str:
+    """``read back before call 5, 9``."""
+    return f"read back before call {', '.join(map(str, calls))}" if calls else "never read back"
 
 
 def call_titles(manifests: Sequence[Manifest]) -> dict[str, str]:

@@ -14,11 +14,10 @@ from typing import Literal
 from aether_context.canonical import hash_text
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name
 from aether_context.policy import PackPolicy
 from aether_context.reading.packs import WHY, PackView, Piece, view_of
-from aether_context.reading.sessions import session_packs
+from aether_context.reading.sessions import read_back, session_packs
 from aether_context.retrieval.terms import terms
 from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE
@@ -152,16 +151,18 @@ def why(
     store = PackStore(store) if isinstance(store, str) else store
     manifests = session_packs(store, app=app, user=user, session=session)
     own = [one for one in manifests if one.caller is None] or manifests
-    asked = manifests if call is None else [one for one in own if one.number == call]
-    if not asked:
+    asked = next((one for one in own if one.number == call), None)
+    if call is not None and asked is None:
         raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
         for manifest in manifests:
-            search.look(manifest, asked=manifest in asked)
+            search.look(manifest)
+        if asked is not None:
+            search.keep(asked)
         if search.found:
             break
-    return search.answer(len(asked))
+    return search.answer(1 if asked is not None else len(manifests), manifests)
 
 
 class _Search:
@@ -171,12 +172,11 @@ class _Search:
         self._replayer = Replayer(store)
         self._text, self._exact = text, exact
         self._places: dict[tuple[str, ...], Place] = {}
-        self._reads: list[tuple[str, int]] = []
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
         self._notes: dict[str, None] = {}
 
-    def look(self, manifest: Manifest, *, asked: bool) -> None:
-        """Looks at one call; where it is not ``asked`` for, only for what other calls know."""
+    def look(self, manifest: Manifest) -> None:
+        """Looks at one call."""
         key = (*manifest.session_key, manifest.agent, manifest.branch)
         try:
             policy = self._replayer.policy(manifest)
@@ -193,15 +193,21 @@ class _Search:
             self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
         )
         found = dict(spans)
-        if asked:
-            gone = [name for name in self._places if name[:-1] == key and name[-1] not in found]
-            for name in gone:
-                found[name[-1]] = self._since(self._places[name], manifest, holding, built=pack is not None)
-            if holding and not found:
-                self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
-                found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
-            for place, span in found.items():
-                self._add(self._places[(*key, place)], span)
+        gone = [name for name in self._places if name[:-1] == key and name[-1] not in found]
+        for name in gone:
+            found[name[-1]] = self._since(self._places[name], manifest, holding, built=pack is not None)
+        if holding and not found:
+            self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
+            found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
+        for place, span in found.items():
+            self._add(self._places[(*key, place)], span)
+
+    def keep(self, manifest: Manifest) -> None:
+        """Keeps what is said of one call."""
+        key, at = (*manifest.session_key, manifest.agent, manifest.branch), manifest.number
+        for name, place in self._places.items():
+            spans = [span for span in place.spans if name[:-1] == key and span.first <= at <= span.last]
+            place.spans = [replace(span, first=at, last=at) for span in spans]
 
     def _mask(self, policy: PackPolicy) -> None:
         """From here on the text is looked for as the packs hold it."""
@@ -218,8 +224,6 @@ class _Search:
         names = map(content_name, request.positions, (content.digest for content in request.contents))
         contents = dict(zip(names, request.contents, strict=True))
         candidates = {candidate.id: candidate for candidate in pack.source.candidates}
-        reads = (part.text for content in request.contents for part in content.calls if part.name in (READ, SEARCH))
-        self._reads += [(text, manifest.number) for text in reads]
         results = self._whole_results(manifest)
         for row in view.rows.values():
             texts = [text for text in (view.texts.get(row.id), results.get(row.uri)) if text and self._holds(text)]
@@ -240,9 +244,8 @@ class _Search:
 
     def _by_hash(self, manifest: Manifest, policy: PackPolicy) -> Iterator[tuple[str, Span]]:
         """Where no texts are recorded, the text is looked for as one whole message or memory."""
-        self._notes["calls without recorded texts were looked at by hash, which finds whole messages and memories"] = (
-            None
-        )
+        note = "calls without recorded texts were looked at by hash, which finds whole messages and memories"
+        self._notes[note] = None
         hashes = {content_of_parts(role, [text_part(self._text)]).digest for role in ("user", "model")}
         for row in self._replayer.resolve(manifest).rows.values():
             if row.hash in {*hashes, hash_text(self._text)}:
@@ -275,17 +278,12 @@ class _Search:
     def _span(
         self, manifest: Manifest, row: Row, policy: PackPolicy, holding: Sequence[Piece], *, holds: bool | None
     ) -> Span:
+        span = Span(first=manifest.number, last=manifest.number, form=row.form, holds=holds)
         if row.form == "whole":
-            return Span(first=manifest.number, last=manifest.number, form="whole", holds=holds)
-        return Span(
-            first=manifest.number,
-            last=manifest.number,
-            form=row.form,
-            holds=holds,
-            act=_act(manifest, row, policy),
-            elsewhere=() if holds else _names(holding),
-            settings=_SETTINGS.get(row.reason or row.form, "").format(layer=row.layer),
-        )
+            return span
+        settings = _SETTINGS.get(row.reason or row.form, "").format(layer=row.layer)
+        elsewhere = () if holds else _names(holding)
+        return replace(span, act=_act(manifest, row, policy), elsewhere=elsewhere, settings=settings)
 
     def _since(self, place: Place, manifest: Manifest, holding: Sequence[Piece], *, built: bool) -> Span:
         """How a place stands that this call's rows do not have: it was cut earlier, or not chosen again."""
@@ -321,7 +319,7 @@ class _Search:
     def found(self) -> list[Place]:
         return [place for place in self._places.values() if place.spans]
 
-    def answer(self, calls: int) -> Answer:
+    def answer(self, calls: int, manifests: Sequence[Manifest]) -> Answer:
         notes, places = list(self._notes), self.found
         if not places:
             notes.append(
@@ -330,9 +328,9 @@ class _Search:
             )
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
+        reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
         for place in places:
-            if place.uri:
-                place.read_back = tuple(sorted({number for text, number in self._reads if place.uri in text}))
+            place.read_back = reads.get(place.uri, ())
         return Answer(
             text=self._text, calls=calls, places=tuple(places[:_MOST_PLACES]), exact=self._exact, notes=tuple(notes)
         )

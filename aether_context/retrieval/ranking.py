@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from aether_context.pack import Candidate, CandidateKind, PackInput, Reason
 from aether_context.policy import RetrievalSettings
+from aether_context.text.shorten import sentences
 
 _WORD = re.compile(r"[^\W_]+")
 _POOR_MATCH = 0.1
 """The similarity of a memory that hardly has to do with what is asked."""
-_LEAST_QUOTED = 12
+LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
 MMR_LAMBDA = 0.85
 """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
@@ -74,7 +75,7 @@ def retrieve(
             reason = "expired"
         elif candidate.id != stays[candidate.digest]:
             reason = "duplicate"
-        elif tail and not standing and len(candidate.text) >= _LEAST_QUOTED and candidate.text in tail:
+        elif tail and not standing and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
         if reason is None:
             fresh.append(candidate)
@@ -160,34 +161,19 @@ def query_for(source: PackInput) -> str:
     return searched("\n".join(piece for piece in pieces if piece))
 
 
-_SMALL_TALK = frozenset(
-    _WORD.findall(
-        """a afternoon ahead all alright and are awesome bye cheers continue cool danke day done evening everything fine
-        for go good goodbye got gracias great haha hello help hey hi hola how i is it k later lol merci morning much
-        nice night no nope of ok okay on perfect please proceed right see so sounds sure ta thank thanks that thx to
-        ty understood very welcome well wonderful yeah yep yes you your"""
-    )
-)
 _MANY = re.compile(
     r"\b(?:all|altogether|each|every|everything|list|order|overall|sequence|summar\w+|throughout|timeline|total)\b",
     re.IGNORECASE,
 )
 _TIMES_MANY = 3
-_LONGEST_SMALL_TALK = 60
 
 
-def searched(text: str) -> str:
-    """What memories are searched for; nothing where a text is thanks, a greeting or a word of consent."""
-    words = _WORD.findall(text.casefold()) if len(text) <= _LONGEST_SMALL_TALK else ["?"]
-    return "" if _SMALL_TALK.issuperset(words) else text
-
-
-def widened(settings: RetrievalSettings, query: str) -> RetrievalSettings:
-    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things."""
-    if not _MANY.search(query):
-        return settings
-    many = {"memory_k": settings.memory_k * _TIMES_MANY, "floor": settings.floor / _TIMES_MANY}
-    return settings.model_copy(update=many)
+def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> RetrievalSettings:
+    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things; else
+    half as many again where ``turns`` of a session are among them, since nobody is found by a name there."""
+    many = _TIMES_MANY if _MANY.search(query) else 1
+    most = settings.memory_k * (3 if turns and many == 1 else 2 * many) // 2
+    return settings.model_copy(update={"memory_k": most, "floor": settings.floor / many})
 
 
 LEAST_TOKENS = 256
@@ -203,3 +189,71 @@ def room_for_turns(spoken: int, whole: int, most: float) -> int:
     """
     tokens = int((spoken / max(1, whole)) ** 2 * most)
     return tokens if tokens >= LEAST_TOKENS else 0
+
+
+# What people say that tells nothing, and what surely tells something; both in English.
+
+_LONGEST_SMALL_TALK = 60
+_SMALL_TALK = frozenset(
+    _WORD.findall(
+        """a afternoon ahead all alright and are awesome bye cheers continue cool danke day done evening everything fine
+        for go good goodbye got gracias great haha hello help hey hi hola how i is it k later lol merci morning much
+        nice night no nope noted of ok okay on perfect please proceed right see so sounds sure ta thank thanks that thx
+        to ty understood very welcome well wonderful yeah yep yes you your"""
+    )
+)
+
+
+def searched(text: str) -> str:
+    """What memories are searched for; nothing where a text is thanks, a greeting or a word of consent."""
+    words = _WORD.findall(text.casefold()) if len(text) <= _LONGEST_SMALL_TALK else ["?"]
+    return "" if _SMALL_TALK.issuperset(words) else text
+
+
+_GREETING = re.compile(
+    r"""\b(?:
+    (?:aw+|bye|congrat\w*|dear|ha(?:ha)+|hello|hey|hi|oh|oops|thanks|thank\ you|whoa|woo\w*|wow|yay|yeah|yep)\b
+      (?:,?\ [A-Z]\w+(?=,?\ [a-z]|[,.!?]|$))?
+    | how(?:'s\ (?:it|everything|life)(?:\ going)?|\ (?:have\ you|are\ you|you)\ (?:been|doing))
+      (?:\ lately|\ since\ we\ (?:last\ )?\w+)?
+    | what(?:'s|\ is)\ (?:up|new|going\ on)(?:\ with\ you)?
+    | (?:good|great|nice|lovely)\ to\ (?:see|meet|hear\ from)\ you(?:,\ [A-Z]\w+)?
+    | (?:take\ care|stay\ safe|have\ a\ (?:good|great|nice)|talk\ to\ you|see\ ya|catch\ you|good\ luck)\b[^.!?]*
+    | keep\ (?:it|going)\ up | (?:chat|see\ you|speak|talk)\ soon | no\ (?:problem|worries) | (?:me|you)\ too
+    | same\ here | my\ pleasure | too | so\ much)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_PRAISE = re.compile(
+    r"""\b(?:adorable|amazing|appreciate\w*|awesome|beautiful|blessed|cool|congrat\w*|cute|excit\w+|fantastic|fun|glad|
+    great|happy|incredible|inspir\w+|lovely|lucky|nice|priceless|proud|sorry|stoked|sweet|thankful|wonderful|wow)\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_TELLING = re.compile(
+    r"""\d | (?<=[\w)]\ )(?!I\b)[A-ZÀ-ÞΑ-ΩА-Я]\w | \b(?i:
+    (?:mon|tues|wednes|thurs|fri|satur|sun)day | january | february | april | june | july | august | september
+    | october | november | december | yesterday | tomorrow | today | tonight | ago
+    | (?:last|next|this)\ (?:week\w*|month|year|spring|summer|fall|autumn|winter)
+    | agreed | decid\w+ | decision | plan(?:s|ned|ning)? | must(?!\ have) | should | prefer\w* | please | instead
+    | going\ to | make\ sure | (?:i|we)(?:'ll|\ will) | (?:i|we)\ (?:need|want)\w* | (?:would|i'd)\ like
+    | (?:can|could)\ you)\b | (?:^|[.!?]\ )(?i:always|don't|never|remember)\b
+    """,
+    re.VERBOSE,
+)
+
+
+def is_telling(text: str) -> bool:
+    """Whether a text holds a number, a name, a date, or words for a wish or a decision."""
+    return _TELLING.search(_GREETING.sub(" ", text)) is not None
+
+
+def without_small_talk(text: str) -> str:
+    """A text from its first sentence on that is no small talk; empty where all of it is."""
+    start = 0
+    for sentence in sentences(text):
+        rest = _GREETING.sub(" ", sentence)
+        is_praise = len(rest) <= _LONGEST_SMALL_TALK and _PRAISE.search(rest) and not _TELLING.search(rest)
+        if searched(rest) and not is_praise:
+            return text[start:].strip()
+        start += len(sentence)
+    return ""

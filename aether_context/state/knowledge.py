@@ -64,11 +64,10 @@ def add_note(
     if step_id and text.strip():
         plan = _plan(state)
         step_ids = dict.fromkeys(step.id for step in (*plan.steps, *filter(None, [plan.step])) if step.id)
-        if step_id not in step_ids:
-            raise KnowledgeError(f"there is no step {step_id!r}: the steps are {_names(step_ids)}", field="step_id")
-        if step_id in done_steps(plan.steps):
-            message = f"step {step_id!r} is done: leave step_id out, or name an open step"
-            raise KnowledgeError(message, field="step_id")
+        if step_id not in step_ids or step_id in done_steps(plan.steps):
+            problem = "is done: leave step_id out, or name an open step"
+            unknown = f"there is no step {step_id!r}: the steps are {_names(step_ids)}"
+            raise KnowledgeError(f"step {step_id!r} {problem}" if step_id in step_ids else unknown, field="step_id")
     return _put_note(state, "notes", "note", text, id=id, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
 
 
@@ -104,22 +103,9 @@ def find_note(state: SessionState, id: str) -> NoteShape:
     notes = [*_listed(state, "notes")[1], *kept]
     named = [read_shape(NoteShape, note, "", Problems()) for note in notes if id and _id(NoteShape, note) == id]
     if not named or named[0] is None:
-        raise _no_note(id, notes)
+        names = _names(filter(None, (_id(NoteShape, note) for note in notes)))
+        raise KnowledgeError(f"there is no note {id!r}: the notes are {names}", field="id")
     return named[0]
-
-
-def remove_note(state: SessionState, id: str) -> None:
-    """Removes a working note.
-
-    Raises:
-        KnowledgeError: there is none with that id.
-    """
-    with WRITING:
-        knowledge, notes = _listed(state, "notes")
-        remaining = [note for note in notes if _id(NoteShape, note) != id]
-        if len(remaining) == len(notes):
-            raise _no_note(id, notes)
-        state["knowledge"] = {**knowledge, "notes": remaining}
 
 
 def add_evidence(
@@ -230,11 +216,6 @@ def _id(kind: type[Shape], item: object) -> str:
     if isinstance(shape, EvidenceShape):
         return evidence_id(shape)
     return note_id(shape) if isinstance(shape, NoteShape) else ""
-
-
-def _no_note(id: str, notes: Sequence[object]) -> KnowledgeError:
-    names = _names(filter(None, (_id(NoteShape, note) for note in notes)))
-    return KnowledgeError(f"there is no note {id!r}: the notes are {names}", field="id")
 
 
 def _names(names: Iterable[str]) -> str:

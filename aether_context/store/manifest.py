@@ -168,7 +168,7 @@ class Manifest(_Record):
     request_index: int | None = None
     """Index of the final human message among the contents: the user's request, or what another agent handed over."""
     words: str = ""
-    """The first 120 characters of that message, at an invocation's first call; empty where no texts are recorded."""
+    """The first 120 characters of the message that is answered, at an invocation's first call; empty without texts."""
     others: tuple[tuple[int, int], ...] = ()
     """Index ranges among the contents of other agents' turns, which ADK shows as user messages."""
     first_call: bool = True
@@ -226,8 +226,8 @@ class Manifest(_Record):
     counted_tokens: int = 0
     """Tokens of the request by the counter, before calibration."""
     whole_history_tokens: int = 0
-    """Tokens, by the counter, of what the host would have sent by itself: the whole history with whole results, and all
-    declarations but those that read evidence."""
+    """Tokens, by the counter, of what the host would have sent by itself, an estimate: the whole history with whole
+    results, and all declarations, but for the tools that read evidence, their calls and what they gave."""
     whole_history_breaks: bool = False
     """Whether the host's own request does not begin as the one before: instruction, declarations or history changed."""
     over_window: int = 0

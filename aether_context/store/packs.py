@@ -81,7 +81,8 @@ class PackStore:
 
     def command(self, words: str) -> str:
         """A line that runs a command on this store."""
-        option = "" if self.url == DEFAULT_STORE else f" --store {shlex.quote(self.url)}"
+        is_default = self.url == DEFAULT_STORE and not os.environ.get("AETHER_CONTEXT_STORE")
+        option = "" if is_default else f" --store {shlex.quote(self.url)}"
         return f"aether-context {words}{option}"
 
     def __repr__(self) -> str:

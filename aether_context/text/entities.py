@@ -6,9 +6,9 @@ results; within each rank the latest mention comes first. In another agent's tur
 agent's calls, words and results. The address of a result that was kept whole has the first rank and is listed with the
 tool's name, so that the result can still be read.
 
-A number is listed with its key and the record it belongs to, as `text.json_lines` finds them, in a text with
-the label before it, or with the words before it. Where no record is known for a key, its number is listed only while
-the key has a single one.
+A value is listed with its key and the record it was returned with, as `text.json_lines` finds them, in a text with the
+label before it; where neither names one, that is what the call's arguments name. Where no record is known for a key,
+its number is listed only while the key has a single one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.pack import Content
+from aether_context.pack import Content, Part
 from aether_context.text import Counts
 from aether_context.text.json_lines import (
     NUMBER,
@@ -39,7 +39,8 @@ RANKS: tuple[Rank, ...] = ("used", "written", "seen")
 
 _CALL_CHARACTERS = 120
 _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
-_BETWEEN = ", "
+_BETWEEN, _FIELDS = "; ", ", "
+"""What stands between entities, and between the fields of one record."""
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
 _GAP, _JSON_GAP = "[… ", "… line"
@@ -69,11 +70,12 @@ _FIELD = re.compile(r"\s*[\"']?(?P<key>[^\W\d][\w-]{0,40})[\"']?\s?[:=](?!/)")
 _JSON_KEY = re.compile(r"""["']\s?:""")
 _AMOUNT = re.compile(rf"[+-]?{NUMBER}(?:%|ms|s|px|[kKMGT]i?B?)?")
 _ESCAPED = re.compile(r"""(?<!\\)\\+(["'])""")
-_CLAUSE = re.compile(r".*(?:[.;!?:]\s|, |[(\[{])", re.DOTALL)
-_GAPS = re.compile(r"[\s,|\"'()\[\]{}<>=\\]+")
-_BEFORE = 80
-"""Characters before a number in which the words listed with it are searched."""
-_MOST_WORDS = 3
+_LONGEST_VALUE = 48
+_SEPARATED = re.compile(r"[,;:] |\n")
+_TITLED = re.compile(r"\W{0,8}((?:[^\W\d_][\w.'-]*\ ){1,4}[^\W\d_][\w.'-]*)\ ?[(\[]")
+"""A name before the bracket with the id of its record."""
+_KEY_BEFORE = re.compile(r"([^\W\d][\w-]{0,40})[\"']?\s?[:=]\s?[\"']?$")
+"""A key that ends where its value begins."""
 
 
 def entity_table(
@@ -95,11 +97,11 @@ def entity_table(
         present: contents that are kept; their entities are not listed.
         known: text next to the table; entities in it are not listed.
     """
-    present_mentions = [mentions(content) for content in present]
+    present_mentions = [mentions(content, subjects) for content, subjects in _with_subjects(present)]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
     best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
-    for content in reversed(contents):
-        for entity, rank in mentions(content):
+    for content, subjects in reversed([*_with_subjects(contents)]):
+        for entity, rank in mentions(content, subjects):
             best[entity] = _stronger(best.get(entity, rank), rank)
     for rank, entities in parse(earlier).items():
         for entity in entities:
@@ -108,22 +110,27 @@ def entity_table(
     outdated = _outdated(
         [*(entity for ranked in reversed(present_mentions) for entity, _ in ranked), *best, *known_entities]
     )
-    listed, tokens_left, address_tokens_left = known, max_tokens, int(_ADDRESS_SHARE * max_tokens)
+    tokens_left, address_tokens_left = max_tokens, int(_ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
-    for rank in RANKS:
-        chosen: list[str] = []
+    for number, rank in enumerate(RANKS, start=1):
+        chosen: dict[str, list[str]] = {}
+        # What a weaker line names goes with that line where room gets short.
+        weaker = tuple(_TITLES[other] for other in RANKS[number:])
+        listed = "\n".join([*lines, *(line for line in known.splitlines() if not line.startswith(weaker))])
         tokens_left -= counter.count(_TITLES[rank])
         entities = [
             name
             for name, strongest in best.items()
             if strongest == rank and name not in outdated and name not in present_entities
         ]
-        for entity in entities:
+        for entity in sorted(entities, key=_is_plain):
             is_address = _EVIDENCE_PREFIX in entity
             if entity in listed or (is_address and len(entity) >= shortest_rejected):
                 continue
-            cost = counter.count(_BETWEEN + entity)
+            record, field = _of_record(entity)
+            fields = chosen.get(record)
+            cost = counter.count(_FIELDS + _without_key(field, fields[-1]) if fields else _BETWEEN + entity)
             if not is_address:
                 if cost > tokens_left:
                     break
@@ -133,22 +140,61 @@ def entity_table(
                 continue
             else:
                 address_tokens_left -= cost
-            chosen.append(entity)
+            chosen.setdefault(record or entity, []).extend([field] if record else [])
             listed += f"\n{entity}"
         if chosen:
-            lines.append(_TITLES[rank] + _BETWEEN.join(chosen))
+            fields_shown = {name: map(_without_key, fields, ["", *fields]) for name, fields in chosen.items()}
+            items = (f"{name} {_FIELDS.join(fields)}".rstrip() for name, fields in fields_shown.items())
+            lines.append(_TITLES[rank] + _BETWEEN.join(items))
     return "\n".join(lines)
+
+
+def _of_record(entity: str) -> tuple[str, str]:
+    """The record of an entity and the field that it is; no record where it names none."""
+    subject, _, value = entity.rpartition(": ")
+    record, _, key = subject.rpartition(" ")
+    return (record, f"{key}: {value}") if record else ("", entity)
+
+
+def _without_key(field: str, before: str) -> str:
+    """A field as it is written behind another one of its record: without its key where it has the same."""
+    return field.removeprefix(f"{before.partition(': ')[0]}: ") if before else field
+
+
+def _is_plain(entity: str) -> bool:
+    """Whether an entity is a field with neither a name nor an identifier nor a number of some digits."""
+    key, _, value = _of_record(entity)[1].rpartition(": ")
+    return key != "name" and (len(value) < _SHORTEST or not _TELLING.search(value))
+
+
+def _with_subjects(contents: Iterable[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
+    """Each content with the records that its responses are about, as the calls that they answer name them."""
+    waiting: dict[str, list[Part]] = defaultdict(list)
+    for content in contents:
+        for call in content.calls:
+            waiting[call.name].append(call)
+        subjects = []
+        for response in content.responses:
+            calls = waiting[response.name]
+            answered = next((at for at, call in enumerate(calls) if call.call_id == response.call_id), 0)
+            subjects.append(_subject(calls.pop(answered).text) if calls else "")
+        yield content, tuple(subjects)
+
+
+@lru_cache(maxsize=20_000)
+def _subject(arguments: str) -> str:
+    """The record that a call's arguments name; empty where they name none or several."""
+    labels = {
+        leaf.text if is_label(leaf.text) else f"{leaf.key} {leaf.text}"
+        for leaf in leaves(json.loads(arguments))
+        if is_label(leaf.text) or (is_id(leaf.key) and is_number(leaf.text))
+    }
+    return labels.pop() if len(labels) == 1 else ""
 
 
 def is_entry(bullet: str) -> bool:
     """Whether a bullet is a line of an entity table."""
     return bullet.startswith(tuple(_TITLES.values()))
-
-
-def table_of(texts: Iterable[str]) -> str:
-    """The entities of texts as a table of what was used; empty where there are none."""
-    entities = dict.fromkeys(entity for text in texts for entity in entities_of(text) if not is_number(entity))
-    return _TITLES["used"] + _BETWEEN.join(entities) if entities else ""
 
 
 def calls_line(contents: Sequence[Content], *, max_tokens: int, counter: Counts) -> str:
@@ -169,7 +215,12 @@ def parse(tables: str) -> dict[Rank, list[str]]:
     for line in reversed(tables.splitlines()):
         for rank, title in _TITLES.items():
             if line.startswith(title):
-                by_rank[rank] += line.removeprefix(title).split(_BETWEEN)
+                for item in line.removeprefix(title).split(_BETWEEN):
+                    record = key = ""
+                    for field in item.split(_FIELDS):
+                        entity = f"{record} {field if ': ' in field or not key else f'{key}: {field}'}".lstrip()
+                        record, key = _of_record(entity)[0], entity.rpartition(": ")[0].rpartition(" ")[2]
+                        by_rank[rank].append(entity)
     return by_rank
 
 
@@ -213,15 +264,21 @@ def _outdated(entities: Sequence[str]) -> set[str]:
 
 
 @lru_cache(maxsize=20_000)  # the first cut of a long session needs all of them twice
-def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
-    """The entities that a content mentions, in the order of their first mention, each with its strongest rank."""
+def mentions(content: Content, subjects: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
+    """The entities that a content mentions, in the order of their first mention, each with its strongest rank.
+
+    Args:
+        subjects: the record that each response of the content is about, as its call names it; empty for none.
+    """
     ranks: dict[str, Rank] = {}
+    about = iter(subjects)
     for kind, tool, value, usual_rank in _parts_with_rank(content):
-        for leaf in leaves(value):
+        for leaf in leaves(value, next(about, "") if kind == "response" else ""):
             if leaf.text.startswith(_JSON_GAP):
                 continue
-            if leaf.key:
-                entity = f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
+            is_field = kind == "response" and leaf.record and leaf.key and _is_value(leaf.text)
+            if is_field or is_number(leaf.text.strip()):
+                entity = f"{leaf.record} {leaf.key}: {' '.join(leaf.text.split())}".lstrip()
                 if len(entity) <= _LONGEST:
                     ranks[entity] = _stronger(ranks.get(entity, usual_rank), usual_rank)
                 continue
@@ -230,7 +287,7 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
                 continue
             rank = "seen" if kind == "call" and len(leaf.text) > _LONG_ARGUMENT else usual_rank
             text = _ESCAPED.sub(r"\1", leaf.text) if "\\" in leaf.text else leaf.text
-            for entity in _entities_with_context(text, leaf.record, sparing=rank == "seen"):
+            for entity in _entities_with_context(text, leaf.record, in_records=kind == "response"):
                 if kind == "response" and _ADDRESS.fullmatch(entity):
                     ranks.setdefault(f"{tool}: {entity}" if tool else entity, "used")
                     continue
@@ -244,13 +301,21 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
     return tuple((entity, rank) for entity, rank in ranks.items() if entity not in ambiguous)
 
 
-def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[str]:
+def _is_value(text: str) -> bool:
+    """Whether a text is one value, short enough to be listed with its key, and no sentence about others."""
+    if len(text) > _LONGEST_VALUE or _SEPARATED.search(text):
+        return False
+    return all(entity == text or is_number(entity) for entity in entities_of(text))
+
+
+def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator[str]:
     """The entities in a text of a ``record``, in order and with repetitions.
 
     A key and its number get the label before them in their line, else the one that the lines around them begin with,
-    else the record. Another number gets the words before it; where ``sparing`` is set only with a label among them.
+    else the record; so do a key and its identifier ``in_records``. Another number gets the label before it in its
+    line; without one it is no entity.
     """
-    label = label_key = ""
+    label = label_key = naming = ""
     for line in text.split("\n"):
         stripped = line.strip()
         field = _FIELD.match(line)
@@ -264,7 +329,7 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
             continue
         if stripped.startswith(("{", "[")) and (value := read(stripped.rstrip(","))) is not None:
             for leaf in leaves(value, record):
-                if leaf.key:
+                if is_number(leaf.text.strip()):
                     yield f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
                 else:
                     yield from (entity for entity in entities_of(leaf.text) if not is_number(entity))
@@ -274,30 +339,26 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
         nearest = ""
         for match in _ENTITY.finditer(line):
             entity = _entity(match)
+            owner = (nearest or label or record) if in_records else ""
             if match["key"] and not _AMOUNT.fullmatch(match["number"].rstrip(".,:")):
-                yield entity
+                yield f"{owner} {entity}".lstrip()
             elif match["key"] and is_id(match["key"]):
                 yield f"{record} {entity}".lstrip()
                 label = label or (entity.replace(":", "") if begins and not is_json else "")
             elif match["key"]:
                 yield f"{nearest or label or record} {entity}".lstrip()
             elif not is_number(entity.lstrip("~=")):
+                found = _KEY_BEFORE.search(line, max(0, match.start() - 50), match.start()) if in_records else None
+                own_key = found[1] if found is not None else ""
                 if entity:
-                    yield entity
-                if is_label(entity) and not is_json:
+                    yield f"{owner} {own_key}: {entity}" if own_key and owner not in ("", entity) else entity
+                if is_label(entity) and not is_json and (not own_key or (is_id(own_key) and naming in ("", own_key))):
+                    naming = naming or own_key
+                    if not label and in_records and (titled := _TITLED.match(line, 0, match.start())):
+                        yield f"{entity} name: {titled[1]}"
                     nearest, label = entity, label or (entity if begins else "")
-            elif (words := _words_before(line, match.start())) and (not sparing or (nearest and nearest in words)):
-                yield f"{words} {entity}"
-
-
-def _words_before(line: str, start: int) -> str:
-    """The words before the number at ``start`` of a line, at most three, of the same clause."""
-    before = line[:start][-_BEFORE:]
-    words = _GAPS.sub(" ", _CLAUSE.sub("", before)).split()
-    if start > _BEFORE and _CLAUSE.match(before) is None:
-        words = words[1:]  # the first one may be incomplete
-    phrase = " ".join(words[-_MOST_WORDS:])
-    return phrase if any(map(str.isalpha, phrase)) else ""
+            elif nearest:
+                yield f"{nearest} {entity}"
 
 
 def _value(text: str) -> JSON:

@@ -187,6 +187,8 @@ _NO_ID = re.compile(
     re.IGNORECASE,
 )
 _NAME = re.compile(r"(?:.*[_\-. ])?(?:name|title|label|subject)|.*[a-z](?:Name|Title)", re.IGNORECASE)
+_ANSWERS = ("", "result")
+"""Where a call's answer stands in its response."""
 _JSON_START = re.compile(r"\{\s*\"|\[\s*[\[{\"]")
 _LONGEST_LABEL, _LONGEST_KEY, _LONGEST_RECORD = 60, 40, 100
 _FEWEST, _MOST = 3, 60
@@ -195,7 +197,7 @@ _MOST_FIELDS = 200
 
 
 class Leaf(NamedTuple):
-    """A scalar value. ``key`` is set where it is a number; ``record`` names its record, where that is known."""
+    """A scalar value with its key, and the name of its record where that is known."""
 
     text: str
     key: str = ""
@@ -213,7 +215,7 @@ def _leaves(value: JSON, key: str, record: str, naming: str, depth: int) -> Iter
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):
-        naming = naming if _can_name(value.get(naming)) else _naming_field([value], key)
+        naming = naming if _can_name(value.get(naming)) else _naming_field([value], key, answers=bool(record))
         inner = record
         if naming:
             inner = _record_name(naming, value[naming], record)
@@ -233,9 +235,9 @@ def _leaves(value: JSON, key: str, record: str, naming: str, depth: int) -> Iter
         if parsed_value is not None:
             yield from _leaves(parsed_value, key, record, "", depth + 1)
         elif not is_number(text.strip()):
-            yield Leaf(text, "", record)
-        elif key and not key.isdecimal() and len(number := _line(text)) >= _FEWEST:  # an index names nothing
-            yield Leaf(number, _line(key), record)
+            yield Leaf(text, _line(key), record)
+        elif key and not key.isdecimal() and (record or len(text) >= _FEWEST):  # an index names nothing
+            yield Leaf(_line(text), _line(key), record)
 
 
 def is_number(text: str) -> bool:
@@ -258,11 +260,12 @@ def is_label(word: str) -> bool:
     return not (is_number(word) or _DATE.fullmatch(word) or _COLOUR.fullmatch(word))
 
 
-def _naming_field(records: Sequence[Mapping[str, JSON]], container: str) -> str:
+def _naming_field(records: Sequence[Mapping[str, JSON]], container: str, answers: bool = False) -> str:
     """The field that names the records of one container; empty where none does.
 
     It is the first of the ids, then of the texts that look like one, then of the names, whose values differ in all
-    records. A record's own id comes before those of others.
+    records. A record's own id comes before those of others. What ``answers`` a call about a record is that record,
+    unless it has an id of its own.
     """
     if not records:
         return ""
@@ -275,8 +278,9 @@ def _naming_field(records: Sequence[Mapping[str, JSON]], container: str) -> str:
         return 1 if stem and field.casefold().startswith(stem) else 2
 
     candidates = sorted(filter(is_id, fields), key=closeness)
-    candidates += [field for field in fields if isinstance(text := records[0][field], str) and is_label(text)]
-    candidates += [field for field in fields if _NAME.fullmatch(field[:_LONGEST_KEY])]
+    if not (answers and container in _ANSWERS):
+        candidates += [field for field in fields if isinstance(text := records[0][field], str) and is_label(text)]
+        candidates += [field for field in fields if _NAME.fullmatch(field[:_LONGEST_KEY])]
     for field in candidates:
         values = [record.get(field) for record in records]
         if all(map(_can_name, values)) and len(set(map(str, values))) == len(values):
@@ -301,4 +305,9 @@ def _record_name(field: str, value: JSON, around: str) -> str:
 
 def _line(text: str) -> str:
     """A text shortened to one line, without the separators of the entity table."""
-    return " ".join(text[: 4 * _LONGEST_LABEL].split()).replace(", ", " ")[:_LONGEST_LABEL].rstrip(" ,:")
+    return (
+        " ".join(text[: 4 * _LONGEST_LABEL].split())
+        .replace(", ", " ")
+        .replace("; ", " ")[:_LONGEST_LABEL]
+        .rstrip(" ,:")
+    )

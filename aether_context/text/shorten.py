@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 from aether_context.text import Counts
@@ -186,7 +186,13 @@ def level(sizes: Sequence[int], limit: int) -> int:
 
 # Sentences on one line.
 
-_SENTENCE = re.compile(r"(?<=[.!?;。！？])\s*|\n+")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？])\s*|\n+")
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, each with the white space behind it."""
+    ends = [match.end() for match in _SENTENCE.finditer(text)]
+    return [text[start:end] for start, end in pairwise((0, *ends, len(text))) if start < end]
 
 
 def shorten_line(text: str, max_tokens: int, *, counter: Counts, query: str = "") -> str:
@@ -197,10 +203,10 @@ def shorten_line(text: str, max_tokens: int, *, counter: Counts, query: str = ""
     tokens = counter.count(text)
     if tokens <= max_tokens:
         return text
-    sentences = [found for sentence in _SENTENCE.split(text) if (found := sentence.strip())] or [text]
-    scores = _relevance(sentences, query)
-    ranked = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
-    cost = [len(sentence) * tokens / len(text) for sentence in sentences]
+    parts = [part for sentence in sentences(text) if (part := sentence.strip())] or [text]
+    scores = _relevance(parts, query)
+    ranked = sorted(range(len(parts)), key=lambda at: (-scores[at], at))
+    cost = [len(part) * tokens / len(text) for part in parts]
 
     def choose(budget: float) -> set[int]:
         chosen: set[int] = set()
@@ -215,12 +221,12 @@ def shorten_line(text: str, max_tokens: int, *, counter: Counts, query: str = ""
     def written(chosen: set[int]) -> str:
         joined, previous = "", -1
         for at in sorted(chosen):
-            joined += ("" if not at else " " if at == previous + 1 else " … ") + sentences[at]
+            joined += ("" if not at else " " if at == previous + 1 else " … ") + parts[at]
             previous = at
-        return joined.lstrip() + (" …" if previous < len(sentences) - 1 else "")
+        return joined.lstrip() + (" …" if previous < len(parts) - 1 else "")
 
     found = _fitting(choose, written, max_tokens=max_tokens, counter=counter)
-    return found[0] if found is not None else beginning(sentences[ranked[0]], max_tokens, counter)
+    return found[0] if found is not None else beginning(parts[ranked[0]], max_tokens, counter)
 
 
 # The lines of a long text that are worth a look, found without reading all of it line by line.

@@ -141,7 +141,7 @@ class _Session:
             entries,
             query,
             lambda place: call.history[place].digest,
-            most=widened(settings, query).memory_k,
+            most=widened(settings, query, turns=True).memory_k,
             tokens=room,
             asked=source.identity.last_event_time,
             embedder=embedder_for("none" if settings.embedder == "none" else "static"),

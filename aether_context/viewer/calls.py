@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from aether_context.errors import ChecksumMismatch, StoreError
+from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals
 
@@ -54,6 +55,11 @@ class Session:
                 self.owner, self.last = call.names[:3], call.manifest
             if call.answer is not None:
                 self.totals = self.totals.plus(Totals.of(call.answer))
+
+    @property
+    def compared(self) -> Comparison:
+        """The input of the calls with their packs, and an estimate of it without."""
+        return Comparison(call.manifest for call in self.calls if call.manifest is not None)
 
 
 class Calls:

@@ -41,8 +41,9 @@ def spans(piece: Piece, view: PackView) -> Iterator[Span]:
     if piece.part != "content":
         yield Span("system" if piece.part == "system" else "tools", piece.text)
         return
-    row = next((name for name in piece.rows if name in view.rows), "")
-    layer: Layer = view.rows[row].layer if row else "conversation"
+    own = view.summary.id if view.summary and piece.form == "summary" else ""
+    row = next((name for name in piece.rows if name in view.rows), own)
+    layer: Layer = view.rows[row].layer if row in view.rows else "conversation"
     before, packed, after = piece.text.partition(f"{payload.FIRST_LINE}\n")
     if piece.form not in ("payload", "merged") or not packed:
         yield Span(layer, piece.text, row)

@@ -21,6 +21,7 @@ from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
 from aether_context.packing.payload import minute
 from aether_context.reading import WHY
+from aether_context.reading.sessions import reads_told
 
 if TYPE_CHECKING:
     import jinja2
@@ -89,6 +90,7 @@ def environment() -> jinja2.Environment:
         "n": _number,
         "usd": _dollars,
         "when": minute,
+        "reads": reads_told,
         "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "–",
         "words": lambda name: WHY.get(name, name.replace("_", " ")),
         "clip": lambda text, most: (

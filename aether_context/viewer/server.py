@@ -8,8 +8,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.applications import Starlette
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
 from aether_context.reading import difference, read_view, session_packs, why
 from aether_context.reading.packs import is_shortened
+from aether_context.reading.sessions import read_back
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 from aether_context.viewer.calls import Calls, Session, by_session
@@ -32,6 +33,7 @@ from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_Reads: TypeAlias = Mapping[str, Sequence[int]]
 
 COOKIE = "aether_context_viewer"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -89,10 +91,12 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
         raise PackNotFound(f"no packs of session {session!r} of app {app!r} and user {user!r} are in {store.url}")
     links = Links(in_file=frozenset(place.rpartition("/")[2] for place in places[-_MOST_IN_FILE:]))
     packs: list[tuple[str, str]] = []
+    reads = _reads(store, (app, user, session))
     for place in places[-_MOST_IN_FILE:]:
         name, layout = place.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
         try:
-            packs.append((name, render("pack.html", links, **layout, **_pack_values(replayer, store.read(place)))))
+            values = _of_pack(replayer, store.read(place), reads)
+            packs.append((name, render("pack.html", links, **layout, **values)))
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
             packs.append((name, render("base.html", links, **layout, **fault)))
@@ -101,7 +105,7 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
     return render("session.html", links, title=session, **values)
 
 
-def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None = None) -> dict[str, Any]:
+def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manifest | None = None) -> dict[str, Any]:
     """What the page of a pack shows, or what differs from another pack where that is given."""
     view, store, is_beside = read_view(replayer, manifest), replayer.store, other is not None
     compared = difference(read_view(replayer, other), view) if other is not None else None
@@ -118,6 +122,7 @@ def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None 
     return {
         "title": manifest.pack_id,
         "view": view,
+        "reads": reads,
         "gaps": gaps,
         "messages": [(piece, [*spans(piece, view)]) for piece in view.request or ()],
         "is_beside": is_beside,
@@ -125,6 +130,14 @@ def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None 
         "lines": changed_lines,
         "is_shortened": is_shortened,
     }
+
+
+def _reads(store: PackStore, owner: tuple[str, str, str]) -> _Reads:
+    """Before which calls of a session addresses were read back, as far as its packs can be read."""
+    try:
+        return read_back(store, session_packs(store, app=owner[0], user=owner[1], session=owner[2]))
+    except (AetherContextError, ValueError, LookupError):
+        return {}
 
 
 class _Guard:
@@ -243,26 +256,28 @@ class _Viewer:
         places = self.store.places(*owner) if all(owner) else []
         if not places:
             raise HTTPException(404, "no packs of this session are in the store")
-        shown = Session(self.calls.of(places))
+        own = shown = Session(self.calls.of(places))
         app, user, session = owner
-        values = {"shown": shown, "packs": (), "words": words, "answer": None, "fault": ""}
+        values: dict[str, Any] = {"title": own.owner[2], "packs": (), "words": words, "answer": None, "fault": ""}
+        call = request.query_params.get("call", "")[:9]
+        values["call"] = number = int(call) if call.isdecimal() else None
         try:
-            family = [
-                self.store.place(manifest)
-                for manifest in session_packs(self.store, app=app, user=user, session=session)
-            ]
-            shown.calls = Session(self.calls.of(family)).calls
-            values["answer"] = why(self.store, words, app=app, user=user, session=session) if words else None
+            family = session_packs(self.store, app=app, user=user, session=session)
+            shown = Session(self.calls.of(map(self.store.place, family)))
+            shown.owner, shown.last = own.owner, own.last
+            if words:
+                values["answer"] = why(self.store, words, app=app, user=user, session=session, call=number)
         except (AetherContextError, ValueError) as error:
             values["fault"] = str(error)
         calls, paging = _paged(request, [*enumerate(shown.calls, 1)], _MOST_CALLS, 10**9)
-        return self._page(request, "session.html", title=shown.owner[2], calls=calls, paging=paging, **values)
+        return self._page(request, "session.html", shown=shown, calls=calls, paging=paging, **values)
 
     def pack(self, request: Request) -> Response:
         """A pack, or with ``beside`` what differs from that one."""
         manifest, beside = self._manifest(request, request.path_params["pack"]), request.query_params.get("beside")
         other = self._manifest(request, beside) if beside else None
-        return self._page(request, "pack.html", prefix="", **_pack_values(Replayer(self.store), manifest, other))
+        values = _of_pack(Replayer(self.store), manifest, _reads(self.store, manifest.session_key), other)
+        return self._page(request, "pack.html", prefix="", **values)
 
     def raw(self, request: Request) -> Response:
         """The content of an address in a pack, as text whatever it is."""

@@ -1,7 +1,7 @@
 """Writes and searches memories, by how many users there are and how many memories each has; and says what is found.
 
     python memory_scale.py locomo.json [--places file postgres] [--sizes 100x1000 1x50000] [--threads 2]
-                                       [--searches 200] [--recall] [--embedder NAME]
+                                       [--searches 200] [--embedder NAME]
 
 The file is that of LoCoMo (Maharana et al., 2024). A memory is the beginning of one turn, the end of another one and a
 reference of its own, 20 of them a session; 1,000 are a write. What is asked are other turns, each of a user drawn by
@@ -16,9 +16,6 @@ p50, p95   of all others
 processor  milliseconds of processor time a search
 share      of the answers that hold a memory of the user who is asked and of no other one
 MB         in the file, or in the tables with their indexes
-
-``--recall`` prints instead, of the questions about LoCoMo's conversations, the share of which at least one labelled
-turn is among the first ten memories (any@10), and the mean share of the labelled turns there (all@10).
 """
 
 from __future__ import annotations
@@ -35,13 +32,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-from turn_recall import questions, turns
+from turn_recall import turns
 
 from aether_context.adk import HybridMemoryService
 from aether_context.memory import Memory
 
 COLUMNS = ("place", "users", "memories", "add", "first", "p50", "p95", "processor", "share", "MB")
-A_SESSION, A_WRITE, BEST = 20, 1_000, 10
+A_SESSION, A_WRITE = 20, 1_000
 TABLES = "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables WHERE relname = 'memories'"
 
 
@@ -168,23 +165,6 @@ async def searched(uri: str, users: int, args: argparse.Namespace, spoken: list[
     return elapsed, right
 
 
-def recall(uri: str, args: argparse.Namespace) -> list[str]:
-    memories = HybridMemoryService(uri, embedder=args.embedder).memories
-    any_found, shares = [], []
-    for number, sample in enumerate(json.loads(args.path.read_text())):
-        told = [
-            Memory(name=one.id, text=one.text, session=one.thread or "", author=one.speaker, timestamp=stamp(one.time))
-            for one in turns(sample["conversation"])
-        ]
-        memories.add("recall", f"talk{number}", told)
-        for question, names in questions(sample):
-            found = {one.memory.name for one in memories.search("recall", f"talk{number}", question.text, BEST)}
-            shares.append(len(found & set(names)) / len(set(names)))
-            any_found.append(shares[-1] > 0)
-    memories.close()
-    return [f"{len(shares):,}", f"{sum(any_found) / len(shares):.3f}", f"{sum(shares) / len(shares):.3f}"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
@@ -192,18 +172,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["100x1000", "1x50000"], help="users x memories of each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--searches", type=int, default=200)
-    parser.add_argument("--recall", action="store_true")
     parser.add_argument("--embedder", help="by name; the default is the service's")
     args = parser.parse_args()
-    columns = ("place", "questions", "any@10", "all@10") if args.recall else COLUMNS
-    for row in (columns, ["---"] * len(columns)):
+    for row in (COLUMNS, ["---"] * len(COLUMNS)):
         print("| " + " | ".join(row) + " |")
     spoken = said(args.path)
     for place in args.places:
-        for size in [""] if args.recall else args.sizes:
+        for size in args.sizes:
             with opened(place) as uri:
                 users, _, each = size.partition("x")
-                cells = recall(uri, args) if args.recall else measure(uri, int(users), int(each), args, spoken)
+                cells = measure(uri, int(users), int(each), args, spoken)
             name = place if "://" not in place else "database"  # a password may stand in a URI
             print("| " + " | ".join([name, *cells]) + " |", flush=True)
 

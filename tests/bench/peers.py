@@ -1,4 +1,4 @@
-"""What a user could pick instead, as ADK plugins: ADK's own filter, and the textbook form of four methods.
+"""What a user could pick instead, as ADK plugins: ADK's own filter, and the textbook form of two methods.
 
 Tokens are those of tool_runs.py: UTF-8 bytes / 4 for each block, and 4. None of them keeps a request inside its window
 come what may; what each does there is part of the comparison.
@@ -6,7 +6,7 @@ come what may; what each does there is part of the comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
@@ -64,32 +64,6 @@ class Placeholders(Method):
         return left
 
 
-class SlidingTurns(Method):
-    """The oldest whole turns go until the rest fits; the latest one always stays."""
-
-    def edit(self, contents: Contents, sizes: Sequence[int], room: int) -> Contents:
-        starts = [at for at, content in enumerate(contents) if is_question(content)]
-        fitting = (at for at in starts if sum(sizes[at:]) <= room)
-        return contents[next(fitting, starts[-1]) :] if starts else contents
-
-
-class HeadsTails(Method):
-    """The first three messages and the last five stay, those between go from the oldest; calls keep their results."""
-
-    head, tail = 3, 5
-
-    def edit(self, contents: Contents, sizes: Sequence[int], room: int) -> Contents:
-        parts = list(exchanges(contents))
-        used = sum(sizes)
-        gone: set[int] = set()
-        for part in parts[self.head : max(self.head, len(parts) - self.tail)]:
-            if used <= room:
-                break
-            used -= sum(sizes[at] for at in part)
-            gone.update(part)
-        return [content for at, content in enumerate(contents) if at not in gone]
-
-
 class ClearedResults(Method):
     """All but the last three results are cleared while 80% of the window are passed."""
 
@@ -107,10 +81,7 @@ class ClearedResults(Method):
 PEERS: Mapping[str, Callable[[int], list[BasePlugin]]] = {
     "full history": lambda window: [],
     "ADK's filter, 2 invocations": lambda window: [ContextFilterPlugin(num_invocations_to_keep=2)],
-    "ADK's filter, 5 invocations": lambda window: [ContextFilterPlugin(num_invocations_to_keep=5)],
     "placeholders at 80%": lambda window: [Placeholders(window)],
-    "sliding turns": lambda window: [SlidingTurns(window)],
-    "head and tail": lambda window: [HeadsTails(window)],
     "clearing tool results": lambda window: [ClearedResults(window)],
 }
 
@@ -121,22 +92,6 @@ def size(content: types.Content) -> int:
 
 def has_response(content: types.Content) -> bool:
     return any(part.function_response for part in content.parts or ())
-
-
-def is_question(content: types.Content) -> bool:
-    return content.role == "user" and not has_response(content)
-
-
-def exchanges(contents: Sequence[types.Content]) -> Iterator[list[int]]:
-    """Indices that belong together: a content, and the results of its calls behind it."""
-    part: list[int] = []
-    for at, content in enumerate(contents):
-        if part and not has_response(content):
-            yield part
-            part = []
-        part.append(at)
-    if part:
-        yield part
 
 
 def blank(content: types.Content, text: str = "[trimmed]") -> types.Content:

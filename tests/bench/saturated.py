@@ -5,15 +5,8 @@
 All sessions talk at once through one runner of ADK's, with its services in memory and a scripted model that answers at
 once. A turn has two model calls: one calls a plain function, the other answers. A round is the same without the plugin
 and with it, with a store in a new temporary folder; rounds alternate in one process after a small one that warms up.
-What is recorded counts up to the last file.
-
-CPU          milliseconds of processor time a model call, all threads together; median of the rounds
-calls        model calls a second
-block        the longest time that one step of a task held the event loop, milliseconds: its own processor time, and
-             by the clock; median of the rounds
-throughput   what is left of ADK's calls a second, by processor time and by the clock
-
-The script fails where a call has no receipt, or a request holds a text of another session.
+Printed are milliseconds of processor time a model call, all threads together and up to the last file: medians of the
+rounds. The script fails where a call has no receipt, or a request holds a text of another session.
 """
 
 from __future__ import annotations
@@ -27,9 +20,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from google.adk.agents import LlmAgent
@@ -78,47 +71,11 @@ def look_up(key: str) -> dict[str, str]:
     return {"result": "\n".join(f"row {row}: {key} total={row * 13}.50 status=shipped" for row in range(12))}
 
 
-class Step(Coroutine[Any, Any, Any]):
-    """A task's coroutine, each step of which is timed."""
-
-    def __init__(self, work: Generator[Any, Any, Any] | Coroutine[Any, Any, Any], blocks: Blocks) -> None:
-        self._work, self._blocks = work, blocks
-
-    def send(self, value: Any) -> Any:
-        began, cpu = time.perf_counter(), time.thread_time()
-        try:
-            return self._work.send(value)
-        finally:
-            self._blocks.took(time.perf_counter() - began, time.thread_time() - cpu)
-
-    def throw(self, *error: Any) -> Any:
-        return self._work.throw(*error)
-
-    def close(self) -> None:
-        self._work.close()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        raise NotImplementedError
-
-
-@dataclass
-class Blocks:
-    """The longest steps, in seconds."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    def took(self, wall: float, cpu: float) -> None:
-        self.wall, self.cpu = max(self.wall, wall), max(self.cpu, cpu)
-
-
 @dataclass
 class Round:
-    """What one round took: seconds of processor time and by the clock, and what it did."""
+    """Seconds of processor time of one round, and what it did."""
 
     cpu: float = 0.0
-    wall: float = 0.0
-    blocks: Blocks = field(default_factory=Blocks)
     calls: int = 0
     receipts: int = 0
     foreign: int = 0
@@ -126,7 +83,6 @@ class Round:
 
 def run(sessions: int, turns: int, plugins: list[Any]) -> Round:
     """All sessions at once, in a process that has nothing else to do."""
-    found = Round(calls=sessions * turns * CALLS)
     model = Scripted(model="gemini-2.5-flash", foreign=[])
     agent = LlmAgent(name="clerk", model=model, instruction="You look things up.", tools=[look_up])
     runner = InMemoryRunner(app=App(name="saturated", root_agent=agent, plugins=plugins))
@@ -141,17 +97,14 @@ def run(sessions: int, turns: int, plugins: list[Any]) -> Round:
                 pass
 
     async def all_of_them() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_task_factory(lambda loop, work, **more: asyncio.Task(Step(work, found.blocks), loop=loop, **more))
         await asyncio.gather(*(converse(number) for number in range(sessions)))
         await runner.close()
 
     gc.collect()
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.process_time()
     asyncio.run(all_of_them())
-    found.cpu, found.wall = time.process_time() - cpu, time.perf_counter() - began
-    found.foreign = len(model.foreign)
-    return found
+    spent = time.process_time() - began
+    return Round(cpu=spent, calls=sessions * turns * CALLS, foreign=len(model.foreign))
 
 
 def alone(sessions: int, turns: int) -> Round:
@@ -180,17 +133,11 @@ def main() -> int:
         for name, way in ways.items():
             done = way(given.sessions if number else 10, given.turns)
             rounds[name] += [done] if number else []
-    median = statistics.median
-    print("| | CPU | calls | block, CPU | block |\n| --- | --- | --- | --- | --- |")
     for name, done in rounds.items():
-        cpu, wall = (median(getattr(one, kind) / one.calls for one in done) for kind in ("cpu", "wall"))
-        blocks = [1_000 * median(getattr(one.blocks, kind) for one in done) for kind in ("cpu", "wall")]
-        print(f"| {name} | {1_000 * cpu:.2f} | {1 / wall:.0f} | {blocks[0]:.1f} | {blocks[1]:.1f} |")
-    pairs = list(zip(*rounds.values(), strict=True))
-    by_cpu, by_clock = (median(getattr(a, kind) / getattr(b, kind) for a, b in pairs) for kind in ("cpu", "wall"))
-    calls, receipts = (sum(getattr(one, name) for one in rounds["with plugin"]) for name in ("calls", "receipts"))
-    foreign = sum(one.foreign for one in rounds["with plugin"])
-    print(f"\nthroughput: {by_cpu:.2f} by processor time, {by_clock:.2f} by the clock")
+        print(f"{name}: {1_000 * statistics.median(one.cpu / one.calls for one in done):.2f} ms")
+    calls, receipts, foreign = (
+        sum(getattr(one, name) for one in rounds["with plugin"]) for name in ("calls", "receipts", "foreign")
+    )
     print(f"{receipts:,} receipts of {calls:,} calls; texts of other sessions in requests: {foreign}")
     return int(receipts != calls or foreign > 0)
 

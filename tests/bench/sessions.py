@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from aether_context import PackPolicy
+from aether_context.tuning.statistics import effective
 
 SAMPLES = 2_000
 PERCENT = (100.0, 1)
@@ -34,11 +35,6 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     drawn = np.random.default_rng(0).integers(len(held), size=(SAMPLES, len(held)))
     low, high = np.percentile(held[drawn].mean(axis=1), [2.5, 97.5])
     return float(held.mean()), float(low), float(high)
-
-
-def effective(weights: Sequence[float]) -> float:
-    """How many sessions of equal size these are worth in a sum."""
-    return sum(weights) ** 2 / sum(weight**2 for weight in weights)
 
 
 def cell(sessions: Sequence[Figures], name: str, scale: float, digits: int) -> str:

@@ -1,7 +1,7 @@
 """What policies do to recorded agent runs: rows in Markdown, one for each policy.
 
     python tests/bench/tool_runs.py RUNS.jsonl [MORE.jsonl ...] [--window 16000 ...] [--policy NAME|TOML|SETTINGS ...]
-                                    [--columns NAME ...] [--peers] [--by file|shape|fixed] [--limit N]
+                                    [--columns NAME ...] [--peers] [--by file] [--limit N]
 
 A line of a file is a run: ``{"system": …, "tools": [{"name", "description", "parameters"}], "turns": [{"user": …,
 "steps": [{"text": …, "calls": [{"name", "args", "result"}]}]}]}``. Each run is played through an ADK Runner with the
@@ -19,15 +19,9 @@ usable    the same, in requests that a provider takes: within the window, and va
 cost      tokens outside the prefix shared with the request before, and a tenth of those inside, over the same sum for
           the run's whole history, never shortened; of runs whose history passes the window
 reuse     tokens of that shared prefix, in percent of all tokens sent: what a prefix cache can serve; of the same runs
-offloaded tokens of tool results that are not sent when a result is first shown, in percent
-read      lines in the request, and, where it shows an address, those of earlier results, each of which a call that
-          reads 60 lines around it brings back
-read cost cost, and what such calls return, once a result and request
+read      lines in the request, and, where it shows an address, those of earlier results, which a call brings back
 
-``--columns`` says which are shown. ``--by shape`` has a row for each shape that
-`aether_context.conversation.shape_of` tells apart, by a run's whole history, ``--by fixed`` one for runs whose system
-instruction, declarations and longest user message take more than half of the window, and one for the others.
-``--peers`` has rows of peers.py.
+``--columns`` says which are shown. ``--by file`` has a row for each file, ``--peers`` has rows of peers.py.
 """
 
 from __future__ import annotations
@@ -55,9 +49,6 @@ from sessions import PERCENT, Figures, policy_of, print_table, rows_of
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.conversation import Conversation, shape_of
-from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.pack import Content
 from aether_context.policy import PRESETS
 
 Run = Mapping[str, Any]
@@ -66,9 +57,8 @@ Step = Mapping[str, Any]
 PER_BLOCK = 4
 CACHED_PRICE = 0.1
 LINE_CHARACTERS = 30
-READ_LINES = 60
 COLUMNS = dict.fromkeys(("over", "invalid", "grounded", "lines", "usable"), PERCENT)
-COLUMNS |= {"cost": (1.0, 3), "reuse": PERCENT, "offloaded": PERCENT, "read": PERCENT, "read cost": (1.0, 3)}
+COLUMNS |= {"cost": (1.0, 3), "reuse": PERCENT, "read": PERCENT}
 _VALUE = re.compile(r"[A-Za-z0-9_./@:-]{5,}")
 
 
@@ -215,8 +205,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 @dataclass
 class Score:
-    """Sums over requests; see the columns. ``whole`` and ``shown`` are tokens of results as they are, and as they stand
-    in the first request that has them; ``answered`` those that reading lines back returns."""
+    """Sums over requests; see the columns."""
 
     requests: int = 0
     over: int = 0
@@ -227,9 +216,6 @@ class Score:
     lines_kept: int = 0
     lines_usable: int = 0
     lines_read: int = 0
-    answered: int = 0
-    whole: int = 0
-    shown: int = 0
     tokens: int = 0
     cached: int = 0
     full: int = 0
@@ -243,18 +229,15 @@ class Score:
     def figures(self, window: int) -> Figures:
         """The columns' parts and wholes; ``peak`` is the size of the whole history at the last call."""
         full = price(self.full, self.full_cached) if self.peak > window else 0.0
-        paid = price(self.tokens, self.cached)
         return {
             "over": (self.over, self.requests),
             "invalid": (self.invalid, self.requests),
             "grounded": (self.values_kept, self.values),
             "lines": (self.lines_kept, self.lines),
             "usable": (self.lines_usable, self.lines),
-            "cost": (paid, full),
+            "cost": (price(self.tokens, self.cached), full),
             "reuse": (self.cached, self.tokens if full else 0),
-            "offloaded": (self.whole - self.shown, self.whole),
             "read": (self.lines_kept + self.lines_read, self.lines),
-            "read cost": (paid + self.answered, full),
         }
 
 
@@ -295,7 +278,6 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
     history = History.of(run)
     before: tuple[str, ...] = ()
     size_before = 0
-    new: list[str] = []
     asked = [
         (turn["user"] if at == 0 else None, step) for turn in run["turns"] for at, step in enumerate(turn["steps"])
     ]
@@ -307,8 +289,7 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
         missing = {line for line in lines if line not in request.said}
         size = sum(map(tokens, request.blocks))
         over, invalid = size > window, not is_valid(request)
-        read, answered = read_back(missing, history.results) if "artifact://" in request.said else (0, 0)
-        shown = [text for text in request.blocks if text.startswith("user:response:")][-len(new) :] if new else []
+        read = read_back(missing, history.results) if "artifact://" in request.said else 0
         total.add(
             Score(
                 requests=1,
@@ -320,9 +301,6 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
                 lines_kept=len(lines) - len(missing),
                 lines_usable=0 if over or invalid else len(lines) - len(missing),
                 lines_read=read,
-                answered=answered,
-                whole=sum(tokens(json.dumps({"result": text}, ensure_ascii=False)) for text in new),
-                shown=sum(tokens(text.split(":", 3)[3]) for text in shown),
                 tokens=size,
                 cached=shared(before, request.blocks),
                 full=history.size,
@@ -332,25 +310,12 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
         )
         before, size_before = request.blocks, history.size
         history.take(step)
-        new = [call["result"] for call in step["calls"]]
     return total
 
 
-def read_back(lines: set[str], results: Sequence[str]) -> tuple[int, int]:
-    """How many of these lines stand in results, and the tokens of what is read around them, once a result."""
-    found: dict[int, int] = {}
-    read = 0
-    for line in sorted(lines):
-        at = next((at for at in reversed(range(len(results))) if line in results[at]), None)
-        if at is None:
-            continue
-        read += 1
-        if at not in found:
-            rows = results[at].splitlines()
-            middle = next((number for number, row in enumerate(rows) if line in row), 0)
-            around = rows[max(0, middle - READ_LINES // 2) : middle + READ_LINES // 2]
-            found[at] = tokens("\n".join(around))
-    return read, sum(found.values())
+def read_back(lines: set[str], results: Sequence[str]) -> int:
+    """How many of these lines stand in results."""
+    return sum(any(line in result for result in results) for line in lines)
 
 
 def shared(before: Sequence[str], after: Sequence[str]) -> int:
@@ -398,30 +363,6 @@ def long_lines(step: Step) -> set[str]:
     return {line for line in lines if len(line) >= LINE_CHARACTERS}
 
 
-def shape(run: Run, window: int) -> str:
-    """The kind of conversation that a run's whole history is."""
-    contents: list[Content] = []
-    for turn in run["turns"]:
-        contents.append(content_of_parts("user", [part_of({"text": turn["user"]})]))
-        for step in turn["steps"]:
-            said = [part_of({"text": step["text"]})] if step["text"] else []
-            calls = [part_of({"function_call": {"name": c["name"], "args": c["args"]}}) for c in step["calls"]]
-            results = [
-                part_of({"function_response": {"name": c["name"], "response": {"result": c["result"]}}})
-                for c in step["calls"]
-            ]
-            contents.append(content_of_parts("model", [*said, *calls]))
-            if results:
-                contents.append(content_of_parts("user", results))
-    return shape_of(Conversation.of(contents, window=window, system=run["system"])).kind
-
-
-def fixed(run: Run, window: int) -> str:
-    """How much of the window has what hardly a cut takes: system instruction, declarations and the longest message."""
-    size = History.of(run).size + max(tokens(f"user:{turn['user']}") for turn in run["turns"])
-    return "over half" if 2 * size > window else "up to half"
-
-
 def plugin(policy: PackPolicy, at: int) -> list[BasePlugin]:
     """The plugin, with a store of its own."""
     return [ContextPackPlugin(policy=policy, store=f"memory://runs-{policy.digest[-12:]}-{at}")]
@@ -435,8 +376,7 @@ def measured(
 
     runs = [(name, run) for name, held in named.items() for run in held]
     for window in windows:
-        of = {"shape": shape, "fixed": fixed}.get(by or "")
-        groups = [of(run, window) if of else name if by else "" for name, run in runs]
+        groups = [name if by else "" for name, _ in runs]
         for name in [*policies, *(PEERS if peers else ())]:
             made = None if name in PEERS else policy_of(name, window)
             held: dict[str, list[Figures]] = {}
@@ -455,7 +395,7 @@ def main() -> None:
     parser.add_argument("--policy", nargs="*", default=list(PRESETS), help="presets, profiles, TOML files or settings")
     parser.add_argument("--peers", action="store_true", help="what a user could pick instead, too")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS)[:7], metavar="NAME")
-    parser.add_argument("--by", choices=["file", "shape", "fixed"], help="a row for each of these")
+    parser.add_argument("--by", choices=["file"], help="a row for each of these")
     parser.add_argument("--limit", type=int, help="only the first runs of each file")
     given = parser.parse_args()
     named = {path.stem: rows_of(path)[: given.limit] for path in given.runs}

@@ -21,6 +21,8 @@ of integers, the same on every machine. Fitting again gives the same vectors wit
 from __future__ import annotations
 
 import argparse
+import gzip
+import html
 import random
 import re
 import time
@@ -29,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fit_estimate import read_text
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -55,6 +56,27 @@ PASSAGE_SHARE = 0.25
 """So many texts are several sentences in a row."""
 
 Matrix = NDArray[np.float32]
+
+
+def plain_manual(text: str) -> str:
+    """The words of a manual page, without its roff commands."""
+    text = re.sub(r'^[.\']\\".*\n?', "", text, flags=re.M)
+    text = re.sub(r"^\.[A-Za-z]{1,3} ?", "", text, flags=re.M)
+    text = re.sub(r"\\f[A-Z]|\\f\(..|\\&|\\s[-+]?\d", "", text)
+    return re.sub(r"\\\(..|\\(.)", r"\1", text).replace('"', "")
+
+
+def plain_markup(text: str) -> str:
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", "", text, flags=re.S)
+    return re.sub(r"\n\s*\n+", "\n\n", html.unescape(text))
+
+
+def read_text(path: Path) -> str:
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    if "/man/" in str(path):
+        return plain_manual(text)
+    return plain_markup(text) if path.suffix in (".html", ".page") else text
 
 
 def pieces(path: Path) -> Iterator[str]:

@@ -258,29 +258,19 @@ def test_numbers_that_no_tokenizer_gives_are_not_believed(
     assert len([record for record in caplog.records if record.name == "aether_context"]) == 1
 
 
-def tear(conversation: Conversation) -> list[Removed]:
-    return [Removed(index=at, reason="window") for at, content in enumerate(conversation.contents) if content.calls]
+WRONG: dict[str, Callable[[Conversation], list[int]]] = {
+    "tear": lambda conversation: [at for at, content in enumerate(conversation.contents) if content.calls],
+    "lose the request": lambda conversation: [conversation.request_index or 0],
+    "name what is not there": lambda conversation: [999],
+    "name one twice": lambda conversation: [0, 0],
+}
 
 
-def lose_the_request(conversation: Conversation) -> list[Removed]:
-    return [Removed(index=conversation.request_index or 0, reason="window")]
-
-
-def name_what_is_not_there(conversation: Conversation) -> list[Removed]:
-    return [Removed(index=999, reason="window")]
-
-
-def name_one_twice(conversation: Conversation) -> list[Removed]:
-    return 2 * [Removed(index=0, reason="window")]
-
-
-@pytest.mark.parametrize("wrong", [tear, lose_the_request, name_what_is_not_there, name_one_twice])
-def test_a_decision_that_would_break_a_request_is_not_taken(
-    wrong: Callable[[Conversation], list[Removed]], figure: Figure
-) -> None:
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_decision_that_would_break_a_request_is_not_taken(wrong: str, figure: Figure) -> None:
     class Wrong(FaultyStrategy):
         def trim(self, conversation: Conversation) -> Decision:
-            removed = tuple(wrong(conversation))
+            removed = tuple(Removed(index=at, reason="window") for at in WRONG[wrong](conversation))
             gone = {one.index for one in removed}
             kept = tuple(at for at in range(len(conversation.contents)) if at not in gone)
             return Decision(kept=kept, removed=removed)

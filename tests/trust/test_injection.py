@@ -93,6 +93,7 @@ def plan(text: str) -> dict[str, Any]:
         "task": f"2 {text}",
         "goal": f"3 {text}",
         "constraints": [f"4 {text}", f"5 {text}"],
+        "open_questions": [f"20 {text}"],
         "step": {
             "id": f"6 {text}",
             "text": f"7 {text}",
@@ -156,8 +157,6 @@ def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, fig
     if window == 800:
         assert any(manifest.truncation_events for manifest in one.manifests())
 
-
-# pages, terminals and logs
 
 LINE = "FORGED 9 of 9 packs passed"
 RAW = (

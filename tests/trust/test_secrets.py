@@ -19,11 +19,9 @@ from failing import FailingFileSystem
 from google.adk.artifacts import FileArtifactService
 from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from matrix import but_slow
 from scripted import Chat, Failure, Memories, call
+from traces import Traces
 from writers import writer
 
 from aether_context import PackPolicy
@@ -39,7 +37,7 @@ def letters(count: int, of: str = string.ascii_letters + string.digits) -> str:
     return "".join(_random.choice(of) for _ in range(count))
 
 
-HEX, LOWER = "0123456789abcdef", string.ascii_lowercase + string.digits
+HEX = "0123456789abcdef"
 PEM = "\n".join(letters(64) for _ in range(6))
 BLOCK = f"-----BEGIN RSA PRIVATE KEY-----\n{PEM}\n-----END RSA PRIVATE KEY-----"
 ESCAPED = "\n".join(letters(64) for _ in range(6))
@@ -94,9 +92,6 @@ SECRETS = {name: secret for name, (_, secret) in PLANTED.items()}
 ALL = "\n".join(TEXTS)
 
 
-# what a conversation puts them into
-
-
 def fetch(source: str, note: str) -> dict[str, Any]:
     """Fetches the settings of a source, which are few."""
     return {
@@ -135,33 +130,6 @@ STATE = {
     },
     "knowledge": {"notes": [{"id": f"n{at}", "text": text} for at, text in enumerate(TEXTS)]},
 }
-
-
-class Spans(SimpleSpanProcessor):
-    on = False
-
-    def on_end(self, span: ReadableSpan) -> None:
-        if self.on:
-            super().on_end(span)
-
-
-@pytest.fixture(scope="session")
-def exporter() -> InMemorySpanExporter:
-    exported = InMemorySpanExporter()
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        trace.set_tracer_provider(TracerProvider())
-    provider = trace.get_tracer_provider()
-    assert isinstance(provider, TracerProvider)
-    provider.add_span_processor(Spans(exported))
-    return exported
-
-
-@pytest.fixture
-def spans(exporter: InMemorySpanExporter) -> Iterator[InMemorySpanExporter]:
-    Spans.on = True
-    exporter.clear()
-    yield exporter
-    Spans.on = False
 
 
 def converse(folder: Path, settings: dict[str, Any], *, url: str = "") -> Chat:
@@ -211,9 +179,6 @@ def converse(folder: Path, settings: dict[str, Any], *, url: str = "") -> Chat:
         chat.say("Now do what fails.")
     logging.getLogger("aether_context").warning("a collaborator failed: %s", TEXTS[1], exc_info=Failure(TEXTS[15]))
     return chat
-
-
-# where they are looked for
 
 
 def unpacked(data: bytes) -> Iterator[bytes]:
@@ -287,13 +252,10 @@ def shown(chat: Chat) -> Iterator[tuple[str, bytes]]:
                 waiting.append(link)
 
 
-def everything(
-    chat: Chat, folder: Path, spans: InMemorySpanExporter, logs: pytest.LogCaptureFixture
-) -> set[tuple[str, str]]:
+def everything(chat: Chat, folder: Path, traces: Traces, logs: pytest.LogCaptureFixture) -> set[tuple[str, str]]:
     found = leaks(written(folder)) | leaks(shown(chat))
-    own = [span for span in spans.get_finished_spans() if span.instrumentation_scope.name == "aether_context"]
-    assert own
-    found |= leaks(("spans", span.to_json().encode()) for span in own)
+    assert traces.own
+    found |= leaks(("spans", span.to_json().encode()) for span in traces.own)
     records = [record for record in logs.records if record.name.startswith("aether_context")]
     handled = [f"{record.getMessage()} {record.exc_text} {record.exc_info}" for record in records]
     assert handled
@@ -311,16 +273,15 @@ MODES: dict[str, dict[str, Any]] = {
     "on, hashes alone": {**ON, "record": "hashes"},
     "on, the prompt too": {**ON, "redact_prompt": True},
 }
-SLOW = "on, hashes alone"
 
 
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.slow if mode == SLOW else ()) for mode in MODES])
+@pytest.mark.parametrize("mode", but_slow(MODES, "on, hashes alone"))
 def test_no_secret_is_written(
-    mode: str, tmp_path: Path, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, figure: Figure
+    mode: str, tmp_path: Path, traces: Traces, caplog: pytest.LogCaptureFixture, figure: Figure
 ) -> None:
     with caplog.at_level(logging.INFO, logger="aether_context"):
         chat = converse(tmp_path, dict(MODES[mode]))
-    found = everything(chat, tmp_path, spans, caplog)
+    found = everything(chat, tmp_path, traces, caplog)
     figure("secrets", len(found))
     assert found == set()
     assert len(chat.manifests()) > 10
@@ -335,12 +296,12 @@ def test_no_secret_is_written(
 
 
 def test_without_it_the_same_search_finds_them(
-    tmp_path: Path, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger("aether_context").filters.clear()  # those of other tests' plugins mask for the whole process
     with caplog.at_level(logging.INFO, logger="aether_context"):
         chat = converse(tmp_path, {})
-    found = everything(chat, tmp_path, spans, caplog)
+    found = everything(chat, tmp_path, traces, caplog)
     assert {name for _, name in found} == set(SECRETS)
     places = {place.partition("/")[0] for place, _ in found}
     assert places >= {"store", "memory", "artifacts", "report", "page", "logs"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import logging
 import os
@@ -18,15 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import pytest
-from scripted import Chat, big_file, call
+from failing import FailingFileSystem
+from scripted import Chat, big_file, call, sound
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.store.replay import Replayer
 
 Figure = Callable[[str, float], None]
 
@@ -35,92 +32,16 @@ TURNS = 3
 """While the fault lasts."""
 
 
-class Faulty(fsspec.AbstractFileSystem):
-    """Files of this process, all instances together, as ``faulty://``: synchronous, as SFTP and SMB are."""
-
-    protocol = "faulty"
-    cachable = False
-    fault = ""
-    held: dict[str, bytes] = {}
-    calls = 0
-    ends = threading.Event()
-    """Set where no fault is; calls that hang wait for it."""
-
-    @classmethod
-    def begin(cls, fault: str) -> None:
-        cls.fault = fault
-        cls.ends.clear()
-
-    @classmethod
-    def end(cls) -> None:
-        cls.fault = ""
-        cls.ends.set()
-
-    def _enter(self, path: str = "", value: bytes | None = None) -> None:
-        cls = type(self)
-        cls.calls += 1
-        if self.fault == "down":
-            raise ConnectionRefusedError("the store is down")
-        if self.fault == "hangs":
-            self.ends.wait(600)
-        if self.fault == "third" and cls.calls % 3 == 0:
-            raise ConnectionResetError("reset by peer")
-        if self.fault == "slow":
-            time.sleep(0.2)
-        if value is not None and self.fault == "refuses":
-            raise PermissionError(path)
-        if value and self.fault == "full":  # an empty file takes no room
-            raise OSError(errno.ENOSPC, "No space left on device")
-        if value is not None and self.fault == "torn":
-            self.held[path] = value[: len(value) // 2]
-            raise ConnectionResetError("reset by peer")
-
-    def exists(self, path: str, **_: Any) -> bool:
-        self._enter()
-        return path in self.held
-
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
-        self._enter()
-        return {"name": path, "type": "file" if path in self.held else "directory", "size": 0}
-
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        if mode == "create" and path in self.held:
-            raise FileExistsError(path)
-        self._enter(path, value)
-        self.held[path] = value
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        self._enter()
-        if path not in self.held:
-            raise FileNotFoundError(path)
-        return self.held[path][start:end]
-
-    def rm_file(self, path: str) -> None:
-        self._enter()
-        if self.held.pop(path, None) is None:
-            raise FileNotFoundError(path)
-
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
-        self._enter()
-        begin = f"{path.rstrip('/')}/"
-        inside = {name.removeprefix(begin) for name in list(self.held) if name.startswith(begin)}
-        found = {one.split("/", 1)[0]: "directory" if "/" in one else "file" for one in inside}
-        return [{"name": begin + name, "type": kind, "size": 0} for name, kind in sorted(found.items())]
-
-
-fsspec.register_implementation("faulty", Faulty, clobber=True)
-
-
 @pytest.fixture(autouse=True)
 def _no_fault() -> Iterator[None]:
-    Faulty.end()
+    FailingFileSystem.end()
     yield
-    Faulty.end()
+    FailingFileSystem.end()
 
 
 @pytest.fixture
 def url() -> str:
-    return f"faulty://store-{next(_numbers)}"
+    return f"failing://fault-{next(_numbers)}"
 
 
 def conversation(url: str, policy: PackPolicy | None = None) -> Chat:
@@ -139,14 +60,9 @@ def turn(chat: Chat, number: int, user: str | None = None) -> float:
 
 
 def packs(url: str) -> int:
-    """How many packs are in the store itself, each unchanged, with its outcome, and built again the same."""
+    """How many packs are in the store itself, each whole and with its outcome."""
     store = PackStore(url)
-    replayer = Replayer(store)
-    manifests = list(store.manifests())
-    for manifest in manifests:
-        manifest.verify()
-        assert replayer.replay(manifest).matches
-    return sum(store.outcome(manifest) is not None for manifest in manifests)
+    return sum(store.outcome(manifest) is not None for manifest in sound(store))
 
 
 def missing(url: str, expected: int, seconds: float = 40.0) -> int:
@@ -183,10 +99,10 @@ def test_a_fault_of_the_store_costs_no_receipt_and_little_time(
     usual = statistics.median(turn(conversation(f"{url}-usual"), number) for number in range(3))
     chat = conversation(url)
     turn(chat, 0)
-    Faulty.begin(fault)
+    FailingFileSystem.begin(fault)
     with caplog.at_level(logging.INFO, logger="aether_context"):
         seconds = [turn(chat, number, "ben" if number == 2 else None) for number in range(1, 1 + TURNS)]
-        Faulty.end()
+        FailingFileSystem.end()
         turn(chat, 1 + TURNS)
         lost = missing(url, 2 * (2 + TURNS))
     figure("lost", lost)
@@ -205,7 +121,7 @@ def test_a_process_that_starts_and_closes_while_the_store_fails_is_not_held_up(
     fault: str, url: str, figure: Figure
 ) -> None:
     usual = max(turn(conversation(f"{url}-usual"), number) for number in range(2))
-    Faulty.begin(fault)
+    FailingFileSystem.begin(fault)
     began = time.monotonic()
     chat = conversation(url)
     starting = time.monotonic() - began
@@ -213,7 +129,7 @@ def test_a_process_that_starts_and_closes_while_the_store_fails_is_not_held_up(
     began = time.monotonic()
     asyncio.run(chat.plugin.close())  # type: ignore[union-attr]
     closing = time.monotonic() - began
-    Faulty.end()
+    FailingFileSystem.end()
     for seconds in (starting, first, closing):
         figure("store_seconds", max(seconds, 0))
         assert seconds < 5
@@ -226,7 +142,7 @@ def test_a_process_that_starts_and_closes_while_the_store_fails_is_not_held_up(
 def test_the_event_loop_goes_on_while_the_store_hangs(url: str) -> None:
     chat = conversation(url)
     turn(chat, 0)
-    Faulty.begin("hangs")
+    FailingFileSystem.begin("hangs")
     stalls: list[float] = []
 
     async def beat() -> None:
@@ -246,7 +162,7 @@ def test_the_event_loop_goes_on_while_the_store_hangs(url: str) -> None:
     for number in range(1, 4):
         turn(chat, number)
     assert threading.active_count() <= before + 8
-    Faulty.end()
+    FailingFileSystem.end()
     turn(chat, 4)
     assert max(stalls) < 2
     assert missing(url, 12) == 0
@@ -259,11 +175,11 @@ def test_what_waits_in_memory_while_the_disk_of_the_spool_is_full_too_arrives(
     monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(small_disk))
     chat = conversation(url)
     turn(chat, 0)
-    Faulty.begin("full")
+    FailingFileSystem.begin("full")
     with caplog.at_level(logging.INFO, logger="aether_context"):
         for number in range(1, 1 + TURNS):
             turn(chat, number)
-        Faulty.end()
+        FailingFileSystem.end()
         turn(chat, 1 + TURNS)
         lost = missing(url, 2 * (2 + TURNS))
     figure("lost", lost)

@@ -10,16 +10,7 @@ import sys
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from wire.sessions import CLIENTS, NATIVE, SCENARIOS, Run, Scenario, arguments, run, thinking
-
-STRESS: tuple[tuple[str, int, Scenario], ...] = (
-    ("thoughts of 3,400", 5_000, thinking(3_400, turns=4)),
-    ("thoughts of 800", 3_000, thinking(800, turns=6)),
-    ("thoughts of 500", 2_000, thinking(500, turns=6)),
-    ("arguments of 3,000", 8_000, arguments(3_000)),
-    ("arguments of 1,500", 4_000, arguments(1_500)),
-    ("arguments of 700", 2_000, arguments(700)),
-)
+from wire.sessions import CLIENTS, NATIVE, SCENARIOS, Run, run
 
 
 def line(client: str, name: str, window: int, way: str, done: Run) -> str:
@@ -52,11 +43,6 @@ def main() -> None:
         for way, (requests, invalid, failed, cached, total, price) in sums.items():
             start = f"| {client} | all | 8,000 | {way} | {requests} | {invalid} | | {failed} |"
             print(f"{start} {cached / total:.0%} | {price:,} | |")
-        for name, window, scenario in STRESS:
-            with run(client, scenario, window=window) as done:
-                print(line(client, name, window, "plugin", done), flush=True)
-                for failure in done.failed:
-                    print("   ", failure)
 
 
 if __name__ == "__main__":

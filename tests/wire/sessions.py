@@ -231,21 +231,12 @@ def _with_medium(text: str, data: bytes, kind: str) -> types.Content:
     return types.Content(role="user", parts=[types.Part(text=text), types.Part.from_bytes(data=data, mime_type=kind)])
 
 
-def _images() -> Scenario:
+def _media(data: bytes, kind: str, *turns: int) -> Scenario:
+    """Five turns, some of which bring a medium."""
     return Scenario(
         clerk,
         [
-            (_with_medium(asks(at), _PNG, "image/png") if at % 2 == 0 else asks(at), [calls(f"k{at}"), answers(at)])
-            for at in range(5)
-        ],
-    )
-
-
-def _pdf() -> Scenario:
-    return Scenario(
-        clerk,
-        [
-            (_with_medium(asks(at), _PDF, "application/pdf") if at == 1 else asks(at), [calls(f"k{at}"), answers(at)])
+            (_with_medium(asks(at), data, kind) if at in turns else asks(at), [calls(f"k{at}"), answers(at)])
             for at in range(5)
         ],
     )
@@ -290,8 +281,8 @@ SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
     "transfer": _transfer,
     "output schema": _schema,
     "long-running": _long_running,
-    "images": _images,
-    "pdf": _pdf,
+    "images": lambda: _media(_PNG, "image/png", 0, 2, 4),
+    "pdf": lambda: _media(_PDF, "application/pdf", 1),
     "code": _code,
     "thinking": thinking,
 }

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 from adk_server import api_server
+from scripted import sound, was_cut
 from wire.servers import Reply, serving
 from wire.sessions import CLIENTS, NATIVE, Scenario, answers, asks, calls, clerk, run, words
 
 from aether_context import PackStore
-from aether_context.store.replay import Replayer
 
 pytest.importorskip("anthropic")
 pytestmark = pytest.mark.integration
@@ -73,9 +73,6 @@ def test_a_session_goes_on_in_the_next_process_as_in_the_one_before(name: str, t
         assert provider.over == []
         assert [request.usage for request in provider.requests] == [request.usage for request in unbroken]
         assert [request.body for request in provider.requests] == [request.body for request in unbroken]
-    store = PackStore(tmp_path / "packs")
-    manifests = list(store.manifests())
+    manifests = sound(PackStore(tmp_path / "packs"))
     assert len(manifests) == len(unbroken)
-    assert any(event.stage == "cut" for manifest in manifests[: 2 * BEFORE] for event in manifest.truncation_events)
-    replayer = Replayer(store)
-    assert all(replayer.replay(manifest).matches for manifest in manifests)
+    assert any(map(was_cut, manifests[: 2 * BEFORE]))

@@ -239,12 +239,13 @@ class History:
         except Exception:  # a tool may give what is no JSON
             before = json.loads(frozen.wire)["parts"]
         parts: list[dict[str, JSON]] = []
+        most_bytes = 0 if mask else _MOST_MEDIA_BYTES  # a file may hold what is masked
         for part in before:
             blob = part.get("inline_data")
-            if blob is not None and len(blob.get("data") or "") > _MOST_MEDIA_BYTES:
+            if blob is not None and len(blob.get("data") or "") > most_bytes:
                 part = {"text": f"[{blob.get('mime_type')}: it is not kept]"}
             if inside := part.get("function_response", {}).get("parts"):
-                small = [one for one in inside if len(str(one.get("inline_data"))) <= _MOST_MEDIA_BYTES]
+                small = [one for one in inside if len(str(one.get("inline_data") or "")) <= most_bytes]
                 if len(small) < len(inside):
                     part = {**part, "function_response": {**part["function_response"], "parts": small}}
             parts.append(masked_part(part, mask) if mask else part)

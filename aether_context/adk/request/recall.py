@@ -120,7 +120,7 @@ class Recall:
                 entries,
                 query,
                 digest_of,
-                most=widened(settings, query).memory_k,
+                most=widened(settings, query, turns=True).memory_k,
                 tokens=room,
                 asked=asked,
                 embedder=embedder,

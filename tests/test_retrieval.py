@@ -1,0 +1,226 @@
+"""Embedders, terms, BM25, and dates in questions."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_bm25 import BM25Plus
+
+from aether_context.errors import MissingExtra, PolicyError
+from aether_context.retrieval import pool as pools
+from aether_context.retrieval.embedders import (
+    CachedEmbedder,
+    StaticEmbedder,
+    _Model,
+    _model,
+    embedder_for,
+    identity,
+    register_embedder,
+    unit,
+)
+from aether_context.retrieval.pool import bm25, packed
+from aether_context.retrieval.terms import hash_of, named_times, terms
+from aether_context.tokens.counters import sound
+
+static = StaticEmbedder()
+
+
+def alike(*texts):
+    vectors = static.embed(texts).astype(np.float64)
+    return float(vectors[0] @ vectors[1])
+
+
+def test_vectors_have_length_one_or_zero():
+    vectors = static.embed(["how to renew a passport", "", "a\ud800b"])
+    assert vectors.shape == (3, 256)
+    assert vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 0, 1], abs=1e-6)
+    assert static.embed([]).shape == (0, 256)
+
+
+def test_what_means_the_same_is_nearer_than_what_does_not():
+    assert alike("the car is broken", "my automobile does not work") > 0.35
+    assert alike("the car is broken", "a recipe for tomato soup") < 0.2
+    assert alike("How old are you?", "What is your age?") > alike("How old are you?", "Where is the station?")
+
+
+def test_the_same_bits_on_every_machine():
+    vector = static.embed(["Same input, same bytes."])[0]
+    assert static.name == "static-d49d6d87d912"
+    assert vector.tobytes() == static.embed(["other", "Same input, same bytes."])[1].tobytes()
+    assert vector[:4].tolist() == [0.29898306727409363, 0.06013067439198494, 0.2438632994890213, 0.08685541898012161]
+
+
+@given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("aé,- \t\n\r\f\x1c\x85\xa0\u0301\u2028\u3000中")))))
+def test_a_text_has_the_vector_of_its_tokens_whatever_stands_between_its_words(texts):
+    model = _model()
+    whole = model._tokenizer.encode_batch([sound(text) for text in texts], add_special_tokens=False)
+    sums = [model.rows[encoding.ids].sum(axis=0, dtype=np.int64) for encoding in whole]
+    assert model.sums(texts).tolist() == [row.tolist() for row in sums]
+
+
+class Counting:
+    name = "counting"
+
+    def __init__(self):
+        self.asked = []
+
+    def embed(self, texts, *, purpose="entry"):
+        self.asked.append((tuple(texts), purpose))
+        return unit(np.array([[len(text), 1.0] for text in texts]).reshape(len(texts), 2))
+
+
+def test_what_was_embedded_is_remembered():
+    inner = Counting()
+    cached = CachedEmbedder(inner, max_texts=2)
+    first = cached.embed(["a", "bb", "a"])
+    assert (first == cached.embed(["a", "bb", "a"])).all()
+    cached.embed(["a"], purpose="query")
+    assert inner.asked == [(("a", "bb"), "entry"), (("a",), "query")]
+    cached.embed(["a"])  # forgotten: room for two, and "bb" and the query came after it
+    assert inner.asked[-1] == (("a",), "entry")
+
+
+def test_embedders_by_name():
+    assert embedder_for("none") is None
+    assert embedder_for(None).name == embedder_for("static").name == static.name
+    register_embedder("mine", Counting())
+    assert embedder_for("mine").name == "counting"
+    register_embedder("mine", SimpleNamespace(embed=static.embed))
+    assert embedder_for("mine").name == "mine"
+    for name in ("", "static", "sentence-transformers:my/model"):
+        with pytest.raises(PolicyError, match="empty or taken"):
+            register_embedder(name, static)
+
+
+def test_a_model_in_a_folder_is_known_by_what_is_in_it(tmp_path):
+    folders = [tmp_path / place / "mini" for place in ("a", "b", "c")]
+    for folder, end in zip(folders, (b"1", b"1", b"2"), strict=True):
+        (folder / "pooling").mkdir(parents=True)
+        (folder / "pooling" / "config.json").write_text("{}")
+        (folder / "weights").write_bytes(bytes(3 * 2**20) + end)
+    names = [identity(str(folder)) for folder in folders]
+    assert names[0] == names[1] != names[2]
+    assert re.fullmatch(r"mini@[0-9a-f]{12}", names[0])
+    assert identity("some/model") == "some/model"
+
+
+@pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="it is installed")
+def test_a_missing_library_says_how_to_install_it():
+    with pytest.raises(MissingExtra, match=r"aether-context-adk\[sentence-transformers\]"):
+        embedder_for("sentence-transformers:some/model")
+
+
+VOCABULARY = ["[UNK]", "[PAD]", "the", "car", "automobile", "is", "broken", "soup", "##s", "["]
+
+
+@pytest.fixture
+def distill(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "tables"))
+    return importlib.import_module("distill")
+
+
+def test_the_table_that_is_written_is_the_model_that_is_read(distill: ModuleType, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(len(VOCABULARY), 8)).astype(np.float32)
+    distill.write(table, VOCABULARY, tmp_path / "out" / "static.npz")
+    model = _Model((tmp_path / "out" / "static.npz").read_bytes())
+    assert model.rows.dtype == np.int8
+    assert not model.rows[:2].any(), "special entries say nothing"
+    assert model.rows[VOCABULARY.index("[")].any()
+    (sums,) = model.sums(["The soups"])
+    assert (sums == model.rows[[2, 7, 8]].astype(int).sum(axis=0)).all()
+    wanted = table[[2, 7, 8]].sum(axis=0)
+    assert sums @ wanted / np.linalg.norm(sums) / np.linalg.norm(wanted) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The doors were running", ["the", "door", "were", "run"]),
+        ("getUserName()", ["getusername", "get", "user", "name"]),
+        ("HTTPServer", ["httpserver", "http", "server"]),
+        ("max_input_tokens", ["max_input_tokens", "max", "input", "token"]),
+        ("src/auth/store.py", ["src/auth/store.py", "src", "auth", "store", "py"]),
+        ("well-known", ["well", "known"]),
+        ("ann@example.com", ["ann@example.com", "ann", "exampl", "com"]),
+        ("8f14e45f-ceea-467f-a8e1-0123456789ab", ["8f14e45f-ceea-467f-a8e1-0123456789ab", "8f14e45f", "ceea", "467f",
+                                                  "a8e1", "0123456789ab"]),
+        ("東京タワー", ["東京", "京タ", "タワ", "ワー"]),
+        ("한국어 책", ["한국", "국어", "책"]),
+        ("книги книга", ["книг", "книг"]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_terms(text, expected):
+    assert terms(text) == expected
+
+
+words = st.sampled_from([f"w{n}" for n in range(12)])
+documents = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_size=30)
+
+
+def reference(texts, query):
+    return BM25Plus(texts, k1=pools.K1, b=pools.B, delta=0).get_scores(query)
+
+
+def scores(texts, query):
+    found, _ = bm25(query, *packed([b"".join(map(hash_of, text)) for text in texts]))
+    return found
+
+
+@given(documents, st.lists(words, min_size=1, max_size=6, unique=True))
+def test_bm25_agrees_with_rank_bm25(texts, query):
+    known = [word for word in query if any(word in text for text in texts)]
+    assert scores(texts, query) == pytest.approx(reference(texts, known), abs=1e-9)
+
+
+def seconds(*date):
+    return datetime.datetime(*date, tzinfo=datetime.UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("question", "start", "end"),
+    [
+        ("dinner on May 3, 2023?", (2023, 5, 3), (2023, 5, 4)),
+        ("on the 7th of May 2023", (2023, 5, 7), (2023, 5, 8)), ("since 2023-02-28", (2023, 2, 28), (2023, 3, 1)),
+        ("in July?", (2023, 7, 1), (2023, 8, 1)), ("in December", (2022, 12, 1), (2023, 1, 1)),
+        ("during summer of 2022", (2022, 6, 1), (2022, 9, 1)), ("the winter of 2022", (2022, 12, 1), (2023, 3, 1)),
+        ("what happened in 2021", (2021, 1, 1), (2022, 1, 1)), ("yesterday", (2023, 10, 21), (2023, 10, 22)),
+        ("today", (2023, 10, 22), (2023, 10, 23)), ("last week", (2023, 10, 15), (2023, 10, 22)),
+        ("where was I in may?", (2023, 5, 1), (2023, 6, 1)),
+        ("In May I moved. Where to?", (2023, 5, 1), (2023, 6, 1)),
+        ("what did we say last May about the car", (2023, 5, 1), (2023, 6, 1)),
+        ("the trip of early-march, the long one", (2023, 3, 1), (2023, 4, 1)),
+        ("what was planned for 5 may", (2023, 5, 5), (2023, 5, 6)),
+        ("the 5th of may we met", (2023, 5, 5), (2023, 5, 6)),
+        ("on may 5th somebody came", (2023, 5, 5), (2023, 5, 6)), ("may 2022", (2022, 5, 1), (2022, 6, 1)),
+        ("in Dec I was ill", (2022, 12, 1), (2023, 1, 1)),
+    ],
+)  # fmt: skip
+def test_times_that_a_question_names(question, start, end):
+    (span,) = named_times(question, asked=seconds(2023, 10, 22, 15))
+    assert (span.start, span.end) == (seconds(*start), seconds(*end))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "May I ask?", "march on", "who?", "call 555", f"{'9' * 5_000} days ago", "Which of these 5 may leave?",
+        "this may be wrong", "you may 3 times retry", "May 3 people come along?",
+        "If I arrive late may I still come?", "the room that I am in may be too small", "march or bus?",
+        "march 5 miles a day", "a scratch may mar 2 doors", "hex 0c, dec 12 bytes", "a second on sat and sun",
+        "they march 10 abreast", "prices fall, sales spring up",
+    ],
+)  # fmt: skip
+def test_questions_without_a_time(question):
+    assert named_times(question, asked=seconds(2023, 10, 22)) == ()
