@@ -263,9 +263,9 @@ class Digest(BaseEventsSummarizer):
 
 
 def compaction(kind: str) -> EventsCompactionConfig:
-    """By a model after every third invocation, or by `Digest` where requests pass 900 tokens."""
+    """By a model after every third invocation, or by `Digest` where requests pass 1,000 tokens."""
     if kind == "tokens":
-        return EventsCompactionConfig(summarizer=Digest(), token_threshold=900, event_retention_size=4)
+        return EventsCompactionConfig(summarizer=Digest(), token_threshold=1_000, event_retention_size=4)
     writer = Scripted(script=[f"Earlier: summary_{at}" for at in range(20)], sent=[])
     return EventsCompactionConfig(summarizer=LlmEventSummarizer(llm=writer), compaction_interval=3, overlap_size=1)
 

@@ -161,7 +161,7 @@ def test_the_quickstart_prints_what_is_shown(tmp_path: Path) -> None:
     )
     assert done.stdout == shown
     rows = [[int(word.replace(",", "")) for word in line.split()] for line in shown.splitlines()[2:]]
-    assert rows[-1][2] < rows[-1][1] / 2, "it shows a difference"
+    assert any(packed < whole / 2 for _, whole, packed in rows), "it shows a difference"
     manifests = list(PackStore(tmp_path / "artifacts").manifests(app="minutes"))
     assert len(manifests) == len(rows)
     assert {event.stage for one in manifests for event in one.truncation_events} == {"cut"}

@@ -85,17 +85,20 @@ def test_what_was_cut_comes_back_word_for_word_with_speaker_and_date() -> None:
     chat.replays()
 
 
-def test_a_turn_that_the_summary_of_the_same_request_quotes_does_not_stand_in_memory_too() -> None:
+def test_a_turn_stands_in_memory_or_in_the_summary_of_the_same_request_not_in_both() -> None:
     chat = Chat(policy=small(60_000), script=[f"I see, number {number}." for number in range(200)])
     chat.say(*FACTS, *chatter(64))
     chat.policy = small(1_600)  # so that one call cuts, summarizes and recalls
     chat.restart()
     chat.say(ASKED[0])
     summary = chat.sent[-1].text.partition(SUMMARY_TITLE)[2].partition(FIRST_LINE)[0]
-    assert FACTS[0] in summary
-    assert FACTS[0] not in chat.sent[-1].human()
-    assert memory_of(chat.sent[-1].human())
-    said = [row for row in turns_of(chat, chat.manifests()[-1]) if row.hash == hash_text(f"user: {FACTS[0]}")]
+    assert FACTS[0] not in summary
+    assert FACTS[0] in memory_of(chat.sent[-1].human())
+    assert FACTS[1] in summary
+    chat.say(ASKED[1])  # what it asks for stands in the summary, which stays
+    assert FACTS[1] not in memory_of(chat.sent[-1].human())
+    assert FACTS[1] in chat.sent[-1].text
+    said = [row for row in turns_of(chat, chat.manifests()[-1]) if row.hash == hash_text(f"user: {FACTS[1]}")]
     assert [(row.form, row.reason) for row in said] == [("left_out", "already_in_conversation")]
     chat.replays()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -25,6 +26,7 @@ class Writer(BaseLlm):
     write: Callable[[dict[str, Any]], str] = brief
     answer: str | None = None
     error: Any = None
+    delay_seconds: float = 0.0
     asked: list[list[dict[str, Any]]] = []
     requests: list[LlmRequest] = []
 
@@ -34,6 +36,7 @@ class Writer(BaseLlm):
         items = json.loads(llm_request.contents[0].parts[0].text)  # type: ignore[index, arg-type]
         self.asked.append(items)
         self.requests.append(llm_request)
+        await asyncio.sleep(self.delay_seconds)
         if self.error is not None:
             raise self.error
         made = json.dumps({"summaries": [{"id": one["id"], "text": self.write(one)} for one in items]})
