@@ -356,7 +356,8 @@ class RequestPacker:
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history)
-        if packed[0].settled >= _MOST_UNKEPT or getattr(call.invocation.run_config, "get_session_config", None):
+        read, partly = packed[0], getattr(call.invocation.run_config, "get_session_config", None) is not None
+        if partly or read.settled >= _MOST_UNKEPT or read.source.request.rewritten:
             self._failures.guarded(partial(self._keep, packed[0]), None)
         return self._send(*packed)
 
