@@ -230,9 +230,9 @@ RECALLED = "conversation"
 """The source of candidates that are turns of the conversation itself."""
 
 
-def recalled_id(place: int, content: Content) -> str:
+def recalled_id(place: int, digest: str) -> str:
     """A content's id as a candidate for memory. For a passage of it, ``#`` and a number follow."""
-    return f"turn_{content_name(place, content.digest)}"
+    return f"turn_{content_name(place, digest)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,3 +159,20 @@ def test_a_question_for_a_time_favours_what_tells_one():
     texts = ["We saw the comet in the garden.", "We saw the comet last Tuesday."]
     index = HybridIndex.from_texts(["g", "t"], texts, embedder="none")
     assert ids(index.search("When did you see the comet?"))[0] == "t"
+
+
+def test_an_index_that_grew_finds_what_one_finds_that_was_made_at_once():
+    texts = [*TEXTS.values(), "an azure entrance", "the first red car", "a blue one"]
+    entries = [
+        Entry(id=str(at), text=text, time=1e9 + at, speaker="ab"[at % 2], thread="" if at else None)
+        for at, text in enumerate(texts)
+    ]
+    whole, grown = HybridIndex(entries, Fake()), HybridIndex(entries[:2], Fake(), passages=False)
+    for entry in entries[2:]:
+        grown.extend([entry])
+    queries = ("crimson entrance", "the first car", "blue automobile of b")
+    for query in queries:
+        assert grown.search(query) == whole.search(query)
+    with pytest.raises(SearchIndexError, match="there twice"):
+        grown.extend([entries[0], entries[0]])
+    assert len(grown) == len(texts)

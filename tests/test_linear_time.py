@@ -24,7 +24,9 @@ from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
-from aether_context.adk.request import reader, recall
+from aether_context.adk.call import Contents
+from aether_context.adk.request import reader
+from aether_context.adk.request.history import History
 from aether_context.adk.session import storable
 from aether_context.conversation import summary
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
@@ -37,7 +39,7 @@ from aether_context.evidence.show import show
 from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
 from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
-from aether_context.redaction import RULES, Masker
+from aether_context.redaction import RULES, Masker, masker
 from aether_context.retrieval import HybridIndex, ranked, ranking, terms
 from aether_context.retrieval.passages import passages
 from aether_context.state import read_state
@@ -165,8 +167,9 @@ def criticized(text: str) -> object:
 
 def spoken_turns(text: str) -> object:
     """The turns of a history of one content and its event."""
-    events = [Event(author="user", content=words_of(text))]
-    return recall.read_spoken([words_of(text)], events, 1, most=1_000_000, mask=str)
+    known = History(reader.Reader())
+    known.take(Contents([words_of(text)]), [Event(author="user", content=words_of(text))], 1)
+    return known.turns(1, masker(()))
 
 
 def read_tool(text: str) -> Tool:
@@ -190,7 +193,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
     "passages": passages,
-    "read_spoken": spoken_turns,
+    "turns of a history": spoken_turns,
     "normalize": lambda text: normalize(
         [content(text), content(text)], strip_tags=("checkpoint_id", "PAST_CONVERSATIONS", "b")
     ),

@@ -19,10 +19,13 @@ from scripted import Chat, call, inside, look_up
 from aether_context import Manifest
 from aether_context.adk import bounds
 from aether_context.adk.bounds import Waits
-from aether_context.adk.request.recall import read_spoken
+from aether_context.adk.call import Contents
+from aether_context.adk.request.history import History
+from aether_context.adk.request.reader import Reader
 from aether_context.canonical import hash_text
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.packing.payload import FIRST_LINE
+from aether_context.redaction import masker
 from aether_context.retrieval import Entry
 from aether_context.retrieval.embedders import Vectors, register_embedder
 from aether_context.retrieval.passages import passages
@@ -128,8 +131,9 @@ def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() 
 
 
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
-    end = len(history) if end is None else end
-    return read_spoken(history, events, end, most=9_999, mask=str)[1]
+    end, known = len(history) if end is None else end, History(Reader())
+    known.take(Contents(history), events, end)
+    return known.turns(end, masker(()))
 
 
 def test_turns_are_words_with_an_event_of_their_own() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
@@ -91,7 +92,7 @@ class PreviousCall(NamedTuple):
 
     ``counter`` is the identity of the token counter; ``number`` is the pack's number in its session, 0 where it is not
     recorded; ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
-    ``summarizer`` is what a model's summaries for it cost: requests and tokens.
+    ``summarizer`` is what a model's summaries for it cost: requests and tokens; ``length`` is that of a `PreparedCall`.
     """
 
     name: str
@@ -102,6 +103,7 @@ class PreviousCall(NamedTuple):
     number: int = 0
     cutoff: str = ""
     summarizer: Mapping[str, int] = NOTHING
+    length: int = 0
 
 
 class ModelCall(NamedTuple):
@@ -154,18 +156,38 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """An agent's contents by position: those that the host loaded, the first of them at ``first``, and of those before
+    them what is needed. In the place of others stands an empty one."""
+
+    loaded: Sequence[types.Content]
+    first: int = 0
+    earlier: Mapping[int, types.Content] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.first + len(self.loaded)
+
+    def __getitem__(self, at: int) -> types.Content:
+        return self.loaded[at - self.first] if at >= self.first else self.earlier.get(at) or types.Content()
+
+
 class PreparedCall(NamedTuple):
     """A call with what its pack is built from.
 
-    ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
-    ``source.request.positions`` are places in it. ``epoch`` is as the session's state holds it. ``counter`` is the
-    identity of the token counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
+    ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
+    ``source.request.positions`` are places in it. ``length`` is their number without those that ADK gives to this call
+    alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
+    session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a model's
+    summaries cost: requests and tokens.
     """
 
     call: ModelCall
     source: PackInput
-    history: Sequence[types.Content]
+    history: Contents | Sequence[types.Content]
     epoch: Epoch
+    length: int = 0
+    settled: int = 0
     counter: str = ""
     summary_cost: Mapping[str, int] = NOTHING
 

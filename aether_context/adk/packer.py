@@ -28,12 +28,22 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
-from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import (
+    AgentKey,
+    Contents,
+    FirstTry,
+    ModelCall,
+    PreparedCall,
+    PreviousCall,
+    agent_key_of,
+    call_of,
+)
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
+from aether_context.adk.request.history import LENGTH
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -65,6 +75,7 @@ _T = TypeVar("_T")
 
 _MOST_CALLS = 512
 _MOST_TOLD = 8
+_MOST_UNKEPT = 20
 _MOST_WARNINGS = 1_000
 _INSTANT_CHARACTERS = 100_000
 _INSTANT_TOOLS = 50
@@ -163,8 +174,8 @@ class RequestPacker:
         self.ledgers = Ledgers(policy.limits)
         self._records = SessionRecords()
         self._waits = waits = Waits()
-        self._gatherer = Gatherer(self._records, waits)
-        self._recall = Recall(waits, self._gatherer.reader)
+        self._gatherer = Gatherer(self._records, waits, self._recorder.store.files if policy.record == "full" else None)
+        self._recall = Recall(waits, self._gatherer.reader, self._gatherer.histories)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
@@ -175,6 +186,7 @@ class RequestPacker:
         self._cache = TokenCache()
         self._windows = Windows()
         self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
+        self._kept: SharedLRU[AgentKey, int] = SharedLRU(_MOST_CALLS)
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_CALLS)
         self._first_tries: SharedLRU[AgentKey, FirstTry] = SharedLRU(_MOST_CALLS)
         _warm_up(policy.record != "off", policy.retrieval.recall)
@@ -344,7 +356,28 @@ class RequestPacker:
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history)
+        read, partly = packed[0], getattr(call.invocation.run_config, "get_session_config", None) is not None
+        if partly or read.settled >= _MOST_UNKEPT or read.source.request.rewritten:
+            self._failures.guarded(partial(self._keep, packed[0]), None)
         return self._send(*packed)
+
+    def _keep(self, read: PreparedCall) -> None:
+        """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
+        of the events, and whenever much of it waits."""
+        call, events = read.call, read.call.context.session.events
+        end, kept = read.settled, self._kept.get(call.key) or 0
+        if not end or call.policy.record != "full":
+            return
+        loads = getattr(call.invocation.run_config, "get_session_config", None)
+        most = _MOST_UNKEPT
+        if loads is not None:
+            most = 1 if read.source.identity.call == 1 else max(1, min(most, (loads.num_recent_events or 0) // 2))
+        if kept <= end < kept + most and not read.source.request.rewritten:
+            return
+        self._kept.put(call.key, end)
+        contents = read.history if isinstance(read.history, Contents) else Contents(read.history)
+        history, seen = self._gatherer.histories.of(call.key), tuple(events)
+        self._recorder.later(lambda: history.save(contents, seen, end, call.policy.mask))
 
     async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
@@ -445,6 +478,9 @@ class RequestPacker:
             content_of = partial(reader.content, model=call.model)
             unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
             cutoff = unread.id if unread is not None else ""
+            if not cutoff and isinstance(read.history, Contents):  # that event is not loaded any more
+                cut = self._gatherer.histories.of(call.key).rows[: pack.epoch.cut_count]
+                cutoff = next((row.origin.event for row in reversed(cut) if row.origin is not None), "")
         if not source.host.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             if call.policy.redact_prompt:
@@ -462,7 +498,8 @@ class RequestPacker:
         name = pack_id(source.identity, source.step)
         records = call.policy.record != "off"
         number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
-        made = PreviousCall(name, pack, call.policy, call.planned, read.counter, number, cutoff, read.summary_cost)
+        cost = read.summary_cost
+        made = PreviousCall(name, pack, call.policy, call.planned, read.counter, number, cutoff, cost, read.length)
         self._last.put(call.key, made)
         return None
 
@@ -566,8 +603,9 @@ class RequestPacker:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
-            cutoff = {"cutoff": last.cutoff} if last.cutoff else {}
-            noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack), **cutoff}
+            told = {"cutoff": last.cutoff, LENGTH: last.length}
+            noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack)}
+            noted |= {name: value for name, value in told.items() if value}
             metadata = {**noted, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}

@@ -46,7 +46,11 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     tail = "\n".join(_readable(part) for content in contents for part in content.parts)
     # Turns that are still sent are ranked with those that are not, and left out here. So a search for turns depends on
     # the history alone, and not on what the pack before it cut.
-    sent = {recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.form != "placeholder"}
+    sent = {
+        recalled_id(source.request.positions[item.origin], item.raw.digest)
+        for item in kept
+        if item.form != "placeholder"
+    }
 
     def found(layer: Layer, k: int) -> Ranking:
         result = retrieval.retrieve(

@@ -1,19 +1,19 @@
 """The indexes of one model call: over its tools, its candidates, and what was said before.
 
-Each is made for one search: of a thousand turns, whose vectors are remembered, in 15 ms of processor time. So there is
-nothing that a session, a user or a process could find of another one.
+Each is of one call or one session, so that there is nothing that a session, a user or a process could find of another.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from aether_context.canonical import hash_text
-from aether_context.pack import RECALLED, Candidate, Content, Layer, Tool, recalled_id
+from aether_context.pack import RECALLED, Candidate, Layer, Tool, recalled_id
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import HybridIndex
@@ -126,31 +126,52 @@ def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[E
     ]
 
 
+class TurnIndex:
+    """The index of one conversation's turns, which grows with it. Threads may share it: who searches holds ``lock``."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._index = HybridIndex((), "none", passages=False)
+        self._made_by: tuple[str, tuple[str, ...]] = ("", ())
+
+    def over(self, turns: Sequence[Entry], embedder: Embedder | None, redact: tuple[str, ...]) -> HybridIndex:
+        """The index of turns that begin with those of the last time, or are fewer; as of `recalled`."""
+        made_by = (embedder.name if embedder is not None else "", redact)
+        if self._made_by != made_by or len(self._index) > len(turns):
+            self._index = HybridIndex((), embedder or "none", redact=masker(redact), passages=False)
+            self._made_by = made_by
+        self._index.extend(turns[len(self._index) :])
+        return self._index
+
+
 def recalled(
     turns: Sequence[Entry],
     query: str,
-    content_at: Callable[[int], Content],
+    digest_of: Callable[[int], str],
     *,
     most: int,
     tokens: int,
     asked: float,
     embedder: Embedder | None,
     redact: tuple[str, ...] = (),
+    index: TurnIndex | None = None,
 ) -> tuple[Candidate, ...]:
     """The turns that tell most about a query, as candidates for memory, best first.
 
     Args:
         turns: all of a session, as of `turn_entries`.
-        content_at: the content at a place.
+        digest_of: gives the digest of the content at a place.
         most: so many at most.
         tokens: what they may take together.
         asked: as of `ranked`; so are ``embedder`` and ``redact``.
+        index: the conversation's own; None makes one.
 
     Raises:
         EmbeddingError: the embedder failed.
     """
-    index = HybridIndex(turns, embedder or "none", redact=masker(redact), passages=False)
-    hits = index.search(query, _MORE_HITS * most, asked=asked)
+    index = index or TurnIndex()
+    with index.lock:
+        hits = index.over(turns, embedder, redact).search(query, _MORE_HITS * most, asked=asked)
     found: list[Candidate] = []
     characters = tokens * _TOKEN_CHARACTERS
     for hit in _telling(hits)[:most]:
@@ -160,7 +181,7 @@ def recalled(
         place, passage, number = hit.id.partition("#")
         found.append(
             Candidate(
-                id=f"{recalled_id(int(place), content_at(int(place)))}{passage}{number}",
+                id=f"{recalled_id(int(place), digest_of(int(place)))}{passage}{number}",
                 layer="memory",
                 source=RECALLED,
                 text=hit.text,

@@ -3,7 +3,7 @@
     index = HybridIndex.from_texts(["a", "b"], ["the red door", "the blue door"])
     [hit.id for hit in index.search("crimson entrance", limit=1)]
 
-Threads may share an index.
+Threads may share an index that does not change.
 """
 
 from __future__ import annotations
@@ -51,9 +51,27 @@ class HybridIndex:
     ) -> None:
         self._embedder = embedder_for(embedder)
         self._redact: Callable[[str], str] = redact or str
-        self._entries = list(entries)
-        known: set[str] = set()
-        for entry in self._entries:
+        self._entries: list[Entry] = []
+        self._ids: set[str] = set()
+        self._threads: dict[str | None, int] = {None: -1}
+        self._texts, self._passages = Pool(), Pool()
+        texts = self.extend(entries)
+        # Passages of all entries where one is long, else of none; of a short text the passage is the text.
+        pieces = list(map(titled_passages, texts)) if passages and max(map(len, texts), default=0) > LONGEST else []
+        parts = list(chain.from_iterable(pieces))
+        vectors, nones = vectors_of(self._embedder, parts), [None] * len(parts)
+        self._passages.extend(list(map(terms.hashed, parts)), vectors, nones, [-1] * len(parts))
+        self._owners = np.repeat(np.arange(len(pieces)), np.array(list(map(len, pieces)), dtype=np.int64))
+        """The place of each passage's entry."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def extend(self, entries: Iterable[Entry]) -> list[str]:
+        """Adds entries, as a whole alone; gives their masked texts. Errors as of `HybridIndex`, and nothing is added
+        then."""
+        new, known = list(entries), set(self._ids)
+        for entry in new:
             if entry.id in known:
                 raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
             if entry.time is not None and not math.isfinite(entry.time):
@@ -61,21 +79,12 @@ class HybridIndex:
                     f"time {entry.time} of entry {entry.id!r} is not finite: None is an unknown time"
                 )
             known.add(entry.id)
-        threads: dict[str | None, int] = {None: -1}
-        numbers = [threads.setdefault(entry.thread, len(threads)) for entry in self._entries]
-        texts = [self._redact(entry.text) for entry in self._entries]
-        said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, self._entries, strict=True)]
-        self._texts = Pool()
-        times = [entry.time for entry in self._entries]
-        self._texts.extend(said, vectors_of(self._embedder, texts), times, numbers)
-        # Passages of all entries where one is long, else of none; of a short text the passage is the text.
-        pieces = list(map(titled_passages, texts)) if passages and max(map(len, texts), default=0) > LONGEST else []
-        parts = list(chain.from_iterable(pieces))
-        self._passages, none = Pool(), [-1] * len(parts)
-        said = list(map(terms.hashed, parts))
-        self._passages.extend(said, vectors_of(self._embedder, parts), [None] * len(parts), none)
-        self._owners = np.repeat(np.arange(len(pieces)), np.array(list(map(len, pieces)), dtype=np.int64))
-        """The place of each passage's entry."""
+        numbers = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in new]
+        texts = [self._redact(entry.text) for entry in new]
+        said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
+        self._texts.extend(said, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
+        self._ids, self._entries = known, self._entries + new
+        return texts
 
     @classmethod
     def from_texts(

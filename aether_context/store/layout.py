@@ -13,10 +13,10 @@ from aether_context.store.files import File
 from aether_context.store.pack_file import ENDING
 
 Kind: TypeAlias = Literal[
-    "pack", "message", "record", "forgotten", "evidence", "summary", "calibration", "artifact", "name"
+    "pack", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration", "artifact", "name"
 ]
-"""What a file is: ``record`` says what is known of a piece of ``evidence``, ``forgotten`` which packs of a session were
-deleted for their age, ``name`` which name a folder stands for."""
+"""What a file is: ``turns`` hold what an agent was shown, ``record`` says what is known of a piece of ``evidence``,
+``forgotten`` which packs of a session were deleted for their age, ``name`` which name a folder stands for."""
 
 FORGOTTEN = "forgotten.json"
 _STUB = "[a-z0-9-]{0,40}~[0-9a-f]{16}"
@@ -28,6 +28,7 @@ _FORMS: dict[Kind, re.Pattern[str]] = {
     "pack": re.compile(
         rf"{_SESSION}/packs/pack_\d{{8}}T\d{{6}}\.\d{{6}}Z{_WORDS}_[0-9a-f]{{8}}(-\d+)?{re.escape(ENDING)}"
     ),
+    "turns": re.compile(rf"{_SESSION}/turns/[0-9a-f]{{16}}/\d{{6,}}(-\d{{8,}}){{2}}-[0-9a-f]{{8}}{re.escape(ENDING)}"),
     "message": re.compile(rf"{_SESSION}/messages/[0-9a-f]{{16}}\.txt"),
     "record": re.compile(rf"{_SESSION}/evidence/[0-9a-f]{{16}}\.json"),
     "forgotten": re.compile(rf"{_SESSION}/{re.escape(FORGOTTEN)}"),

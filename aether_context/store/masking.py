@@ -117,7 +117,7 @@ class MaskedContents:
     def _masked(self, part: Part, mask: Masker) -> Part:
         if self._to_send and part.is_thought and part.is_signed:
             return part
-        masked = _part(json.loads(part.wire), mask)
+        masked = masked_part(json.loads(part.wire), mask)
         if self._to_send and part.is_signed and canonical_json(masked) != part.wire:
             masked["thought_signature"] = UNSIGNED
         return part_of(masked, size_bytes=part.size_bytes, media_tokens=part.media_tokens)
@@ -143,7 +143,8 @@ def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> P
     )
 
 
-def _part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
+def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
+    """The JSON of a part with its texts masked."""
     masked: dict[str, JSON] = {}
     for name, item in value.items():
         if name in _FIELDS and isinstance(item, dict):  # names and ids stay

@@ -1,6 +1,7 @@
 """Packs on any fsspec URL: written once, and nothing named by a model or a tool.
 
     {base}/{app}/{user}/{session}/packs/{pack_id}.json.gz    a pack: manifest, texts and outcome, see `pack_file`
+    {base}/{app}/{user}/{session}/turns/{scope}/…            what an agent was shown, by position, see `turns`
     {base}/{app}/{user}/{session}/messages/{hash}.txt        what was taken out of an oversized message
     {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
     {base}/{app}/{user}/evidence/{h}/{hash}.bin              the result itself, by content

@@ -89,7 +89,7 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
                 digits = _digest_of(store, entry)[:16]
                 if not any(name.startswith(digits) for name in named):
                     gone.append(entry)
-    gone += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
+    gone += [entry for entry in entries if entry.kind in ("turns", "summary", "calibration") and is_old(entry)]
     proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in gone}
     gone += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
     return Removal(

@@ -238,6 +238,8 @@ def _file_fault(store: PackStore, entry: Entry, saved: Mapping[str, str]) -> str
             name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
+        elif entry.kind == "turns":
+            is_sound = short(hash_bytes(data)) == entry.stem.rpartition("-")[2]
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)
         else:

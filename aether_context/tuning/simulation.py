@@ -140,7 +140,7 @@ class _Session:
         candidates = recalled(
             entries,
             query,
-            lambda place: call.history[place],
+            lambda place: call.history[place].digest,
             most=widened(settings, query, turns=True).memory_k,
             tokens=room,
             asked=source.identity.last_event_time,

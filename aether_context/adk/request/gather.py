@@ -5,31 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
+from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.request.history import MOST_RECENT, Histories, Placed, Row
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
     authors_of,
+    characters,
     found_memories,
+    is_answer,
     is_free,
+    is_message,
+    looks_quoted,
     memory_candidate,
     preloaded,
     request_index_of,
     structure,
+    without_client_ids,
 )
-from aether_context.adk.request.recall import characters
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
+from aether_context.conversation.epoch import live_positions
 from aether_context.conversation.turns import is_human
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH
@@ -51,6 +58,7 @@ from aether_context.pack import (
 from aether_context.packing import next_input
 from aether_context.retrieval.ranking import searched, similarity, widened
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
+from aether_context.store.files import Files
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
@@ -67,11 +75,13 @@ _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 class Gatherer:
     """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
-    ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for.
+    ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for, ``files`` those of
+    the store that keeps what hosts do not load any more.
     """
 
-    def __init__(self, records: SessionRecords, waits: Waits) -> None:
+    def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None) -> None:
         self.reader = Reader()
+        self.histories = Histories(self.reader, files)
         self._records = records
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
@@ -112,13 +122,33 @@ class Gatherer:
         raw = list(request.contents)
         if block is not None:
             del raw[block.position]
-        authored = authors_of(raw, events, asked)
+        setting = getattr(call.invocation.run_config, "get_session_config", None)
+        loads = _loads(call, setting) if setting is not None else ""
+        tracked = _is_tracked(call, raw, loads)
+        # What follows the last answer may be of this call alone, like instructions, and results may still change.
+        last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
+        placed = Placed(Contents(raw))
+        if loads and tracked:
+            placed = await self._place(call, identity, raw, loads, last_answer)
+        elif loads:
+            placed.begin, placed.problems = _unloaded(call, raw, loads)
+        first, history = placed.contents.first, placed.contents if placed.contents.first else raw
+        others = {row.origin.author for row in placed.rows if row.origin is not None}
+        authored = authors_of(raw, events, asked, others)
 
         @cache
         def content_at(at: int) -> Content:
-            return authored(at, self.reader.content(raw[at], model))
+            if at >= first:
+                return authored(at - first, self.reader.content(raw[at - first], model))
+            return placed.content(at, self.reader.content(history[at], model))
 
-        stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
+        request_index = request_index_of(raw, asked)
+        if request_index is not None:
+            request_index += first
+        elif first:
+            known = sorted(placed.contents.earlier, reverse=True)
+            request_index = next((at for at in known if is_human(content_at(at))), None)
+        stored = load_epoch(call.state, identity, partial(self.original_text, contents=history, model=model))
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -126,39 +156,39 @@ class Gatherer:
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
-        headless, unloaded = _unloaded(call, raw)
-        source = next_input(
-            PackInput(
-                identity=identity,
-                request=head._replace(rewritten=_rewrote(call, stored)),
-                window=window.tokens,
-                output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
-                step=planned.step,
-                validity=planned.validity,
-                invalid_reason=planned.invalid_reason,
-                previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
-                host=Host(
-                    passthrough_reason=untouched,
-                    cached_price=cached,
-                    can_mask="gemini" in model and (config is None or config.tool_config is None),
-                    can_find=config is not None and is_free(config),
-                    can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
-                    asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-                    window_mark=window.mark,
-                    readings=records.readings,
-                ),
-                usage=Usage(growth=_growth(events, identity.invocation), offloaded_tokens=call.offloaded_tokens),
-                problems=planned.problems,
+        given = PackInput(
+            identity=identity,
+            request=head._replace(rewritten=_rewrote(call, stored)),
+            window=window.tokens,
+            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
+            step=planned.step,
+            validity=planned.validity,
+            invalid_reason=planned.invalid_reason,
+            previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
+            host=Host(
+                passthrough_reason=untouched,
+                cached_price=cached,
+                can_mask="gemini" in model and (config is None or config.tool_config is None),
+                can_find=config is not None and is_free(config),
+                can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
+                asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
+                window_mark=window.mark,
+                readings=records.readings,
             ),
-            len(raw),
-            content_at,
-            stored,
-            request_index=request_index_of(raw, asked),
-            begin=headless,
-            alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
+            usage=Usage(growth=_growth(events, placed.rows, identity), offloaded_tokens=call.offloaded_tokens),
+            problems=planned.problems,
         )
-        problems = [*source.problems, *unloaded]
-        anchors = self._anchors(call, source.request.contents, source.request.positions, problems)
+        alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
+        follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
+        source = follow(begin=placed.begin, alone=alone)
+        # Where the boundary is not where it was, everything is live again.
+        if first and placed.history is not None and placed.lacking(source.request.positions):
+            await placed.fill(placed.history, range(first), call, self._waits)
+            history = placed.contents
+            content_at.cache_clear()
+            source = follow(begin=placed.begin, alone=alone)
+        problems = [*source.problems, *placed.problems]
+        anchors = self._anchors(call, source.request.contents, source.request.positions, placed, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
         if last is not None and goes_on:
@@ -177,9 +207,36 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        return PreparedCall(call=call, source=source, history=raw, epoch=stored)
+        if placed.history is not None:
+            placed.history.live = {at: placed.contents[at] for at in source.request.positions}
+        # Where a result is posted, ADK shows nothing between its call and itself.
+        late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
+        transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
+        length = first + len(raw) - transient if tracked and not late else 0
+        settled = first + (len(raw) if late else last_answer) if tracked else 0
+        return PreparedCall(call, source, history, stored, length=length, settled=settled)
 
-    def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
+    async def _place(
+        self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str, last_answer: int
+    ) -> Placed:
+        """Where loaded contents stand in the agent's history, with those before them that are sent."""
+        events, history = call.context.session.events, self.histories.of(call.key)
+        told = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        if told is None and not history.rows:
+            await history.read(0, None, call, self._waits)
+        epoch = load_epoch(call.state, identity, lambda message: message.of)
+        first = history.overlap(loaded) if told is None else told
+        digests = {**dict(epoch.anchors), epoch.cut_count - 1: epoch.cut_hash}
+        placed = Placed(Contents(loaded, first), history, digests)
+        if first:
+            await placed.fill(history, live_positions(epoch, first), call, self._waits)
+        elif told is None:
+            placed.begin, placed.problems = _unloaded(call, loaded, loads)
+        with history.lock:
+            history.take(placed.contents, events, first + last_answer)
+        return placed
+
+    def original_text(self, message: PackedMessage, contents: Contents | Sequence[types.Content], model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
         for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
             if 0 <= at < len(contents) and contents[at].role == "user":
@@ -193,6 +250,7 @@ class Gatherer:
         call: ModelCall,
         contents: Sequence[Content],
         positions: Sequence[int],
+        placed: Placed,
         problems: list[str],
     ) -> tuple[Anchor, ...]:
         """The contents that the session's state, an event's metadata or a registered rule marks.
@@ -204,8 +262,9 @@ class Gatherer:
         settings, found = call.policy.conversation, list[Anchor]()
         priority = settings.anchor_priority("instruction_anchor")
 
-        def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
-            at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
+        def add(mark: _Mark, is_meant: Callable[[Content], bool], at: int | None = None) -> None:
+            if at is None:
+                at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
             if at is not None:
                 own = priority if mark.priority is None else mark.priority
                 description = mark.description or mark.contains[:80] or "marked message"
@@ -224,9 +283,13 @@ class Gatherer:
         for event in call.context.session.events if marked else ():
             if event.id in marked and event.content is not None and event.content.parts:
                 mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
-                said = self.reader.content(_without_client_ids(event.content), call.model)
+                said = self.reader.content(without_client_ids(event.content), call.model)
                 wires = {part.wire for part in said.parts}
                 add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
+        for at, place in enumerate(positions if priority else ()):
+            origin = placed.rows[-1 - place].origin if place < placed.contents.first else None
+            if origin is not None and (origin.event in by_event or origin.mark):
+                add(by_event.get(origin.event) or valid(_MARK, origin.mark) or _Mark(), lambda _: True, at)
         for rule in registered_anchors(settings):
             try:
                 found += selected(rule, contents, positions)
@@ -247,7 +310,7 @@ def _identity(call: ModelCall) -> Identity:
             break
         if event.invocation_id != invocation:
             break
-        number += _is_answer(event, agent, branch)
+        number += is_answer(event, agent, branch)
     latest, caller = events[-1] if events else None, caller_of((app, user, session))
     return Identity(
         app,
@@ -261,15 +324,6 @@ def _identity(call: ModelCall) -> Identity:
         last_event_time=latest.timestamp if latest is not None else 0.0,
         caller=caller.session if caller is not None else None,
     )
-
-
-def _is_answer(event: Event, agent: str, branch: str) -> bool:
-    """Whether an event is what a model call of this agent gave."""
-    if event.content is not None:
-        spoke = event.content.role == "model"
-    else:
-        spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
-    return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
 
 
 def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
@@ -288,20 +342,27 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
         if event.author == "user":
             posted |= {response.id for response in event.get_function_responses()}
         posted -= {requested.id for requested in event.get_function_calls()}
-        if _is_answer(event, agent, branch):
+        if is_answer(event, agent, branch):
             break
     return bool(posted)
 
 
-def _growth(events: Sequence[Event], invocation: str) -> int | None:
+def _growth(events: Sequence[Event], rows: Sequence[Row], identity: Identity) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
-    began; None where nothing was said before. The latest messages tell."""
+    began; None where nothing was said before. The latest messages tell.
+
+    Args:
+        rows: what is known of the contents before the first event, the latest first.
+    """
     sizes: list[int] = []
     size = 0
-    earlier = (event for event in reversed(events) if event.invocation_id != invocation)
-    for event in islice(earlier, _MOST_GROWTH_EVENTS):
-        size += characters(event.content) if event.content is not None else 0
-        if event.author == "user" and not event.get_function_responses():
+    earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
+    loaded = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
+    shown = ((characters(content) if content is not None else 0, is_users) for content, is_users in loaded)
+    before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in rows[:MOST_RECENT])
+    for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
+        size += added
+        if is_users:
             sizes.append(size)
             size = 0
             if len(sizes) == _MOST_GROWTH_MESSAGES:
@@ -311,30 +372,53 @@ def _growth(events: Sequence[Event], invocation: str) -> int | None:
     return sorted(sizes)[9 * len(sizes) // 10] // _GROWTH_CHARACTERS if sizes else None
 
 
-def _unloaded(call: ModelCall, contents: Sequence[types.Content]) -> tuple[int, list[str]]:
-    """What is missing where the host loads a part of a session's events, in words; and how many contents, which are not
-    sent then, stand first without the user message that they answer.
-
-    Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
-    """
-    loads, events = getattr(call.invocation.run_config, "get_session_config", None), call.context.session.events
-    most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
+def _loads(call: ModelCall, setting: GetSessionConfig) -> str:
+    """Which part of a session's events the host loaded, in words; empty where it loaded all."""
+    events, most = call.context.session.events, setting.num_recent_events
     # The message that began this invocation is appended to those that were loaded.
     before = sum(event.invocation_id != call.invocation.invocation_id for event in events) if most is not None else 0
     if most is not None and before >= most:
-        part = f"only the last {most} events"
-    elif after is not None:
-        part = "only later events"
-    else:
-        return 0, []
-    problems = [f"the host loaded {part}: nothing before them is sent or recalled"]
-    if call.passthrough_reason or any(event.actions.compaction for event in events):
+        return f"only the last {most} events"
+    return "only later events" if setting.after_timestamp is not None else ""
+
+
+def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) -> bool:
+    """Whether contents are numbered from the session's beginning on.
+
+    Not where the agent is shown a part of the session alone, nor where the host took some of it away: those that are
+    shown without a user's message before them may stand behind a compaction's summary.
+    """
+    agent, events = call.invocation.agent, call.context.session.events
+    if call.passthrough_reason or getattr(agent, "include_contents", "default") != "default":
+        return False
+    if getattr(call.invocation, "isolation_scope", None) is not None:
+        return False
+    looks_whole = not loads and (not contents or contents[0].role == "user")
+    return looks_whole or not any(
+        event.actions.compaction or (loads and event.actions.rewind_before_invocation_id) for event in events
+    )
+
+
+def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
+    """How many contents ADK gives to one call alone, like instructions: they stand among the last users' ones."""
+    found = 0
+    for content in takewhile(lambda content: content.role == "user", reversed(contents)):
+        if not looks_quoted(content) and not any(part.function_response for part in content.parts or ()):
+            own = chain((asked,), (event.content for event in reversed(events) if event.author == "user"))
+            found += not any(said is not None and said.parts == content.parts for said in own)
+    return found
+
+
+def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) -> tuple[int, list[str]]:
+    """How many contents, which are not sent then, stand first without the user message that they answer, where what
+    came before them is not known; and what is missing, in words.
+
+    Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
+    """
+    problems = [f"the host loaded {loads}: nothing before them is sent or recalled"]
+    if call.passthrough_reason or any(event.actions.compaction for event in call.context.session.events):
         return 0, problems
-    headless = 0
-    for at, content in enumerate(contents):
-        if content.role == "user" and not any(part.function_response for part in content.parts or ()):
-            headless = at
-            break
+    headless = next((at for at, content in enumerate(contents) if is_message(content)), 0)
     if headless:
         problems.append(f"{headless} contents are not sent: the host did not load the user message before them")
     return headless, problems
@@ -418,7 +502,6 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
 
 CUT = "aether:cut"
 _MOST_MARKS = 200
-_CLIENT_ID = "adk-"
 
 
 class _Mark(BaseModel):
@@ -442,18 +525,6 @@ def cut_now(session: Session) -> Event:
     """
     last = session.events[-1].id if session.events else "start"
     return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
-
-
-def _without_client_ids(content: types.Content) -> types.Content:
-    """The content as most models are sent it: without the ids that ADK itself gave to calls."""
-    parts = []
-    for part in content.parts or ():
-        for name in ("function_call", "function_response"):
-            inside = getattr(part, name)
-            if inside is not None and (inside.id or "").startswith(_CLIENT_ID):
-                part = part.model_copy(update={name: inside.model_copy(update={"id": None})})
-        parts.append(part)
-    return types.Content(role=content.role, parts=parts)
 
 
 def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import marshal
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -32,6 +32,7 @@ from aether_context.tokens.counters import SharedLRU
 MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _DEEPEST = 100
+_CLIENT_ID = "adk-"
 _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 _ONLY_TEXT = {"text"}
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
@@ -103,7 +104,10 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
 
 
 def authors_of(
-    contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None
+    contents: Sequence[types.Content],
+    events: Sequence[Event],
+    asked: types.Content | None,
+    others: Collection[str] = (),
 ) -> Callable[[int, Content], Content]:
     """What gives a content, by its position and as it was read, to its author: one that only imitates another agent's
     turn, as ADK shows it, is a user's.
@@ -114,17 +118,18 @@ def authors_of(
         contents: as the host gave them.
         events: the session's.
         asked: the message that the invocation answers, which need not be among them.
+        others: agents that are known, too.
     """
 
     @cache
     def names() -> frozenset[str]:
         # ADK quotes a result as the user's where a person posts one to another agent's call.
-        return frozenset(event.author for event in events) | {"user"}
+        return frozenset(event.author for event in events) | {"user", *others}
 
     @cache
     def imitations() -> list[list[types.Part] | None]:
         own = [*(event.content for event in events if event.author == "user"), asked]
-        return [content.parts for content in own if content is not None and _looks_quoted(content)]
+        return [content.parts for content in own if content is not None and looks_quoted(content)]
 
     def authored(at: int, content: Content) -> Content:
         if not content.agent:
@@ -136,9 +141,14 @@ def authors_of(
     return authored
 
 
-def _looks_quoted(content: types.Content) -> bool:
+def looks_quoted(content: types.Content) -> bool:
     """Whether a content opens as ADK lets another agent's turn open."""
     return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
+
+
+def is_message(content: types.Content) -> bool:
+    """Whether a content is the user's or another agent's, and no tool's."""
+    return content.role == "user" and not any(part.function_response for part in content.parts or ())
 
 
 _INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
@@ -164,7 +174,7 @@ def request_index_of(contents: Sequence[types.Content], asked: types.Content | N
         texts = [part.text for part in parts]
         if words and texts == words:
             return at
-        if _looks_quoted(content):
+        if looks_quoted(content):
             if not heard:
                 heard = says(texts)
                 quoted = at if heard or quoted is None else quoted
@@ -378,3 +388,37 @@ def structure(value: object, depth: int = 0) -> object:
     if kind in (list, tuple):
         return ("[", *[structure(item, depth + 1) for item in value])  # type: ignore[attr-defined]
     return (kind.__name__, canonical_json(_json(value)))
+
+
+def characters(content: types.Content) -> int:
+    """The length of a content, of calls and answers only the texts that stand at their top, and one more."""
+    size = 1
+    for part in content.parts or ():
+        size += len(part.text or "")
+        call, response = part.function_call, part.function_response
+        for values in (call and call.args, response and response.response):
+            for value in values.values() if values else ():
+                if isinstance(value, str):
+                    size += len(value)
+    return size
+
+
+def is_answer(event: Event, agent: str, branch: str) -> bool:
+    """Whether an event is what a model call of this agent gave."""
+    if event.content is not None:
+        spoke = event.content.role == "model"
+    else:
+        spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
+    return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
+
+
+def without_client_ids(content: types.Content) -> types.Content:
+    """The content as most models are sent it: without the ids that ADK itself gave to calls."""
+    parts = []
+    for part in content.parts or ():
+        for name in ("function_call", "function_response"):
+            inside = getattr(part, name)
+            if inside is not None and (inside.id or "").startswith(_CLIENT_ID):
+                part = part.model_copy(update={name: inside.model_copy(update={"id": None})})
+        parts.append(part)
+    return types.Content(role=content.role, parts=parts)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
-from aether_context.adk.call import PreparedCall
+from aether_context.adk.call import Contents, PreparedCall
+from aether_context.adk.request.history import LOST, UNKNOWN, Histories, History
 from aether_context.adk.request.reader import Reader, found_memories, stored
-from aether_context.conversation.quotes import said
 from aether_context.pack import Candidate
 from aether_context.retrieval import query_for, widened
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
@@ -36,11 +34,13 @@ class Recall:
     Args:
         waits: what invocations have waited for.
         reader: reads the contents of histories.
+        histories: what was said in sessions.
     """
 
-    def __init__(self, waits: Waits, reader: Reader) -> None:
+    def __init__(self, waits: Waits, reader: Reader, histories: Histories) -> None:
         self._waits = waits
         self._reader = reader
+        self._histories = histories
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
@@ -74,19 +74,41 @@ class Recall:
             sent: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
-        source, settings, model = read.source, read.call.policy.retrieval, read.call.model
+        source, settings = read.source, read.call.policy.retrieval
         asked_at, query = source.request.request_index, query_for(source)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
-        history, events, mask = read.history, tuple(read.call.context.session.events), read.call.policy.mask
+        mask = read.call.policy.mask
+        contents = read.history if isinstance(read.history, Contents) else Contents(read.history)
+        history = self._histories.of(read.call.key) if read.length else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
-        room, entries = await asyncio.to_thread(read_spoken, history, events, end, most=most_tokens, mask=mask)
+        events = tuple(read.call.context.session.events)
+        with history.lock:
+            unknown = [at for at, row in enumerate(history.rows[: contents.first]) if row is UNKNOWN]
+        if unknown:
+            await history.read(unknown[0], unknown[-1] + 1, read.call, self._waits)
+
+        def look() -> tuple[int, list[Entry]]:
+            with history.lock:
+                history.take(contents, events, end)
+                spoken, *wholes = history.sizes(end)
+                room = min(room_for_turns(spoken, whole, most_tokens) for whole in wholes)
+                return room, history.turns(end, mask) if room else []
+
+        def digest_of(place: int) -> str:
+            return history.rows[place].digest or history.digest_of(contents[place])
+
+        room, entries = await asyncio.to_thread(look)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             entries = []
-        gone = (content for at, content in enumerate(history[:end]) if at not in sent)
+        gone = (content for at, content in sorted(history.loading.items()) if at < end and at not in sent)
         known = {candidate.id for candidate in source.candidates}
         memories = [memory for memory in unique(found_memories(_loaded(gone))) if memory.id not in known]
+        lost = sum(row is UNKNOWN or row is LOST for row in history.rows[: contents.first])
+        if lost:
+            note = f"{lost:,} contents before the loaded events are not searched: {history.problem}"
+            read = read.with_source(problems=(*source.problems, note))
         if not entries and not memories:
             return read
         asked, redact = source.identity.last_event_time, read.call.policy.redact
@@ -97,12 +119,13 @@ class Recall:
             turns = recalled(
                 entries,
                 query,
-                lambda place: self._reader.content(history[place], model),
+                digest_of,
                 most=widened(settings, query, turns=True).memory_k,
                 tokens=room,
                 asked=asked,
                 embedder=embedder,
                 redact=redact,
+                index=history.index(embedder.name if embedder is not None else ""),
             )
             read_again = ranked(memories, query, asked=asked, embedder=embedder, redact=redact)
             return (*source.candidates, *read_again, *turns)
@@ -164,90 +187,3 @@ def _loaded(contents: Iterable[types.Content]) -> Iterator[MemoryEntry]:
             for memory in memories if isinstance(memories, list) else ():
                 with contextlib.suppress(ValidationError):
                     yield MemoryEntry.model_validate(memory)
-
-
-# What was said in a session, as an agent is shown it.
-
-
-def read_spoken(
-    history: Sequence[types.Content], events: Sequence[Event], end: int, *, most: float, mask: Callable[[str], str]
-) -> tuple[int, list[Entry]]:
-    """What was said before ``end``: the turns that are words alone, with time and author of their events; and before
-    them the most tokens for those that are recalled, with no turns where there is no room.
-
-    Their ids are places in the history; long turns come in passages, whose ids go on with a number. A content without
-    an event, like an instruction or a summary of the host's, is no turn. Of events that say the same the latest belong
-    to the latest contents, since histories lose their beginning first. What ADK quotes of another agent belongs to that
-    agent's event; a user's message that only looks like that belongs to the user's.
-
-    Args:
-        most: tokens for recalled turns where nothing but turns was said.
-        mask: what the words of turns are put through.
-    """
-    texts = [*map(_texts, history)]
-    words = [*map(_words, texts)]
-    size = sum(map(len, words[:end]))
-    # To write out calls and results takes long, and mostly their texts alone are so many that too little is left.
-    room = room_for_turns(size, sum(map(characters, history[:end])), most)
-    room = room and room_for_turns(size, sum(map(_written, history[:end])), most)
-    if not room:
-        return 0, []
-    from aether_context.retrieval.call_indexes import turn_entries
-
-    # Of each text the events that say it, by author: their numbers in the session, which tell the latest, and times.
-    saying: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for number, event in enumerate(events):
-        if event.content is not None and not event.partial and (text := _words(_texts(event.content))):
-            saying.setdefault(text, {}).setdefault(event.author, []).append((number, event.timestamp))
-    turns: dict[int, tuple[str, str, float]] = {}
-    for place in range(len(history) - 1, -1, -1):
-        quoted = said(texts[place]) if words[place] not in saying else None
-        if quoted is not None and (sources := saying.get(quoted.words, {}).get(quoted.agent)):
-            turns[place] = quoted.words, quoted.agent, sources.pop()[1]
-    for place in range(len(history) - 1, -1, -1):
-        latest = [(sources[-1], author) for author, sources in saying.get(words[place], {}).items() if sources]
-        if latest:
-            (_, time), author = max(latest)
-            saying[words[place]][author].pop()
-            turns[place] = words[place], author, time
-    entries = (
-        turn_entries(place, mask(text), time=time, speaker=author)
-        for place, (text, author, time) in sorted(turns.items())
-        if place < end
-    )
-    return room, [*chain.from_iterable(entries)]
-
-
-def _texts(content: types.Content) -> list[str]:
-    """The texts of a content without its thoughts; none where it calls or answers a call."""
-    parts = content.parts or ()
-    if any(part.function_call is not None or part.function_response is not None for part in parts):
-        return []
-    return [part.text for part in parts if part.text and not part.thought]
-
-
-def _words(texts: Sequence[str]) -> str:
-    return "\n".join(texts).strip()
-
-
-def _written(content: types.Content) -> int:
-    """The characters of a content with its calls and results written out, and one more."""
-    size = 1
-    for part in content.parts or ():
-        call, response = part.function_call, part.function_response
-        exchanged = (call and call.args, response and response.response)
-        size += len(part.text or "") + sum(len(repr(value)) for value in exchanged if value)
-    return size
-
-
-def characters(content: types.Content) -> int:
-    """The length of a content, of calls and answers only the texts that stand at their top, and one more."""
-    size = 1
-    for part in content.parts or ():
-        size += len(part.text or "")
-        call, response = part.function_call, part.function_response
-        for values in (call and call.args, response and response.response):
-            for value in values.values() if values else ():
-                if isinstance(value, str):
-                    size += len(value)
-    return size

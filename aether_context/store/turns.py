@@ -1,0 +1,101 @@
+"""What an agent was shown of a session, kept by position, so that a host need not load all of it at each call.
+
+    {base}/{app}/{user}/{session}/turns/{scope}/{number}-{start}-{stop}-{hash}.json.gz
+
+A file holds contents at positions from ``start`` to before ``stop``, as one gzip member like those of packs; ``scope``
+stands for agent and branch. Of two files that hold a position the one with the higher number is right, so that equal
+ones may be there twice, and what the host changed is written once more. Each write takes in the files beside it that
+are not much longer, so that there are about as many as the number of contents has binary digits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias
+
+from aether_context.canonical import canonical_json, hash_bytes, short
+from aether_context.errors import ManifestError, StoreError
+from aether_context.store.files import Files
+from aether_context.store.pack_file import ENDING, member, read_member
+
+Stored: TypeAlias = Mapping[str, Any]
+"""A content as it is stored: ``at`` is its position, ``content`` the content, other fields are its writer's."""
+_NAME = re.compile(rf"(\d{{6,}})-(\d{{8,}})-(\d{{8,}})-[0-9a-f]{{8}}{re.escape(ENDING)}")
+
+
+class _Segment(NamedTuple):
+    number: int
+    start: int
+    stop: int
+    path: str
+
+
+class TurnFiles:
+    """The files of one agent's turns, each method with `StoreError` where the store cannot do it."""
+
+    def __init__(self, files: Files, app: str, user: str, session: str, scope: str) -> None:
+        self._files, self._names = files, (app, user, session)
+        self._folder = f"{files.place(app, user, session)}/turns/{scope}"
+
+    def _listed(self) -> list[_Segment]:
+        named = ((_NAME.fullmatch(file.name), file.path) for file in self._files.files(self._folder))
+        return sorted(
+            _Segment(int(name[1]), int(name[2]), int(name[3]), path) for name, path in named if name is not None
+        )
+
+    def end(self) -> int:
+        """The position behind the last content."""
+        return max((segment.stop for segment in self._listed()), default=0)
+
+    def read(self, start: int = 0, stop: int = 2**62) -> dict[int, Stored]:
+        """The contents by position, those of all files that hold one of these positions; without damaged files."""
+        for _ in range(2):  # what was listed may be merged and deleted meanwhile
+            with suppress(FileNotFoundError):
+                return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [])
+        return {}
+
+    def _read(self, segments: list[_Segment], damaged: list[_Segment]) -> dict[int, Stored]:
+        found: dict[int, Stored] = {}
+        data = self._files.at_once(self._files.read, [segment.path for segment in segments])
+        for segment, of_segment in zip(segments, data, strict=True):
+            try:
+                found |= {stored["at"]: stored for stored in json.loads(read_member(of_segment)[0])}
+            except (ManifestError, ValueError):
+                damaged.append(segment)
+        return found
+
+    def add(self, contents: Mapping[int, Stored]) -> None:
+        """Writes contents, with those of smaller files beside them."""
+        listed, merged, damaged = self._listed(), list[_Segment](), list[_Segment]()
+        number = 1 + max((segment.number for segment in listed), default=0)
+        start, stop = min(contents), max(contents) + 1
+        while more := [
+            segment
+            for segment in listed
+            if segment not in merged
+            and (segment.start <= stop and start <= segment.stop)
+            # What is newer than one that is taken in would stand below it.
+            and (
+                segment.stop - segment.start <= 2 * (stop - start)
+                or any(segment.number > other.number for other in merged)
+            )
+        ]:
+            merged += more
+            start, stop = min(start, *(one.start for one in more)), max(stop, *(one.stop for one in more))
+        try:
+            found = {**self._read(sorted(merged), damaged), **contents}
+        except (StoreError, FileNotFoundError):  # they stay, then
+            found, merged = dict(contents), []
+        data = member(canonical_json([found[at] for at in sorted(found)]).encode("utf-8", "surrogatepass"))
+        name = f"{number:06}-{min(found):08}-{max(found) + 1:08}-{short(hash_bytes(data))}{ENDING}"
+        self._files.create(f"{self._folder}/{name}", data)
+        for path, named in self._files.name_files(*self._names).items():
+            self._files.create(path, named)
+        with suppress(StoreError, FileNotFoundError):
+            if merged and Files.read(self._files, f"{self._folder}/{name}", 0, 1):  # not in a spool alone
+                for segment in merged:
+                    if segment not in damaged:
+                        self._files.delete(segment.path)

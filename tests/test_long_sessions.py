@@ -1,0 +1,291 @@
+"""A session of which the host loads the last events alone is packed as if all of them were loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.sessions import DatabaseSessionService
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.genai import types
+from plans import small
+from scripted import Chat, Scripted, call, faults, look_up, set_state
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.pack import noted
+from aether_context.store.pack_file import read_member
+from aether_context.store.retention import all_of, carry_out
+from aether_context.store.verification import verify
+
+CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
+QUESTION = "What was the code of the north gate?"
+
+
+def messages(count: int) -> list[str]:
+    """Messages of a long chat; the fifth tells a code."""
+    told = [
+        f"Number {at}: the weather stays grey, and the garden needs rain, leaf {at} of many." for at in range(count)
+    ]
+    return [*told[:4], CODE, *told[5:]]
+
+
+def script(count: int) -> list[str]:
+    return [
+        f"I see, number {at}: the beds on the {'north' if at % 3 else 'south'} side as well." for at in range(count)
+    ]
+
+
+def long_chat(policy: PackPolicy, **given: Any) -> Chat:
+    chat = Chat(policy=policy, script=script(200), **given)
+    chat.llm.usage = False  # it is made up from how contents are shown in Python
+    return chat
+
+
+def test_each_request_is_that_of_the_same_session_with_all_events_loaded() -> None:
+    whole, partly = long_chat(small(3_000)), long_chat(small(3_000))
+    for message in [*messages(119), QUESTION]:
+        whole.say(message)
+        partly.say(message, recent_events=30)
+        assert partly.sent[-1].wires == whole.sent[-1].wires
+        assert partly.manifests()[-1].degradations == ()
+    assert len(partly.raw[-1].contents) < 40 < len(whole.raw[-1].contents)
+    assert "Falcon-7731" in partly.sent[-1].human()
+    assert partly.manifests()[-1].epoch.cut_count > 60
+    partly.replays()
+    places = []
+    for chat in (whole, partly):
+        events = asyncio.run(chat.held()).events
+        ids = [event.id for event in events]
+        places.append([ids.index(name) for event in events if (name := noted(event).get("cutoff"))])
+    assert places[0] == places[1]
+    assert places[1]
+
+
+def body(chat: Chat) -> list[Any]:
+    """What a client sends of the last request's contents."""
+    return [content.model_dump(exclude_none=True) for content in chat.sent[-1].contents]
+
+
+def test_a_restart_and_another_worker_in_the_middle_change_nothing() -> None:
+    whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
+    workers = []
+    for chat in (whole, partly):
+        other = ContextPackPlugin(policy=small(2_000), store=chat.store, on_error="raise")
+        plugins = chat.runner.plugin_manager.plugins
+        workers.append((chat, other, plugins, plugins.index(chat.plugin)))
+    for number, message in enumerate([*messages(90), QUESTION]):
+        for chat, other, plugins, at in workers:
+            if number > 45:  # two workers take turns
+                plugins[at] = other if number % 3 else chat.plugin
+            elif number % 20 == 19:
+                chat.restart()
+        whole.say(message)
+        partly.say(message, recent_events=12)
+        assert body(partly) == body(whole), number
+        assert partly.manifests()[-1].degradations == ()
+    assert "Falcon-7731" in partly.sent[-1].human()
+
+
+def turn_files(chat: Chat) -> list[Any]:
+    return [file for file in chat.store.files.below(chat.store.files.root) if "/turns/" in file.path]
+
+
+def test_the_files_stay_few_and_hold_each_content_once() -> None:
+    chat = long_chat(small(3_000))
+    for message in messages(100):
+        chat.say(message, recent_events=20)
+    files = turn_files(chat)
+    assert 1 < len(files) <= 9
+    texts = sum(len(read_member(chat.store.files.read(file.path))[0]) for file in files)
+    said = "".join(read_member(chat.store.files.read(file.path))[0].decode() for file in files)
+    for message in messages(95):
+        assert said.count(message) == 1
+    assert sum(file.size for file in files) < texts / 2
+
+
+def test_without_its_files_a_session_goes_on_and_says_so() -> None:
+    chat = long_chat(small(3_000))
+    for message in messages(60):
+        chat.say(message, recent_events=20)
+    cut = chat.manifests()[-1].epoch
+    assert cut.cut_count > 20
+    for file in turn_files(chat):
+        chat.store.files.delete(file.path)
+    chat.restart()
+    chat.say(QUESTION, recent_events=20)
+    manifest = chat.manifests()[-1]
+    assert manifest.epoch.cut_count >= cut.cut_count
+    assert manifest.epoch.summary == cut.summary
+    assert all("contents before the loaded events are not" in told for told in manifest.degradations)
+    assert all("the store does not hold them" in told for told in manifest.degradations)
+    assert manifest.degradations
+    assert faults(chat.sent[-1].contents) == []
+    for message in messages(10):
+        chat.say(message, recent_events=20)
+    chat.replays()
+
+
+@pytest.mark.parametrize("record", ["hashes", "off"])
+def test_a_policy_that_records_no_texts_keeps_none(record: str) -> None:
+    chat = long_chat(small(2_000, record=record, conversation={"summary_share": 0}))
+    for message in messages(70):
+        chat.say(message, recent_events=20)
+    assert turn_files(chat) == []
+    assert "Falcon" not in chat.sent[-1].text
+    chat.say(QUESTION, recent_events=20)
+    assert "Falcon-7731" in chat.sent[-1].human(), "this process has seen it"
+    chat.restart()
+    chat.say(QUESTION, recent_events=20)
+    assert "Falcon-7731" not in chat.sent[-1].human().replace(QUESTION, "")
+    if record == "hashes":
+        assert "the policy records no texts" in " ".join(chat.manifests()[-1].degradations)
+
+
+def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() -> None:
+    chat = long_chat(small(3_000, redact=("email",)))
+    for message in ["My address is ann@example.com.", *messages(60)]:
+        chat.say(message, recent_events=20)
+    assert turn_files(chat)
+    said = b"".join(read_member(chat.store.files.read(file.path))[0] for file in turn_files(chat))
+    assert b"ann@example.com" not in said
+    assert b"My address is [email]." in said
+    chat.say("chat of another session", session="s2")
+    assert verify(chat.store).faults == {}
+    file = turn_files(chat)[0]
+    data = chat.store.files.read(file.path)
+    chat.store.files.replace(file.path, data[:-1] + bytes([data[-1] ^ 1]))
+    assert list(verify(chat.store).faults) == [file.path.removeprefix(f"{chat.store.files.root}/")]
+    chat.store.files.replace(file.path, data)
+    carry_out(chat.store, all_of(chat.store, "shop", "ann", "s1"))
+    assert turn_files(chat) == []
+    assert chat.manifests()
+
+
+def test_what_was_anchored_stays_when_it_is_not_loaded_any_more() -> None:
+    whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
+    anchored = {"aether:anchors": [{"contains": "Falcon"}]}
+    asyncio.run(set_state_of(whole, anchored))
+    asyncio.run(set_state_of(partly, anchored))
+    for message in messages(80):
+        whole.say(message)
+        partly.say(message, recent_events=12)
+        assert partly.sent[-1].wires == whole.sent[-1].wires
+    assert CODE in partly.sent[-1].text
+    assert partly.manifests()[-1].epoch.kept
+
+
+async def set_state_of(chat: Chat, values: dict[str, Any]) -> None:
+    await chat._begin(chat.user, chat.session)
+    await set_state(chat, **values)
+
+
+def order(item: str) -> dict[str, str]:
+    """Orders a thing, which takes days."""
+    return {"status": "pending", "order": f"order of {item}"}
+
+
+def posted(events: list[Any]) -> types.Content:
+    """The result of the last call, as an application posts it later."""
+    (called,) = [one for event in events for one in event.get_function_calls()]
+    response = types.FunctionResponse(id=called.id, name=called.name, response={"status": "arrived, in green"})
+    return types.Content(role="user", parts=[types.Part(function_response=response)])
+
+
+def test_a_result_that_is_posted_later_is_sent_with_its_call_from_then_on() -> None:
+    chats = [long_chat(small(3_000), tools=[LongRunningFunctionTool(order)]) for _ in range(2)]
+    for chat, recent in zip(chats, (None, 8), strict=True):
+        chat.llm.script = [*script(3), call("order", item="chairs"), "It is ordered.", *script(60)]
+        chat.say(*messages(9)[:3], recent_events=recent)
+        ordered = chat.say("Order chairs", recent_events=recent)
+        chat.say(*messages(12), recent_events=recent)
+        if recent:
+            with pytest.raises(ValueError, match="Function call not found"):  # of ADK's, before any plugin is asked
+                chat.say(posted(ordered), recent_events=recent)
+        chat.say(posted(ordered))
+        assert "arrived, in green" in str(chat.sent[-1].contents)
+    for message in messages(20):
+        for chat, recent in zip(chats, (None, 8), strict=True):
+            chat.say(message, recent_events=recent)
+            assert "arrived, in green" in str(chat.sent[-1].contents) or chat.manifests()[-1].epoch.cut_count
+            assert faults(chat.sent[-1].contents) == []
+        assert body(chats[0]) == body(chats[1])
+
+
+def test_a_load_may_begin_anywhere_in_an_exchange() -> None:
+    for recent in range(3, 9):
+        whole, partly = long_chat(small(4_000), tools=[look_up]), long_chat(small(4_000), tools=[look_up])
+        for chat in (whole, partly):
+            chat.llm.script = [reply for at in range(8) for reply in (call("look_up", key=f"k{at}"), f"It is {at}.")]
+        for at in range(8):
+            whole.say(f"Look k{at} up")
+            partly.say(f"Look k{at} up", recent_events=recent)
+            assert body(partly) == body(whole), (recent, at)
+            assert faults(partly.sent[-1].contents) == []
+        assert partly.manifests()[-1].degradations == ()
+
+
+def test_a_rewind_and_a_compaction_are_told_apart_from_what_is_not_loaded() -> None:
+    chat = long_chat(small(2_000))
+    for message in messages(40):
+        chat.say(message, recent_events=12)
+    files = [file.path for file in turn_files(chat)]
+    before = chat.store.files.read(files[0])
+    last = asyncio.run(chat.held()).events[-1].invocation_id
+    asyncio.run(rewound(chat, last))
+    chat.say("So again", recent_events=12)
+    assert "only the last 12 events" in " ".join(chat.manifests()[-1].degradations)
+    assert faults(chat.sent[-1].contents) == []
+    assert chat.store.files.read(files[0]) == before
+    for at in range(14):  # when it is not loaded any more, the session goes on
+        chat.say(f"Later, {at}", recent_events=12)
+        assert faults(chat.sent[-1].contents) == []
+    assert not any("only the last" in told for told in chat.manifests()[-1].degradations)
+    chat.say(QUESTION, recent_events=12)
+    assert CODE in chat.sent[-1].text
+
+
+async def rewound(chat: Chat, invocation: str) -> None:
+    await chat.runner.rewind_async(user_id=chat.user, session_id=chat.session, rewind_before_invocation_id=invocation)
+
+
+def test_a_session_in_a_database_is_the_same(tmp_path: Path) -> None:
+    chats = [
+        long_chat(small(2_000), sessions=DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path}/{name}.db"))
+        for name in ("whole", "partly")
+    ]
+
+    async def talk() -> None:
+        for message in [*messages(50), QUESTION]:
+            await chats[0].tell(message)
+            await chats[1].tell(message, recent_events=10)
+            assert body(chats[1]) == body(chats[0])
+
+        for chat in chats:
+            await chat.sessions.close()
+
+    asyncio.run(talk())
+    assert "Falcon-7731" in chats[1].sent[-1].human()
+
+
+def test_each_agent_of_a_team_has_its_own(tmp_path: Path) -> None:
+    def team() -> Chat:
+        llm = Scripted(script=[], sent=[], usage=False)
+        helper = LlmAgent(name="helper", model=llm, description="Helps.")
+        clerk = LlmAgent(name="clerk", model=llm, sub_agents=[helper])
+        chat = Chat(agent=clerk, policy=small(2_500))
+        script = [call("transfer_to_agent", agent_name="helper"), "helper here"]
+        llm.script = [*[f"I am the clerk {at}." for at in range(6)], *script, *[f"Helping {at}." for at in range(40)]]
+        return chat
+
+    whole, partly = team(), team()
+    for at, message in enumerate([*messages(40), QUESTION]):
+        whole.say(message)
+        partly.say(message, recent_events=30)
+        if at < 12:
+            assert body(partly) == body(whole)
+        assert faults(partly.sent[-1].contents) == []
+    assert "Falcon-7731" in partly.sent[-1].human()
