@@ -184,7 +184,7 @@ class PreparedCall(NamedTuple):
 
     call: ModelCall
     source: PackInput
-    history: Contents | Sequence[types.Content]
+    history: Contents
     epoch: Epoch
     length: int = 0
     settled: int = 0

@@ -30,7 +30,6 @@ from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
 from aether_context.adk.call import (
     AgentKey,
-    Contents,
     FirstTry,
     ModelCall,
     PreparedCall,
@@ -375,8 +374,7 @@ class RequestPacker:
         if kept <= end < kept + most and not read.source.request.rewritten:
             return
         self._kept.put(call.key, end)
-        contents = read.history if isinstance(read.history, Contents) else Contents(read.history)
-        history, seen = self._gatherer.histories.of(call.key), tuple(events)
+        history, contents, seen = self._gatherer.histories.of(call.key), read.history, tuple(events)
         self._recorder.later(lambda: history.save(contents, seen, end, call.policy.mask))
 
     async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:
@@ -478,9 +476,9 @@ class RequestPacker:
             content_of = partial(reader.content, model=call.model)
             unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
             cutoff = unread.id if unread is not None else ""
-            if not cutoff and isinstance(read.history, Contents):  # that event is not loaded any more
+            if not cutoff and read.history.first:  # that event is not loaded any more
                 cut = self._gatherer.histories.of(call.key).rows[: pack.epoch.cut_count]
-                cutoff = next((row.origin.event for row in reversed(cut) if row.origin is not None), "")
+                cutoff = next((row.origin.event for row in reversed(cut) if row and row.origin), "")
         if not source.host.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             if call.policy.redact_prompt:

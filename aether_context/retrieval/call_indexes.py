@@ -127,19 +127,17 @@ def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[E
 
 
 class TurnIndex:
-    """The index of one conversation's turns, which grows with it. Threads may share it: who searches holds ``lock``."""
+    """The index of one conversation's turns by one embedder, which grows with it. Threads may share it: who searches
+    holds ``lock``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._index = HybridIndex((), "none", passages=False)
-        self._made_by: tuple[str, tuple[str, ...]] = ("", ())
+        self._index: HybridIndex | None = None
 
     def over(self, turns: Sequence[Entry], embedder: Embedder | None, redact: tuple[str, ...]) -> HybridIndex:
         """The index of turns that begin with those of the last time, or are fewer; as of `recalled`."""
-        made_by = (embedder.name if embedder is not None else "", redact)
-        if self._made_by != made_by or len(self._index) > len(turns):
+        if self._index is None or len(self._index) > len(turns):
             self._index = HybridIndex((), embedder or "none", redact=masker(redact), passages=False)
-            self._made_by = made_by
         self._index.extend(turns[len(self._index) :])
         return self._index
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, islice, takewhile
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import MOST_RECENT, Histories, Placed, Row
+from aether_context.adk.request.history import Histories, Row, first_position
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -127,28 +127,36 @@ class Gatherer:
         tracked = _is_tracked(call, raw, loads)
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
-        placed = Placed(Contents(raw))
+        contents, begin, unsent = Contents(raw), 0, list[str]()
         if loads and tracked:
-            placed = await self._place(call, identity, raw, loads, last_answer)
+            contents, begin, unsent = await self._place(call, identity, raw, loads, last_answer)
         elif loads:
-            placed.begin, placed.problems = _unloaded(call, raw, loads)
-        first, history = placed.contents.first, placed.contents if placed.contents.first else raw
-        others = {row.origin.author for row in placed.rows if row.origin is not None}
-        authored = authors_of(raw, events, asked, others)
+            begin, unsent = _unloaded(call, raw, loads)
+        first, history = contents.first, self.histories.of(call.key)
+        rows = history.rows[:first]
+        authored = authors_of(raw, events, asked, {row.origin.author for row in rows if row and row.origin})
+        stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
+        # Where the last cut was made is not looked at before the loaded contents.
+        digests = {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
 
         @cache
         def content_at(at: int) -> Content:
+            content = self.reader.content(contents[at], model)
             if at >= first:
-                return authored(at - first, self.reader.content(raw[at - first], model))
-            return placed.content(at, self.reader.content(history[at], model))
+                return authored(at - first, content)
+            if at not in contents.earlier:
+                return replace(content, digest=digests.get(at, ""))
+            if (row := rows[at]) is None:
+                return content
+            content = replace(content, digest=row.digest or content.digest)
+            return replace(content, agent="", quotes=()) if row.origin and row.origin.author == "user" else content
 
         request_index = request_index_of(raw, asked)
         if request_index is not None:
             request_index += first
-        elif first:
-            known = sorted(placed.contents.earlier, reverse=True)
+        else:
+            known = sorted((at for at in contents.earlier if at < first), reverse=True)
             request_index = next((at for at in known if is_human(content_at(at))), None)
-        stored = load_epoch(call.state, identity, partial(self.original_text, contents=history, model=model))
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -175,20 +183,20 @@ class Gatherer:
                 window_mark=window.mark,
                 readings=records.readings,
             ),
-            usage=Usage(growth=_growth(events, placed.rows, identity), offloaded_tokens=call.offloaded_tokens),
+            usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
         alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
         follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
-        source = follow(begin=placed.begin, alone=alone)
+        source = follow(begin=begin, alone=alone)
         # Where the boundary is not where it was, everything is live again.
-        if first and placed.history is not None and placed.lacking(source.request.positions):
-            await placed.fill(placed.history, range(first), call, self._waits)
-            history = placed.contents
+        if any(at < first and at not in contents.earlier for at in source.request.positions):
+            contents, begin, unsent = await self._filled(call, contents, range(first))
+            rows = history.rows[:first]
             content_at.cache_clear()
-            source = follow(begin=placed.begin, alone=alone)
-        problems = [*source.problems, *placed.problems]
-        anchors = self._anchors(call, source.request.contents, source.request.positions, placed, problems)
+            source = follow(begin=begin, alone=alone)
+        problems = [*source.problems, *unsent]
+        anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
         if last is not None and goes_on:
@@ -207,36 +215,50 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        if placed.history is not None:
-            placed.history.live = {at: placed.contents[at] for at in source.request.positions}
+        if loads and tracked:
+            history.live = {at: contents[at] for at in source.request.positions}
         # Where a result is posted, ADK shows nothing between its call and itself.
         late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
         transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
         length = first + len(raw) - transient if tracked and not late else 0
         settled = first + (len(raw) if late else last_answer) if tracked else 0
-        return PreparedCall(call, source, history, stored, length=length, settled=settled)
+        return PreparedCall(call, source, contents, stored, length=length, settled=settled)
 
     async def _place(
         self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str, last_answer: int
-    ) -> Placed:
-        """Where loaded contents stand in the agent's history, with those before them that are sent."""
+    ) -> tuple[Contents, int, list[str]]:
+        """Where loaded contents stand in the agent's history, with what `_filled` gives."""
         events, history = call.context.session.events, self.histories.of(call.key)
-        told = history.place(loaded, events, call.context.agent_name, call.invocation.branch or "")
-        if told is None and not history.rows:
-            await history.read(0, None, call, self._waits)
-        epoch = load_epoch(call.state, identity, lambda message: message.of)
-        first = history.overlap(loaded) if told is None else told
-        digests = {**dict(epoch.anchors), epoch.cut_count - 1: epoch.cut_hash}
-        placed = Placed(Contents(loaded, first), history, digests)
-        if first:
-            await placed.fill(history, live_positions(epoch, first), call, self._waits)
-        elif told is None:
-            placed.begin, placed.problems = _unloaded(call, loaded, loads)
+        first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        is_told = first is not None
+        if first is None:
+            await history.look(None, call, self._waits)
+            first = len(history.rows)
+        epoch, contents = load_epoch(call.state, identity, lambda message: message.of), Contents(loaded, first)
+        if first or is_told:
+            placed = await self._filled(call, contents, live_positions(epoch, first))
+        else:
+            placed = (contents, *_unloaded(call, loaded, loads))
         with history.lock:
-            history.take(placed.contents, events, first + last_answer)
+            history.take(contents, events, first + last_answer)
         return placed
 
-    def original_text(self, message: PackedMessage, contents: Contents | Sequence[types.Content], model: str) -> str:
+    async def _filled(
+        self, call: ModelCall, contents: Contents, positions: Collection[int]
+    ) -> tuple[Contents, int, list[str]]:
+        """The contents with those at positions before the loaded ones, as they were sent last or as the store holds
+        them; the first that is sent, a user's message where some are lost; and what is lost, in words."""
+        history = self.histories.of(call.key)
+        await history.look(contents.first, call, self._waits, positions)
+        contents = replace(contents, earlier=history.live)
+        lost = [at for at in positions if at not in contents.earlier]
+        if not lost:
+            return contents, 0, []
+        begin = max(lost) + 1
+        begin = next((at for at in range(begin, len(contents)) if is_message(contents[at])), begin)
+        return contents, begin, [f"{len(lost):,} contents before the loaded events are not sent: {history.problem}"]
+
+    def original_text(self, message: PackedMessage, contents: Contents, model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
         for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
             if 0 <= at < len(contents) and contents[at].role == "user":
@@ -250,7 +272,7 @@ class Gatherer:
         call: ModelCall,
         contents: Sequence[Content],
         positions: Sequence[int],
-        placed: Placed,
+        rows: Sequence[Row | None],
         problems: list[str],
     ) -> tuple[Anchor, ...]:
         """The contents that the session's state, an event's metadata or a registered rule marks.
@@ -287,9 +309,10 @@ class Gatherer:
                 wires = {part.wire for part in said.parts}
                 add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
         for at, place in enumerate(positions if priority else ()):
-            origin = placed.rows[-1 - place].origin if place < placed.contents.first else None
-            if origin is not None and (origin.event in by_event or origin.mark):
-                add(by_event.get(origin.event) or valid(_MARK, origin.mark) or _Mark(), lambda _: True, at)
+            row = rows[place] if place < len(rows) else None
+            if row and row.origin and (row.origin.event in by_event or row.origin.mark):
+                mark_of = by_event.get(row.origin.event) or valid(_MARK, row.origin.mark) or _Mark()
+                add(mark_of, lambda _: True, at)
         for rule in registered_anchors(settings):
             try:
                 found += selected(rule, contents, positions)
@@ -347,19 +370,20 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
     return bool(posted)
 
 
-def _growth(events: Sequence[Event], rows: Sequence[Row], identity: Identity) -> int | None:
+def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Identity) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
     began; None where nothing was said before. The latest messages tell.
 
     Args:
-        rows: what is known of the contents before the first event, the latest first.
+        rows: what is known of the contents before the first event.
     """
     sizes: list[int] = []
     size = 0
     earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
     loaded = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
     shown = ((characters(content) if content is not None else 0, is_users) for content, is_users in loaded)
-    before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in rows[:MOST_RECENT])
+    known = (row for row in reversed(rows) if row)
+    before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in known)
     for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
         size += added
         if is_users:

@@ -12,8 +12,8 @@ from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
-from aether_context.adk.call import Contents, PreparedCall
-from aether_context.adk.request.history import LOST, UNKNOWN, Histories, History
+from aether_context.adk.call import PreparedCall
+from aether_context.adk.request.history import Histories, History
 from aether_context.adk.request.reader import Reader, found_memories, stored
 from aether_context.pack import Candidate
 from aether_context.retrieval import query_for, widened
@@ -79,34 +79,29 @@ class Recall:
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
         mask = read.call.policy.mask
-        contents = read.history if isinstance(read.history, Contents) else Contents(read.history)
-        history = self._histories.of(read.call.key) if read.length else History(self._reader)
+        contents, first = read.history, read.history.first
+        history = self._histories.of(read.call.key) if read.settled else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = tuple(read.call.context.session.events)
-        with history.lock:
-            unknown = [at for at, row in enumerate(history.rows[: contents.first]) if row is UNKNOWN]
-        if unknown:
-            await history.read(unknown[0], unknown[-1] + 1, read.call, self._waits)
 
         def look() -> tuple[int, list[Entry]]:
             with history.lock:
                 history.take(contents, events, end)
-                spoken, *wholes = history.sizes(end)
-                room = min(room_for_turns(spoken, whole, most_tokens) for whole in wholes)
+                room = room_for_turns(*history.sizes(end), most_tokens)
                 return room, history.turns(end, mask) if room else []
 
         def digest_of(place: int) -> str:
-            return history.rows[place].digest or history.digest_of(contents[place])
+            row = history.rows[place]
+            return row.digest if row and row.digest else history.digest_of(contents[place])
 
         room, entries = await asyncio.to_thread(look)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             entries = []
-        gone = (content for at, content in sorted(history.loading.items()) if at < end and at not in sent)
+        gone = (content for at, content in enumerate(contents.loaded, first) if at < end and at not in sent)
         known = {candidate.id for candidate in source.candidates}
         memories = [memory for memory in unique(found_memories(_loaded(gone))) if memory.id not in known]
-        lost = sum(row is UNKNOWN or row is LOST for row in history.rows[: contents.first])
-        if lost:
+        if lost := history.rows[:first].count(None):
             note = f"{lost:,} contents before the loaded events are not searched: {history.problem}"
             read = read.with_source(problems=(*source.problems, note))
         if not entries and not memories:
