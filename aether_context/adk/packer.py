@@ -174,7 +174,7 @@ class RequestPacker:
         self._records = SessionRecords()
         self._waits = waits = Waits()
         self._gatherer = Gatherer(self._records, waits, self._recorder.store.files if policy.record == "full" else None)
-        self._recall = Recall(waits, self._gatherer.reader, self._gatherer.histories)
+        self._recall = Recall(waits, self._gatherer.reader, self._gatherer.history)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
@@ -374,7 +374,7 @@ class RequestPacker:
         if kept <= end < kept + most and not read.source.request.rewritten:
             return
         self._kept.put(call.key, end)
-        history, contents, seen = self._gatherer.histories.of(call.key), read.history, tuple(events)
+        history, contents, seen = self._gatherer.history(call.key), read.history, tuple(events)
         self._recorder.later(lambda: history.save(contents, seen, end, call.policy.mask))
 
     async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:
@@ -477,7 +477,7 @@ class RequestPacker:
             unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
             cutoff = unread.id if unread is not None else ""
             if not cutoff and read.history.first:  # that event is not loaded any more
-                cut = self._gatherer.histories.of(call.key).rows[: pack.epoch.cut_count]
+                cut = self._gatherer.history(call.key).rows[: pack.epoch.cut_count]
                 cutoff = next((row.origin.event for row in reversed(cut) if row and row.origin), "")
         if not source.host.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]

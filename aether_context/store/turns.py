@@ -46,10 +46,6 @@ class TurnFiles:
             _Segment(int(name[1]), int(name[2]), int(name[3]), path) for name, path in named if name is not None
         )
 
-    def end(self) -> int:
-        """The position behind the last content."""
-        return max((segment.stop for segment in self._listed()), default=0)
-
     def read(self, start: int = 0, stop: int = 2**62) -> dict[int, Stored]:
         """The contents by position, those of all files that hold one of these positions; without damaged files."""
         for _ in range(2):  # what was listed may be merged and deleted meanwhile
@@ -72,19 +68,15 @@ class TurnFiles:
         listed, merged, damaged = self._listed(), list[_Segment](), list[_Segment]()
         number = 1 + max((segment.number for segment in listed), default=0)
         start, stop = min(contents), max(contents) + 1
-        while more := [
-            segment
-            for segment in listed
-            if segment not in merged
-            and (segment.start <= stop and start <= segment.stop)
-            # What is newer than one that is taken in would stand below it.
-            and (
-                segment.stop - segment.start <= 2 * (stop - start)
-                or any(segment.number > other.number for other in merged)
-            )
-        ]:
-            merged += more
-            start, stop = min(start, *(one.start for one in more)), max(stop, *(one.stop for one in more))
+
+        def is_taken_in(one: _Segment) -> bool:
+            is_beside = one.start <= stop and start <= one.stop
+            overlaps = one.start < stop and start < one.stop
+            return one not in merged and is_beside and (overlaps or one.stop - one.start <= 2 * (stop - start))
+
+        while one := next(filter(is_taken_in, listed), None):
+            merged.append(one)
+            start, stop = min(start, one.start), max(stop, one.stop)
         try:
             found = {**self._read(sorted(merged), damaged), **contents}
         except (StoreError, FileNotFoundError):  # they stay, then

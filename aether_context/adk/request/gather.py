@@ -15,8 +15,8 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import Histories, Row, first_position
+from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.request.history import History, Row, first_position
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -34,7 +34,7 @@ from aether_context.adk.request.reader import (
     without_client_ids,
 )
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
+from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch, scope_of
 from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.epoch import live_positions
 from aether_context.conversation.turns import is_human
@@ -59,12 +59,15 @@ from aether_context.packing import next_input
 from aether_context.retrieval.ranking import searched, similarity, widened
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.store.files import Files
+from aether_context.store.turns import TurnFiles
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
 _MOST_PLANS = 256
+_MOST_HISTORIES = 256
+"""One of 1,000 contents takes about 0.5 MB."""
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
@@ -81,10 +84,20 @@ class Gatherer:
 
     def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None) -> None:
         self.reader = Reader()
-        self.histories = Histories(self.reader, files)
+        self._histories: SharedLRU[AgentKey, History] = SharedLRU(_MOST_HISTORIES)
+        self._files = files
         self._records = records
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
+
+    def history(self, key: AgentKey) -> History:
+        """What an agent was shown in its session and branch."""
+        history = self._histories.get(key)
+        if history is None:
+            kept = TurnFiles(self._files, *key[:3], scope_of(*key[3:], 16)) if self._files is not None else None
+            history = History(self.reader, kept)
+            self._histories.put(key, history)
+        return history
 
     def planned(self, call: ModelCall) -> Plan:
         """The plan, tools and knowledge in the session's state.
@@ -132,9 +145,9 @@ class Gatherer:
             contents, begin, unsent = await self._place(call, identity, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
-        first, history = contents.first, self.histories.of(call.key)
+        first, history = contents.first, self.history(call.key)
         rows = history.rows[:first]
-        authored = authors_of(raw, events, asked, {row.origin.author for row in rows if row and row.origin})
+        authored = authors_of(raw, events, asked)
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
         # Where the last cut was made is not looked at before the loaded contents.
         digests = {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
@@ -154,9 +167,6 @@ class Gatherer:
         request_index = request_index_of(raw, asked)
         if request_index is not None:
             request_index += first
-        else:
-            known = sorted((at for at in contents.earlier if at < first), reverse=True)
-            request_index = next((at for at in known if is_human(content_at(at))), None)
         records, window = self._records.of(call.context), call.window
         price = cached_share(model, int(identity.last_event_time // 86_400))
         # A limit counts cached input in full.
@@ -228,7 +238,7 @@ class Gatherer:
         self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str, last_answer: int
     ) -> tuple[Contents, int, list[str]]:
         """Where loaded contents stand in the agent's history, with what `_filled` gives."""
-        events, history = call.context.session.events, self.histories.of(call.key)
+        events, history = call.context.session.events, self.history(call.key)
         first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
         is_told = first is not None
         if first is None:
@@ -248,7 +258,7 @@ class Gatherer:
     ) -> tuple[Contents, int, list[str]]:
         """The contents with those at positions before the loaded ones, as they were sent last or as the store holds
         them; the first that is sent, a user's message where some are lost; and what is lost, in words."""
-        history = self.histories.of(call.key)
+        history = self.history(call.key)
         await history.look(contents.first, call, self._waits, positions)
         contents = replace(contents, earlier=history.live)
         lost = [at for at in positions if at not in contents.earlier]

@@ -15,24 +15,19 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from aether_context.adk.bounds import Waits, in_thread
-from aether_context.adk.call import AgentKey, Contents, ModelCall
+from aether_context.adk.call import Contents, ModelCall
 from aether_context.adk.request.reader import Reader, characters, is_answer, key_of, without_client_ids
-from aether_context.adk.session import ANCHORS, scope_of
+from aether_context.adk.session import ANCHORS
 from aether_context.conversation.quotes import said
 from aether_context.pack import noted
 from aether_context.redaction import Masker
-from aether_context.store.files import Files
 from aether_context.store.masking import masked_part
 from aether_context.store.turns import Stored, TurnFiles
-from aether_context.tokens.counters import SharedLRU
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
     from aether_context.retrieval.call_indexes import TurnIndex
 
-_MOST_HISTORIES = 256
-"""So many agents' histories stay in a process; one of 1,000 contents takes about 0.5 MB."""
-_DIGITS = 16
 LENGTH = "contents"
 """The key of the number of contents that an answer was given to, in the metadata of its event."""
 
@@ -81,7 +76,8 @@ class History:
         self._asked = 0
         """The contents before this one were looked for in the store."""
         self._unsaved: int | None = None
-        """The first content that is not in the store; None where that is not known."""
+        """The first content that is not in the store; None where nothing was written here: another process may have
+        stored what was other then."""
         self._reader = reader
         self._files = files
         self._entries: list[list[Entry]] = []
@@ -170,18 +166,13 @@ class History:
             return
         with self.lock:
             self.take(contents, events, end)
-            start, rows = self._unsaved, self.rows[:end]
-        if start is None and contents.first:
-            start = contents.first
-        elif start is None:  # another process may have stored what was other then
-            posted = (event.author == "user" and event.get_function_responses() for event in events)
-            rewound = (event.actions.rewind_before_invocation_id for event in events)
-            start = 0 if any(posted) or any(rewound) else self._files.end()
+            unsaved, rows = self._unsaved, self.rows[:end]
+        start = contents.first if unsaved is None else unsaved
         held = ((at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier)
         if new := {at: self._stored(at, contents[at], row, mask) for at, row in held if row}:
             self._files.add(new)
         with self.lock:
-            self._unsaved = end if self._unsaved in (start, None) else self._unsaved
+            self._unsaved = end if self._unsaved == unsaved else self._unsaved
 
     def _stored(self, at: int, content: types.Content, row: Row, mask: Masker) -> Stored:
         """A content as the store keeps it: masked, and a note in the place of media."""
@@ -228,29 +219,6 @@ class History:
         from aether_context.retrieval.call_indexes import TurnIndex
 
         return self._indexes.setdefault(embedder, TurnIndex())
-
-
-class Histories:
-    """The histories that were looked at last. Safe to share between threads.
-
-    Args:
-        reader: reads contents.
-        files: of the store that keeps them; None where nothing is kept.
-    """
-
-    def __init__(self, reader: Reader, files: Files | None = None) -> None:
-        self._reader = reader
-        self._files = files
-        self._known: SharedLRU[AgentKey, History] = SharedLRU(_MOST_HISTORIES)
-
-    def of(self, key: AgentKey) -> History:
-        """The one of an agent in its session and branch."""
-        history = self._known.get(key)
-        if history is None:
-            files = self._files and TurnFiles(self._files, *key[:3], scope_of(*key[3:], _DIGITS))
-            history = History(self._reader, files or None)
-            self._known.put(key, history)
-        return history
 
 
 def first_position(loaded: Sequence[types.Content], events: Sequence[Event], agent: str, branch: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import marshal
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -104,10 +104,7 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
 
 
 def authors_of(
-    contents: Sequence[types.Content],
-    events: Sequence[Event],
-    asked: types.Content | None,
-    others: Collection[str] = (),
+    contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None
 ) -> Callable[[int, Content], Content]:
     """What gives a content, by its position and as it was read, to its author: one that only imitates another agent's
     turn, as ADK shows it, is a user's.
@@ -118,13 +115,12 @@ def authors_of(
         contents: as the host gave them.
         events: the session's.
         asked: the message that the invocation answers, which need not be among them.
-        others: agents that are known, too.
     """
 
     @cache
     def names() -> frozenset[str]:
         # ADK quotes a result as the user's where a person posts one to another agent's call.
-        return frozenset(event.author for event in events) | {"user", *others}
+        return frozenset(event.author for event in events) | {"user"}
 
     @cache
     def imitations() -> list[list[types.Part] | None]:
