@@ -28,15 +28,7 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
-from aether_context.adk.call import (
-    AgentKey,
-    FirstTry,
-    ModelCall,
-    PreparedCall,
-    PreviousCall,
-    agent_key_of,
-    call_of,
-)
+from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
@@ -355,27 +347,21 @@ class RequestPacker:
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history)
-        read, partly = packed[0], getattr(call.invocation.run_config, "get_session_config", None) is not None
-        if partly or read.settled >= _MOST_UNKEPT or read.source.request.rewritten:
+        if packed[0].settled and packed[0].call.policy.record == "full":
             self._failures.guarded(partial(self._keep, packed[0]), None)
         return self._send(*packed)
 
     def _keep(self, read: PreparedCall) -> None:
         """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
         of the events, and whenever much of it waits."""
-        call, events = read.call, read.call.context.session.events
-        end, kept = read.settled, self._kept.get(call.key) or 0
-        if not end or call.policy.record != "full":
-            return
-        loads = getattr(call.invocation.run_config, "get_session_config", None)
-        most = _MOST_UNKEPT
-        if loads is not None:
+        call, end, kept, most = read.call, read.settled, self._kept.get(read.call.key) or 0, _MOST_UNKEPT
+        if (loads := getattr(call.invocation.run_config, "get_session_config", None)) is not None:
             most = 1 if read.source.identity.call == 1 else max(1, min(most, (loads.num_recent_events or 0) // 2))
         if kept <= end < kept + most and not read.source.request.rewritten:
             return
         self._kept.put(call.key, end)
-        history, contents, seen = self._gatherer.history(call.key), read.history, tuple(events)
-        self._recorder.later(lambda: history.save(contents, seen, end, call.policy.mask))
+        history, events = self._gatherer.history(call.key), tuple(call.context.session.events)
+        self._recorder.later(partial(history.save, read.history, events, end, call.policy.mask))
 
     async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
@@ -601,9 +587,8 @@ class RequestPacker:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
-            told = {"cutoff": last.cutoff, LENGTH: last.length}
-            noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack)}
-            noted |= {name: value for name, value in told.items() if value}
+            told = {name: value for name, value in (("cutoff", last.cutoff), (LENGTH, last.length)) if value}
+            noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack), **told}
             metadata = {**noted, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}

@@ -294,9 +294,8 @@ class Gatherer:
         settings, found = call.policy.conversation, list[Anchor]()
         priority = settings.anchor_priority("instruction_anchor")
 
-        def add(mark: _Mark, is_meant: Callable[[Content], bool], at: int | None = None) -> None:
-            if at is None:
-                at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
+        def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
+            at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
             if at is not None:
                 own = priority if mark.priority is None else mark.priority
                 description = mark.description or mark.contains[:80] or "marked message"
@@ -322,7 +321,7 @@ class Gatherer:
             row = rows[place] if place < len(rows) else None
             if row and row.origin and (row.origin.event in by_event or row.origin.mark):
                 mark_of = by_event.get(row.origin.event) or valid(_MARK, row.origin.mark) or _Mark()
-                add(mark_of, lambda _: True, at)
+                add(mark_of, lambda content, own=contents[at]: content == own)  # type: ignore[misc]
         for rule in registered_anchors(settings):
             try:
                 found += selected(rule, contents, positions)
@@ -389,11 +388,15 @@ def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Ident
     """
     sizes: list[int] = []
     size = 0
-    earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
-    loaded = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
-    shown = ((characters(content) if content is not None else 0, is_users) for content, is_users in loaded)
-    known = (row for row in reversed(rows) if row)
-    before = ((row.sizes[1], row.origin is not None and row.origin.author == "user") for row in known)
+    shown = (
+        (
+            characters(event.content) if event.content else 0,
+            event.author == "user" and not event.get_function_responses(),
+        )
+        for event in reversed(events)
+        if event.invocation_id != identity.invocation
+    )
+    before = ((row.sizes[1], bool(row.origin and row.origin.author == "user")) for row in reversed(rows) if row)
     for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
         size += added
         if is_users:

@@ -235,7 +235,7 @@ def first_position(loaded: Sequence[types.Content], events: Sequence[Event], age
 
 def _row(content: types.Content, words: str, origin: Origin | None, *, key: int = 0, digest: str = "") -> Row:
     own = _words(_texts(content))
-    return Row(key, words or own, origin, (len(own), characters(content), _written(content)), digest)
+    return Row(key, words or own, origin, (len(own), characters(content), characters(content, written=True)), digest)
 
 
 def content_of(stored: Stored) -> types.Content:
@@ -290,13 +290,3 @@ def _texts(content: types.Content) -> list[str]:
 
 def _words(texts: Sequence[str]) -> str:
     return "\n".join(texts).strip()
-
-
-def _written(content: types.Content) -> int:
-    """The characters of a content with its calls and results written out, and one more."""
-    size = 1
-    for part in content.parts or ():
-        call, response = part.function_call, part.function_response
-        exchanged = (call and call.args, response and response.response)
-        size += len(part.text or "") + sum(len(repr(value)) for value in exchanged if value)
-    return size

@@ -386,16 +386,18 @@ def structure(value: object, depth: int = 0) -> object:
     return (kind.__name__, canonical_json(_json(value)))
 
 
-def characters(content: types.Content) -> int:
-    """The length of a content, of calls and answers only the texts that stand at their top, and one more."""
+def characters(content: types.Content, *, written: bool = False) -> int:
+    """The length of a content, and one more; of calls and answers only the texts that stand at their top, or all that
+    is written out."""
     size = 1
     for part in content.parts or ():
         size += len(part.text or "")
         call, response = part.function_call, part.function_response
         for values in (call and call.args, response and response.response):
-            for value in values.values() if values else ():
-                if isinstance(value, str):
-                    size += len(value)
+            if values and written:
+                size += len(repr(values))
+            elif values:
+                size += sum(len(value) for value in values.values() if isinstance(value, str))
     return size
 
 
