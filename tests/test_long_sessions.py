@@ -70,6 +70,7 @@ def body(chat: Chat) -> list[Any]:
     return [content.model_dump(exclude_none=True) for content in chat.sent[-1].contents]
 
 
+@pytest.mark.slow
 def test_a_restart_and_another_worker_in_the_middle_change_nothing() -> None:
     whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
     workers = []
@@ -165,6 +166,7 @@ def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() ->
     assert chat.manifests()
 
 
+@pytest.mark.slow
 def test_what_was_anchored_stays_when_it_is_not_loaded_any_more() -> None:
     whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
     anchored = {"aether:anchors": [{"contains": "Falcon"}]}
@@ -215,6 +217,7 @@ def test_a_result_that_is_posted_later_is_sent_with_its_call_from_then_on() -> N
         assert body(chats[0]) == body(chats[1])
 
 
+@pytest.mark.slow
 def test_a_load_may_begin_anywhere_in_an_exchange() -> None:
     for recent in range(3, 9):
         whole, partly = long_chat(small(4_000), tools=[look_up]), long_chat(small(4_000), tools=[look_up])
@@ -252,6 +255,7 @@ async def rewound(chat: Chat, invocation: str) -> None:
     await chat.runner.rewind_async(user_id=chat.user, session_id=chat.session, rewind_before_invocation_id=invocation)
 
 
+@pytest.mark.slow
 def test_a_session_in_a_database_is_the_same(tmp_path: Path) -> None:
     chats = [
         long_chat(small(2_000), sessions=DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path}/{name}.db"))

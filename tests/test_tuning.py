@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 
 import pytest
@@ -183,7 +184,7 @@ def shop():
 def test_few_sessions_change_nothing(shop, tmp_path):
     found = run_main(shop.url, "-o", str(tmp_path / "policies"))
     assert found.exit_code == 0, found.output
-    assert "150 of 150 requests are built again byte for byte" in found.output
+    assert re.search(r"\b([1-9]\d*) of \1 requests are built again byte for byte", found.output)
     assert "chat: no change" in found.output
     written = tmp_path / "policies" / "chat.toml"
     assert "# chat: no change" in written.read_text()
