@@ -346,8 +346,9 @@ class RequestPacker:
                 self._failures.report(str(error))
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
-        asyncio.get_running_loop().call_soon(len, packed[0].history)
-        if packed[0].settled and packed[0].call.policy.record == "full":
+        asyncio.get_running_loop().call_soon(len, packed[0].history.loaded)
+        loads = getattr(call.invocation.run_config, "get_session_config", None)
+        if packed[0].settled and (loads or packed[0].settled >= _MOST_UNKEPT or packed[0].source.request.rewritten):
             self._failures.guarded(partial(self._keep, packed[0]), None)
         return self._send(*packed)
 
@@ -357,7 +358,7 @@ class RequestPacker:
         call, end, kept, most = read.call, read.settled, self._kept.get(read.call.key) or 0, _MOST_UNKEPT
         if (loads := getattr(call.invocation.run_config, "get_session_config", None)) is not None:
             most = 1 if read.source.identity.call == 1 else max(1, min(most, (loads.num_recent_events or 0) // 2))
-        if kept <= end < kept + most and not read.source.request.rewritten:
+        if call.policy.record != "full" or (kept <= end < kept + most and not read.source.request.rewritten):
             return
         self._kept.put(call.key, end)
         history, events = self._gatherer.history(call.key), tuple(call.context.session.events)

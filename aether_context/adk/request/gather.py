@@ -67,7 +67,6 @@ from aether_context.usage.prices import cached_share
 
 _MOST_PLANS = 256
 _MOST_HISTORIES = 256
-"""One of 1,000 contents takes about 0.5 MB."""
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
@@ -145,8 +144,8 @@ class Gatherer:
             contents, begin, unsent = await self._place(call, identity, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
-        first, history = contents.first, self.history(call.key)
-        rows = history.rows[:first]
+        first = contents.first
+        rows = self.history(call.key).rows[:first] if first else []
         authored = authors_of(raw, events, asked)
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
         # Where the last cut was made is not looked at before the loaded contents.
@@ -154,9 +153,9 @@ class Gatherer:
 
         @cache
         def content_at(at: int) -> Content:
-            content = self.reader.content(contents[at], model)
             if at >= first:
-                return authored(at - first, content)
+                return authored(at - first, self.reader.content(raw[at - first], model))
+            content = self.reader.content(contents[at], model)
             if at not in contents.earlier:
                 return replace(content, digest=digests.get(at, ""))
             if (row := rows[at]) is None:
@@ -202,7 +201,7 @@ class Gatherer:
         # Where the boundary is not where it was, everything is live again.
         if any(at < first and at not in contents.earlier for at in source.request.positions):
             contents, begin, unsent = await self._filled(call, contents, range(first))
-            rows = history.rows[:first]
+            rows = self.history(call.key).rows[:first]
             content_at.cache_clear()
             source = follow(begin=begin, alone=alone)
         problems = [*source.problems, *unsent]
@@ -226,7 +225,7 @@ class Gatherer:
             problems=tuple(problems),
         )
         if loads and tracked:
-            history.live = {at: contents[at] for at in source.request.positions}
+            self.history(call.key).live = {at: contents[at] for at in source.request.positions}
         # Where a result is posted, ADK shows nothing between its call and itself.
         late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
         transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
