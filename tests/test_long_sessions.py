@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from google.adk.agents import LlmAgent
@@ -19,6 +20,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.pack import noted
 from aether_context.store.pack_file import read_member
 from aether_context.store.retention import all_of, carry_out
+from aether_context.store.turns import TurnFiles
 from aether_context.store.verification import verify
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
@@ -106,6 +108,18 @@ def test_the_files_stay_few_and_hold_each_content_once() -> None:
     for message in messages(95):
         assert said.count(message) == 1
     assert sum(file.size for file in files) < texts / 2
+
+
+def test_a_new_process_writes_what_is_new_and_not_the_whole_history_again() -> None:
+    chat = long_chat(small(3_000))
+    chat.say(*messages(60))
+    chat.restart()
+    with patch.object(TurnFiles, "add", autospec=True, side_effect=TurnFiles.add) as add:
+        chat.say(*messages(5))
+        chat.manifests()
+    written = [max(call.args[1]) - min(call.args[1]) + 1 for call in add.mock_calls]
+    assert written
+    assert max(written) <= 40
 
 
 def test_without_its_files_a_session_goes_on_and_says_so() -> None:

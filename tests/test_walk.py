@@ -28,7 +28,7 @@ from aether_context.policy import Limit, Range
 LINES = 33_153
 SETTINGS = 51
 FILES = 55
-FUNCTIONS = 370
+FUNCTIONS = 371
 MOST_NAMED = 32
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")

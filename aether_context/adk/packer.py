@@ -347,8 +347,7 @@ class RequestPacker:
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history.loaded)
-        loads = getattr(call.invocation.run_config, "get_session_config", None)
-        if packed[0].settled and (loads or packed[0].settled >= _MOST_UNKEPT or packed[0].source.request.rewritten):
+        if packed[0].settled:
             self._failures.guarded(partial(self._keep, packed[0]), None)
         return self._send(*packed)
 

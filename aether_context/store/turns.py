@@ -46,6 +46,10 @@ class TurnFiles:
             _Segment(int(name[1]), int(name[2]), int(name[3]), path) for name, path in named if name is not None
         )
 
+    def end(self) -> int:
+        """The position behind the last content."""
+        return max((segment.stop for segment in self._listed()), default=0)
+
     def read(self, start: int = 0, stop: int = 2**62) -> dict[int, Stored]:
         """The contents by position, those of all files that hold one of these positions; without damaged files."""
         for _ in range(2):  # what was listed may be merged and deleted meanwhile

@@ -305,9 +305,5 @@ def _record_name(field: str, value: JSON, around: str) -> str:
 
 def _line(text: str) -> str:
     """A text shortened to one line, without the separators of the entity table."""
-    return (
-        " ".join(text[: 4 * _LONGEST_LABEL].split())
-        .replace(", ", " ")
-        .replace("; ", " ")[:_LONGEST_LABEL]
-        .rstrip(" ,:")
-    )
+    line = " ".join(text[: 4 * _LONGEST_LABEL].split()).replace(", ", " ").replace("; ", " ")
+    return line[:_LONGEST_LABEL].rstrip(" ,:")

@@ -387,14 +387,9 @@ def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Ident
     """
     sizes: list[int] = []
     size = 0
-    shown = (
-        (
-            characters(event.content) if event.content else 0,
-            event.author == "user" and not event.get_function_responses(),
-        )
-        for event in reversed(events)
-        if event.invocation_id != identity.invocation
-    )
+    earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
+    told = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
+    shown = ((characters(content) if content else 0, is_users) for content, is_users in told)
     before = ((row.sizes[1], bool(row.origin and row.origin.author == "user")) for row in reversed(rows) if row)
     for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
         size += added

@@ -46,8 +46,7 @@ class Row(NamedTuple):
 
     ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is then the content's, as it was
     before it was stored. ``words`` are those of a content that is words alone; where it is an event's, it is a turn.
-    ``sizes`` are its characters: of its words alone, of all as `characters` counts them, and with calls and results
-    written out.
+    ``sizes`` are its characters: of its words alone, of all as `characters` counts them, and with all written out.
     """
 
     key: int
@@ -76,8 +75,7 @@ class History:
         self._asked = 0
         """The contents before this one were looked for in the store."""
         self._unsaved: int | None = None
-        """The first content that is not in the store; None where nothing was written here: another process may have
-        stored what was other then."""
+        """The first content that is not in the store; None where nothing was written here."""
         self._reader = reader
         self._files = files
         self._entries: list[list[Entry]] = []
@@ -168,6 +166,8 @@ class History:
             self.take(contents, events, end)
             unsaved, rows = self._unsaved, self.rows[:end]
         start = contents.first if unsaved is None else unsaved
+        if unsaved is None and not any(map(_changes_earlier, events)):
+            start = max(start, self._files.end())
         held = ((at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier)
         if new := {at: self._stored(at, contents[at], row, mask) for at, row in held if row}:
             self._files.add(new)
@@ -231,6 +231,12 @@ def first_position(loaded: Sequence[types.Content], events: Sequence[Event], age
             if at is not None and length >= at:
                 return length - at
     return None
+
+
+def _changes_earlier(event: Event) -> bool:
+    """Whether contents before an event became others with it, which another process may have stored as they were."""
+    late = event.author == "user" and event.get_function_responses()
+    return bool(late or event.actions.rewind_before_invocation_id)
 
 
 def _row(content: types.Content, words: str, origin: Origin | None, *, key: int = 0, digest: str = "") -> Row:
