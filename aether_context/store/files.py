@@ -324,9 +324,9 @@ class Files:
         """The folders in a folder, symbolic links left out; none where it is not there."""
         return [entry["name"].rstrip("/") for entry in self._entries(path) if entry["type"] == "directory"]
 
-    def files(self, path: str) -> list[File]:
-        """The files in a folder, symbolic links and unfinished ones left out; none where it is not there."""
-        return list(_files_of(self._entries(path)))
+    def files(self, path: str, size: int | None = None) -> list[File]:
+        """The files in a folder, symbolic links and unfinished ones left out; ``size`` is 0 where a write waits for it."""
+        return list(_files_of(self._entries(path, size=size)))
 
     def below(self, path: str) -> list[File]:
         """All files below a folder, by path, symbolic links and unfinished ones left out."""
@@ -341,9 +341,9 @@ class Files:
                 folders += [entry["name"].rstrip("/") for entry in inside if entry["type"] == "directory"]
         return sorted(_files_of(entries), key=lambda file: file.path)
 
-    def _entries(self, path: str, *, find: bool = False) -> list[Mapping[str, Any]]:
+    def _entries(self, path: str, *, find: bool = False, size: int | None = None) -> list[Mapping[str, Any]]:
         """What is in a folder, as fsspec describes it, or all files below it."""
-        entries = self._perform(partial(self._list, path, find), path, "listed", None)
+        entries = self._perform(partial(self._list, path, find), path, "listed", size)
         # Object stores find by prefix, which may be the beginning of another folder's name; a file lists itself.
         return [entry for entry in entries if entry["name"].startswith(f"{path}/")]
 

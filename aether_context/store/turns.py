@@ -4,14 +4,16 @@
 
 A file holds contents at positions from ``start`` to before ``stop``, as one gzip member like those of packs; ``scope``
 stands for agent and branch. Of two files that hold a position the one with the higher number is right, so that equal
-ones may be there twice, and what the host changed is written once more. Each write takes in the files beside it that
-are not much longer, so that there are about as many as the number of contents has binary digits.
+ones may be there twice, and what the host changed is written once more. Numbers are seconds since 1970 UTC, or follow
+on a higher one. Each write takes in the files beside it that are not much longer, so that there are about as many as
+the number of contents has binary digits; where the store is away it takes in none, and waits in the spool like a pack.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
@@ -40,15 +42,22 @@ class TurnFiles:
         self._files, self._names = files, (app, user, session)
         self._folder = f"{files.place(app, user, session)}/turns/{scope}"
 
-    def _listed(self) -> list[_Segment]:
-        named = ((_NAME.fullmatch(file.name), file.path) for file in self._files.files(self._folder))
+    def _listed(self, size: int | None = None) -> list[_Segment]:
+        named = ((_NAME.fullmatch(file.name), file.path) for file in self._files.files(self._folder, size))
         return sorted(
             _Segment(int(name[1]), int(name[2]), int(name[3]), path) for name, path in named if name is not None
         )
 
+    def _beside_writes(self) -> list[_Segment]:
+        """The files, none where the store is away: a write fails for no reason for which that of a pack does not, since
+        the packs behind it would wait in memory."""
+        with suppress(StoreError):
+            return self._listed(0)
+        return []
+
     def end(self) -> int:
-        """The position behind the last content."""
-        return max((segment.stop for segment in self._listed()), default=0)
+        """The position behind the last content; 0 where the store is away."""
+        return max((segment.stop for segment in self._beside_writes()), default=0)
 
     def read(self, start: int = 0, stop: int = 2**62) -> dict[int, Stored]:
         """The contents by position, those of all files that hold one of these positions; without damaged files."""
@@ -69,8 +78,8 @@ class TurnFiles:
 
     def add(self, contents: Mapping[int, Stored]) -> None:
         """Writes contents, with those of smaller files beside them."""
-        listed, merged, damaged = self._listed(), list[_Segment](), list[_Segment]()
-        number = 1 + max((segment.number for segment in listed), default=0)
+        listed, merged, damaged = self._beside_writes(), list[_Segment](), list[_Segment]()
+        number = max([int(time.time()), *(segment.number + 1 for segment in listed)])
         start, stop = min(contents), max(contents) + 1
 
         def is_taken_in(one: _Segment) -> bool:

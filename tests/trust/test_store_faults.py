@@ -24,6 +24,7 @@ from scripted import Chat, big_file, call, sound
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
+from aether_context.store.spool import spool_of
 
 Figure = Callable[[str, float], None]
 
@@ -114,6 +115,24 @@ def test_a_fault_of_the_store_costs_no_receipt_and_little_time(
     lines = told(caplog)
     figure("log_lines", lines)
     assert lines <= 5, caplog.text
+
+
+@pytest.mark.parametrize("fault", ["hangs", "down"])
+def test_what_agents_were_shown_holds_no_pack_up(
+    fault: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(tmp_path / "spool"))
+    chat = conversation(url)
+    for number in range(3):
+        turn(chat, number)
+    FailingFileSystem.begin(fault)
+    for number in range(3, 12):  # more than is kept at once
+        turn(chat, number)
+    spool = spool_of(PackStore(url).files)
+    assert spool is not None
+    waiting = [path for path in spool.paths() if "/packs/" in path]
+    FailingFileSystem.end()
+    assert len(waiting) == 2 * 9, "a process that is killed now has lost none"
 
 
 @pytest.mark.parametrize("fault", ["hangs", "down", "slow"])
