@@ -325,7 +325,7 @@ class Files:
         return [entry["name"].rstrip("/") for entry in self._entries(path) if entry["type"] == "directory"]
 
     def files(self, path: str, size: int | None = None) -> list[File]:
-        """The files in a folder without symbolic links and unfinished ones; ``size`` is 0 where a write waits for it."""
+        """The files in a folder without symbolic links and unfinished ones; ``size`` is 0 where a write waits."""
         return list(_files_of(self._entries(path, size=size)))
 
     def below(self, path: str) -> list[File]:
