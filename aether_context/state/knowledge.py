@@ -30,7 +30,6 @@ from aether_context.state.schema import (
     Shape,
     read_shape,
 )
-from aether_context.tokens import TokenCounter, counter_for
 
 _Shape = TypeVar("_Shape", bound=Shape)
 
@@ -39,15 +38,13 @@ def add_note(
     state: SessionState,
     text: str,
     *,
-    id: str | None = None,
     time: float | None = None,
     ttl_seconds: float | None = None,
     step_id: str | None = None,
 ) -> NoteShape:
-    """Writes a working note; one with the same id is replaced.
+    """Writes a working note, in the place of one with the same text.
 
     Args:
-        id: its id; by default one made from its text.
         time: when it was made, seconds since 1970 UTC.
         ttl_seconds: how long it is true after that time.
         step_id: the step it belongs to. When that step is done, the note moves to it and is in no later pack.
@@ -68,7 +65,7 @@ def add_note(
             problem = "is done: leave step_id out, or name an open step"
             unknown = f"there is no step {step_id!r}: the steps are {_names(step_ids)}"
             raise KnowledgeError(f"step {step_id!r} {problem}" if step_id in step_ids else unknown, field="step_id")
-    return _put_note(state, "notes", "note", text, id=id, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
+    return _put_note(state, "notes", "note", text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
 
 
 def add_decision(state: SessionState, text: str, *, reason: str = "", time: float | None = None) -> NoteShape:
@@ -115,20 +112,14 @@ def add_evidence(
     summary: str,
     covers: Sequence[str] = (),
     time: float | None = None,
-    text: str | None = None,
-    id: str | None = None,
-    counter: TokenCounter | None = None,
 ) -> EvidenceShape:
-    """Writes an evidence record; one with the same id is replaced.
+    """Writes an evidence record, in the place of one with the same address and summary.
 
     Args:
         uri: address of its whole content.
         summary: what it shows, in a line or two.
         covers: ids of the acceptance items that it proves.
         time: when it was made, seconds since 1970 UTC.
-        text: its whole content, of which only the hash and the number of tokens are kept.
-        id: its id; by default one made from address and summary.
-        counter: counts the tokens; the built-in estimate for an unknown model by default.
 
     Returns:
         The record as it is in the state.
@@ -137,11 +128,8 @@ def add_evidence(
         KnowledgeError: address or summary is missing or too long, or ``covers`` names an item that no checklist has.
     """
     _check_not_empty("evidence", uri=uri, summary=summary)
-    measured: dict[str, Any] = {}
-    if text is not None:
-        measured = {"hash": hash_text(text), "tokens": (counter or counter_for("")).count(text)}
     items = (covers,) if isinstance(covers, str) else tuple(covers)
-    record = _shape(EvidenceShape, id=id, uri=uri, summary=summary, covers=items, time=time, **measured)
+    record = _shape(EvidenceShape, uri=uri, summary=summary, covers=items, time=time)
     record = record.model_copy(update={"id": evidence_id(record)})
     with WRITING:
         plan = _plan(state)

@@ -303,8 +303,6 @@ class EvidenceShape(Shape):
     """Ids of the acceptance items that it proves."""
     time: Time | None = None
     """When it was made, seconds since 1970 UTC."""
-    tokens: Count = None
-    """Tokens of its whole content."""
     hash: Name = ""
     """Tagged hash of its whole content, ``sha256:…``."""
 
