@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
@@ -19,10 +19,8 @@ from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.policy import AcceptanceSettings
+from aether_context.state.acceptance import Judgement, Verdict, examine
 from aether_context.text.entities import SCHEME, artifact_uris
-
-if TYPE_CHECKING:
-    from aether_context.state.acceptance import Judgement, Verdict
 
 ACCEPTANCE = "acceptance"
 """The key of a verdict, in an outcome and in this package's part of an event's ``custom_metadata``."""
@@ -81,19 +79,6 @@ def _named(texts: Iterable[str], addresses: Collection[str]) -> set[str]:
 
 
 @dataclass(slots=True)
-class Review:
-    """A verdict with what went wrong on the way to it, and what the Critic cost."""
-
-    verdict: Verdict
-    problems: Sequence[str] = ()
-    cost: Cost = field(default_factory=Cost)
-
-    def to_json(self) -> dict[str, JSON]:
-        more: dict[str, JSON] = {"problems": [*self.problems], "critic": {**self.cost.to_json()}}
-        return {**self.verdict.to_json(), **{name: value for name, value in more.items() if value}}
-
-
-@dataclass(slots=True)
 class _Heard:
     """What checks and Critic have said by now: opinions by item, what failed, and what it cost."""
 
@@ -102,9 +87,7 @@ class _Heard:
     cost: Cost = field(default_factory=Cost)
 
     def add(self, item: str, by: Literal["check", "critic"], passed: bool, reason: str) -> None:
-        from aether_context.state.acceptance import Judgement
-
-        self.opinions.setdefault(item, []).append(Judgement(passed=passed, by=by, reason=reason[:_MOST_REASON]))
+        self.opinions.setdefault(item, []).append(Judgement(passed, by, reason[:_MOST_REASON]))
 
 
 class Reviewer:
@@ -134,8 +117,8 @@ class Reviewer:
         evidence: Sequence[Candidate] = (),
         events: Sequence[Event] = (),
         records: Collection[str] = (),
-    ) -> Review | None:
-        """The review of a pack's final answer; None where there is nothing to look at. Never raises for a check or a
+    ) -> Verdict | None:
+        """The verdict on a pack's final answer; None where there is nothing to look at. Never raises for a check or a
         Critic that fails: that is noted, and their items count as not looked at.
 
         Args:
@@ -150,8 +133,6 @@ class Reviewer:
         step = pack.source.step
         if not answer or not (step.acceptance or SCHEME in answer):
             return None
-        from aether_context.state.acceptance import examine
-
         heard = _Heard()
         try:
             await within(self.seconds, self._judge(step, answer, settings.critic, heard))
@@ -170,7 +151,7 @@ class Reviewer:
         given, said = named_by(addresses, events)
         invented = said - given - _named(told, addresses)
         verdict = examine(answer, step.acceptance, shown=shown, covers=covers, judged=judged, invented=invented)
-        return Review(verdict, problems, heard.cost)
+        return verdict._replace(problems=problems, critic=heard.cost.to_json())
 
     async def _judge(self, step: Step, answer: str, critic: str, heard: _Heard) -> None:
         """Asks the checks, then the Critic."""

@@ -563,7 +563,7 @@ class RequestPacker:
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
         """
-        usage, review = reported(response.usage_metadata, response.model_version), None
+        usage, verdict = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
         last = self.last(context)
         if last is not None and last.pack.identity.invocation != context.invocation_id:
@@ -571,7 +571,7 @@ class RequestPacker:
         if last is not None:
             pack = last.pack
             try:
-                review = await self._reviewer.review(
+                verdict = await self._reviewer.review(
                     pack,
                     response,
                     last.policy.acceptance,
@@ -590,8 +590,8 @@ class RequestPacker:
             told = {name: value for name, value in (("cutoff", last.cutoff), (LENGTH, last.length)) if value}
             noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack), **told}
             metadata = {**noted, **metadata}
-            if review is not None and pack.source.step.acceptance:
-                metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
+            if verdict is not None and pack.source.step.acceptance:
+                metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}
         # With the event, so that whoever serves the session next decides as this process would. Tools and models write
         # session state; the metadata is written by callbacks alone, and not sent to the model.
         if metadata:
@@ -604,7 +604,7 @@ class RequestPacker:
             "error_code": str(response.error_code) if response.error_code is not None else None,
             "model_version": response.model_version,
             **({"summarizer": last.summarizer} if last.summarizer else {}),
-            **({ACCEPTANCE: review.to_json()} if review is not None else {}),
+            **({ACCEPTANCE: verdict.to_json()} if verdict is not None else {}),
         }
         self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
 
