@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
@@ -24,7 +24,7 @@ from aether_context.adk.bounds import in_thread, within
 from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
-from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, noted, valid
+from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput, noted, valid
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -84,7 +84,6 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: st
     output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
         output = usage.total_token_count - prompt - used
-    cached = usage.cached_content_token_count
     if cached is None and bare_model_name(model or "").startswith("gemini"):
         cached = 0
     return Reported(
@@ -99,15 +98,13 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: st
 class _Call(NamedTuple):
     """The latest call of one agent and branch, from its request to its answer.
 
-    ``expected`` is its usage as far as it is estimated before it. ``contents`` are the number of its contents and the
-    last of them, ``passed`` a limit that it passes all the same.
+    ``expected`` is its usage as far as it is estimated before it, ``passed`` a limit that it passes all the same.
     """
 
     invocation: str
     model: str
     time: float
     expected: CallUsage
-    contents: tuple[int, Content | None] = (0, None)
     passed: BudgetExceededError | None = None
 
 
@@ -179,7 +176,7 @@ class Ledgers:
         branch, time = call.invocation.branch or "", pack.identity.last_event_time
         with self._lock:
             session = self._session(key)
-            begun = _begun(call, pack, session.calls.get((branch, agent)))
+            begun = _begun(call, pack)
             accounts = list(self._accounts(key, begun.invocation, branch, agent))
             planned = None
             if limited := [account for account in accounts if account.limits.measures]:
@@ -273,15 +270,9 @@ def note(near: NearLimit) -> str:
     return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
 
 
-def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
+def _begun(call: ModelCall, pack: Pack) -> _Call:
     """A call as it is about to be made."""
-    model, sent, layers = call.request.model or "", pack.contents, pack.allocation.layers
-    # Where the contents go on from those of the call before, only the framing of new ones is counted.
-    formatting, (known, last) = 0, before.contents if before is not None else (0, None)
-    if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
-        formatting = before.expected.formatting_tokens
-    else:
-        known = 0
+    model, layers = call.request.model or "", pack.allocation.layers
     framing = framing_of(model)
     expected = CallUsage(
         input_tokens=pack.tokens.expected,
@@ -290,10 +281,9 @@ def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
         estimate=pack.tokens.expected if not pack.source.host.passthrough_reason else None,
         system_tokens=layers["system"].used,
         tool_tokens=layers["tools"].used,
-        formatting_tokens=formatting + sum(frame_of(item.content, framing) for item in sent[known:]),
+        formatting_tokens=sum(frame_of(item.content, framing) for item in pack.contents),
     )
-    contents = (len(sent), sent[-1].content if sent else None)
-    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected, contents)
+    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected)
 
 
 def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: CallUsage | None) -> CallUsage | None:
@@ -490,12 +480,8 @@ class Calibrations:
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
-    return _Owner(source.identity.app, source.identity.user, _by(source.request.model, counter))
-
-
-@lru_cache(maxsize=100)
-def _by(model: str, counter: str) -> str:
-    return f"{model}-{short(hash_text(counter), 6)}"
+    by = f"{source.request.model}-{short(hash_text(counter), 6)}"
+    return _Owner(source.identity.app, source.identity.user, by)
 
 
 def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
