@@ -511,20 +511,18 @@ class PackPolicy(_Settings):
         return hash_text(self.canonical)
 
 
+def _shares(**ranges: tuple[float, float]) -> Mapping[str, Any]:
+    return {"budget": {"shares": {layer: {"low": low, "high": high} for layer, (low, high) in ranges.items()}}}
+
+
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "chat": {},
-    "coding": {"budget": {"shares": {"evidence": (0.10, 0.40), "memory": (0.05, 0.25), "conversation": (0.40, 0.80)}}},
-    "research": {
-        "budget": {"shares": {"evidence": (0.45, 0.75), "memory": (0.125, 0.325), "conversation": (0.05, 0.20)}}
-    },
-    "requirements": {
-        "budget": {"shares": {"evidence": (0.35, 0.65), "memory": (0.175, 0.375), "conversation": (0.075, 0.275)}}
-    },
-    "test_cases": {
-        "budget": {"shares": {"evidence": (0.40, 0.70), "memory": (0.125, 0.325), "conversation": (0.05, 0.20)}}
-    },
+    "coding": _shares(evidence=(0.10, 0.40), memory=(0.05, 0.25), conversation=(0.40, 0.80)),
+    "research": _shares(evidence=(0.45, 0.75), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
+    "requirements": _shares(evidence=(0.35, 0.65), memory=(0.175, 0.375), conversation=(0.075, 0.275)),
+    "test_cases": _shares(evidence=(0.40, 0.70), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
 }
-"""The settings in which each profile differs from the defaults; ranges as (low, high)."""
+"""The settings in which each profile differs from the defaults."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -541,19 +539,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings in which each preset differs from the defaults."""
 
 
-def _profile_settings(name: str) -> dict[str, Any]:
-    shares = PROFILES[name].get("budget", {}).get("shares", {})
-    ranges = {layer: {"low": low, "high": high} for layer, (low, high) in shares.items()}
-    return {"budget": {"shares": ranges}} if ranges else {}
-
-
 def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
-    name = settings.get("profile", "chat")
-    preset = settings.get("preset", "balanced")
-    base = _profile_settings(name) if isinstance(name, str) and name in PROFILES else {}
-    if isinstance(preset, str) and preset in PRESETS:
-        base = merged(base, PRESETS[preset])
-    return merged(base, settings)
+    name, preset = settings.get("profile", "chat"), settings.get("preset", "balanced")
+    base = PROFILES.get(name, {}) if isinstance(name, str) else {}
+    preferred = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    return merged(merged(base, preferred), settings)
 
 
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
