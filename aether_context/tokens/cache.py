@@ -63,15 +63,9 @@ class PackCounter:
         """Tokens of a text; 0 for none."""
         if not text:
             return 0
-        tokens = self._texts.get(text)
-        if tokens is None:
-            key = short(hash_text(text), 16)
-            tokens = self._known_count(key)
-            if tokens is None:
-                tokens = self.counter.count(text)
-                self._cache.counts.put(f"{self._scope}:{key}", tokens)
-            self.counts[key] = self._texts[text] = tokens
-        return tokens
+        if text not in self._texts:
+            self._texts[text] = self.count_all((text,))[0]
+        return self._texts[text]
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of many texts, counted in one pass."""
