@@ -37,7 +37,7 @@ from typing_extensions import override
 
 from aether_context.adk.call import PreviousCall
 from aether_context.adk.packer import InvalidPlan, RequestPacker
-from aether_context.adk.request.gather import CUT, last_unread
+from aether_context.adk.request.gather import last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.conversation import strategy_names
@@ -144,7 +144,6 @@ def preview_strategies(
     *,
     policy: _Policy = None,
     strategies: Sequence[str | Sequence[str]] | None = None,
-    by_hand: bool = False,
     message: str | types.Content | None = None,
     **agent: Unpack[AgentOptions],
 ) -> tuple[StrategyPreview, ...]:
@@ -153,7 +152,6 @@ def preview_strategies(
     Args:
         policy: as for the plugin; its other settings hold for every strategy.
         strategies: names, or lists of names that work together; by default the policy's own, then all others.
-        by_hand: as if a cut had been asked for with `aether_context.adk.cut_now`.
         message: the user's next message; a stand-in where one is needed and none is given.
         agent: who is called: ``agent_name``, by default the session's last agent; ``model``, a name or a model;
             ``system``, the instruction; ``tools``.
@@ -165,14 +163,11 @@ def preview_strategies(
     chosen = policy if isinstance(policy, PackPolicy) else PackPolicy.load(policy)
     own = chosen.conversation.strategy
     names = strategies if strategies is not None else [own, *(name for name in strategy_names() if (name,) != own)]
-    copy = session.model_copy(deep=True)
-    if by_hand:
-        copy.state[CUT] = {"session": copy.id, "id": "preview"}
     previews = []
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = chosen.changed(conversation={"strategy": strategy})
-        pack = preview(copy, policy=trial, message=message, **agent).pack
+        pack = preview(session, policy=trial, message=message, **agent).pack
         acts = pack.acts
         previews.append(
             StrategyPreview(
