@@ -583,7 +583,11 @@ class RequestPacker:
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
                 # A provider that names its limit knows it better than any list: it is the model's window from now on.
-                self._learn(context, last, refused, model)
+                agent = context.get_invocation_context().agent
+                if self._windows.learn(agent, pack, refused, model, last.policy, context.state):
+                    self._refused.put(context.invocation_id, context.state.get(WINDOWS))
+                if refused.sent is not None:  # by so much the estimate of the request was wrong
+                    self._calibrations.reported(pack, last.counter, refused.sent)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
@@ -607,14 +611,6 @@ class RequestPacker:
             **({ACCEPTANCE: verdict.to_json()} if verdict is not None else {}),
         }
         self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
-
-    def _learn(self, context: CallbackContext, last: PreviousCall, refused: Overflow, model: str | None) -> None:
-        """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
-        agent = context.get_invocation_context().agent
-        if self._windows.learn(agent, last.pack, refused, model, last.policy, context.state):
-            self._refused.put(context.invocation_id, context.state.get(WINDOWS))
-        if refused.sent is not None:
-            self._calibrations.reported(last.pack, last.counter, refused.sent)
 
 
 async def _waited(counter: str, act: Callable[[], _T]) -> _T:
@@ -659,23 +655,23 @@ def _own_policy(
 def _warm_up(records: bool, recalls: bool) -> None:
     """Loads, once in a process and beside what the app does, what the first model call would otherwise wait for.
 
-    A fork waits for it: a module that another thread is loading stays locked in the child for ever.
+    It is numpy and a token table, the list of models with their prices, the models of manifests, and what indexes turns
+    that are recalled, but for the model that compares their meanings. A fork waits for it: a module that another thread
+    is loading stays locked in the child for ever.
     """
-    thread = threading.Thread(target=_load, args=[records, recalls], name="aether-context-warm-up", daemon=True)
+
+    def load() -> None:
+        counter_for("gemini").count("warm")
+        model_window("gemini-2.5-flash")
+        if records:
+            import_module("aether_context.store.manifest")
+        if recalls:
+            import_module("aether_context.retrieval.call_indexes")
+
+    thread = threading.Thread(target=load, name="aether-context-warm-up", daemon=True)
     thread.start()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=partial(thread.join, _MOST_FORK_SECONDS))
-
-
-def _load(records: bool, recalls: bool) -> None:
-    """Loads numpy and a token table, the list of models with their prices, the models of manifests, and what indexes
-    turns that are recalled, but for the model that compares their meanings."""
-    counter_for("gemini").count("warm")
-    model_window("gemini-2.5-flash")
-    if records:
-        import_module("aether_context.store.manifest")
-    if recalls:
-        import_module("aether_context.retrieval.call_indexes")
 
 
 def _invalid(call: ModelCall) -> LlmResponse:

@@ -596,8 +596,3 @@ def _tool_names(item: object) -> list[str]:
         return _tool_names(next((item[key] for key in _NAME_KEYS if item.get(key)), None))
     parts = re.split("[,;，；、\n]", _ARGUMENTS.sub("", item[:_MOST_TEXT])) if isinstance(item, str) else []
     return [part.strip() for part in parts if folded(part) and len(part) <= 200]
-
-
-def state_schema() -> dict[str, Any]:
-    """The JSON Schema of the state that this package reads."""
-    return StateShape.model_json_schema() | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
