@@ -469,21 +469,13 @@ class PackPolicy(_Settings):
         """
         if level == 0:
             return self
-        frugal = PRESETS["cost_first"]
-        marks, retrieval = frugal["conversation"], frugal["retrieval"]
-        factor = 0.5 ** (level - 1)
-        tighter = {
-            "conversation": {
-                "compact_at": min(self.conversation.compact_at, marks["compact_at"]) * factor,
-                "compact_to": min(self.conversation.compact_to, marks["compact_to"]) * factor,
-                "summary_share": min(self.conversation.summary_share, marks["summary_share"]),
-            },
-            "retrieval": {
-                "memory_k": min(self.retrieval.memory_k, retrieval["memory_k"]),
-                "evidence_k": min(self.retrieval.evidence_k, retrieval["evidence_k"]),
-                "floor": max(self.retrieval.floor, retrieval["floor"]),
-            },
-        }
+        tighter: dict[str, dict[str, float]] = {}
+        for section, values in PRESETS["cost_first"].items():
+            for name, frugal in values.items():
+                own = getattr(getattr(self, section), name)
+                value = max(own, frugal) if name == "floor" else min(own, frugal)  # a higher floor leaves out more
+                halved = value * 0.5 ** (level - 1) if name.startswith("compact_") else value
+                tighter.setdefault(section, {})[name] = halved
         return PackPolicy(**merged(self.model_dump(), tighter))
 
     def window_of(self, model: str) -> int | None:
