@@ -57,6 +57,10 @@ def near_names(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
 _WAYS_OUT = {
     "session": "go on in a new session",
     "invocation": "split the task over several messages",

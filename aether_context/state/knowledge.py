@@ -11,13 +11,13 @@ value whole, so notes and summaries should be short. Unknown fields stay as they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from aether_context.canonical import hash_text, short
-from aether_context.errors import KnowledgeError
+from aether_context.errors import KnowledgeError, listed
 from aether_context.state.candidates import evidence_id, note_id, read_state
 from aether_context.state.plans import acceptance_of, current_step, done_steps, read_plan
 from aether_context.state.schema import (
@@ -63,7 +63,7 @@ def add_note(
         step_ids = dict.fromkeys(step.id for step in (*plan.steps, *filter(None, [plan.step])) if step.id)
         if step_id not in step_ids or step_id in done_steps(plan.steps):
             problem = "is done: leave step_id out, or name an open step"
-            unknown = f"there is no step {step_id!r}: the steps are {_names(step_ids)}"
+            unknown = f"there is no step {step_id!r}: the steps are {listed(step_ids)}"
             raise KnowledgeError(f"step {step_id!r} {problem}" if step_id in step_ids else unknown, field="step_id")
     return _put_note(state, "notes", "note", text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
 
@@ -100,7 +100,7 @@ def find_note(state: SessionState, id: str) -> NoteShape:
     notes = [*_listed(state, "notes")[1], *kept]
     named = [read_shape(NoteShape, note, "", Problems()) for note in notes if id and _id(NoteShape, note) == id]
     if not named or named[0] is None:
-        names = _names(filter(None, (_id(NoteShape, note) for note in notes)))
+        names = listed(filter(None, (_id(NoteShape, note) for note in notes)))
         raise KnowledgeError(f"there is no note {id!r}: the notes are {names}", field="id")
     return named[0]
 
@@ -137,7 +137,7 @@ def add_evidence(
         steps = [*filter(None, [current_step(plan)]), *plan.steps]
         item_ids = dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step))
         for unknown in (item for item in record.covers if item not in item_ids):
-            known = f"covers takes {_names(item_ids)}"
+            known = f"covers takes {listed(item_ids)}"
             message = f"no acceptance item is named {unknown!r}: {known}" if item_ids else ""
             raise KnowledgeError(message or "the plan has no acceptance items: leave covers empty", field="covers")
         _put(state, "evidence", record)
@@ -204,7 +204,3 @@ def _id(kind: type[Shape], item: object) -> str:
     if isinstance(shape, EvidenceShape):
         return evidence_id(shape)
     return note_id(shape) if isinstance(shape, NoteShape) else ""
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"

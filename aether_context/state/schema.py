@@ -32,7 +32,7 @@ _MOST_PROBLEMS = 50
 _MOST_KEY = 60
 _MOST_ENTRIES = 200
 _MOST_DEPTH = 24
-_LONG_AGO = -62_135_596_800.0
+LONG_AGO = -62_135_596_800.0
 _LISTS = frozenset(
     ["acceptance", "tools", "constraints", "depends_on", "notes", "open_questions", "next", "stop_when", "covers"]
 )
@@ -153,9 +153,7 @@ class Shape(BaseModel):
 
 
 _Any = TypeVar("_Any", bound=Shape)
-Time = Annotated[
-    float, Field(ge=_LONG_AGO, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)
-]
+Time = Annotated[float, Field(ge=LONG_AGO, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)]
 Text = Annotated[str, Field(max_length=_MOST_TEXT), BeforeValidator(_as_text)]
 Name = Annotated[str, BeforeValidator(_as_name)]
 Count = Annotated[int | None, Field(ge=0), BeforeValidator(spellings.as_count)]
