@@ -69,7 +69,6 @@ _LEAST_WINDOW_DECLARED_FIRST = 30_000
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _INSTANT_CHARACTERS = 200_000
-_MOST_PROBLEMS = 20
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
@@ -112,15 +111,15 @@ class Offloader:
         self._media: SharedLRU[object, _Media] = SharedLRU(512)
         self._staying: SharedLRU[object, bool] = SharedLRU(512)
         """Agents' tools whose results stay; the agent that comes to a result does not always have the tool."""
-        self._problems: dict[SessionKey, list[str]] = {}
 
     def after_tool(self, tool: BaseTool, context: ToolContext) -> None:
         """Notes a tool whose results stay."""
         if tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()) or _uses_computer(tool):
             self._staying.put((*session_key(context), context.agent_name, tool.name), True)
 
-    async def _look(self, call: ModelCall) -> None:
-        """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session."""
+    async def _look(self, call: ModelCall) -> tuple[str, ...]:
+        """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
+        what went wrong."""
         window = call.window.tokens
         settings = self._limits(window)
         tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
@@ -145,9 +144,10 @@ class Offloader:
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
         written = await asyncio.gather(*(self._write(call.key[:3], evidence) for evidence in reversed(results)))
         # A result of which a piece could not be stored has no records, and stays as it is.
-        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
+        stored = [evidence for evidence, problem in zip(results, reversed(written), strict=True) if not problem]
         records = [record for evidence in stored for record, _ in evidence]
         put_records(call.context, records, self._records.of(call.context))
+        return tuple(dict.fromkeys(filter(None, written)))
 
     async def _describe(
         self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int, needs_proof: bool
@@ -214,8 +214,8 @@ class Offloader:
             form="described",
         )
 
-    async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
-        """Writes what a result is made of; False where the store does not take it in time."""
+    async def _write(self, scope: SessionKey, evidence: _Evidence) -> str:
+        """Writes what a result is made of; says what went wrong where the store does not take it in time."""
         writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in evidence)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
@@ -224,26 +224,21 @@ class Offloader:
             if not isinstance(error, (StoreError, TimeoutError)):
                 self._caught(error, about)
             reason = f"{about}{type(error).__name__}"
-            problems = self._problems.setdefault(scope, [])
-            if reason not in problems and len(problems) < _MOST_PROBLEMS:
-                problems.append(reason)
             self._report(reason, error)
-            return False
-        return True
+            return reason
+        return ""
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
-        """Makes a request one that is read by addresses, where its session has any; gives what went wrong since it was
-        asked last, and the tokens that extracts leave out of the history.
+        """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the
+        tokens that extracts leave out of the history.
 
         An agent has the readers once an address is to be shown. To declare tools then makes the provider read again
         what its cache had, so one whose results can be offloaded has them from its first call on (`_can_come`). Where
         they cannot be declared, results stay as they are.
         """
         context, request, window = call.context, call.request, call.window.tokens
-        if self._is_on:
-            await self._look(call)
+        problems = await self._look(call) if self._is_on else ()
         records = self._records.of(context).by_digits.values()
-        problems = tuple(self._problems.pop(call.key[:3], ()))
         if not self._is_on:
             if records:
                 declare(request, readers)
