@@ -123,7 +123,6 @@ class ModelCall(NamedTuple):
     key: AgentKey
     model: str
     state: Mapping[str, Any]
-    is_live: bool
     passthrough_reason: str
     window: Window = Window(0)
     planned: Plan = Plan()
@@ -136,9 +135,8 @@ class ModelCall(NamedTuple):
 def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> ModelCall:
     """A call as ADK hands it over, without window, plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
-    invocation = context.get_invocation_context()
-    is_live, reason = invocation.live_request_queue is not None, ""
-    if is_live:
+    invocation, reason = context.get_invocation_context(), ""
+    if invocation.live_request_queue is not None:
         # ADK runs the callbacks on a copy of the contents, but on the connection's own configuration and tools.
         reason = "live mode: the request was left alone"
     elif request.previous_interaction_id:
@@ -151,7 +149,6 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
         key=agent_key_of(context),
         model=request.model or "",
         state=context.session.state,
-        is_live=is_live,
         passthrough_reason=reason,
     )
 

@@ -150,7 +150,7 @@ class Ledgers:
 
     def enter(self, call: ModelCall) -> NearLimit | None:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
-        if call.is_live:
+        if call.invocation.live_request_queue is not None:
             return None
         key, agent, events = session_key(call.context), call.context.agent_name, call.context.session.events
         with self._lock:
@@ -170,7 +170,7 @@ class Ledgers:
         Raises:
             BudgetExceededError: the call would pass a limit, and ``on_budget`` is ``raise``.
         """
-        if call.is_live:
+        if call.invocation.live_request_queue is not None:
             return None
         key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
         branch, time = call.invocation.branch or "", pack.identity.last_event_time

@@ -133,7 +133,7 @@ class Gatherer:
         block = preloaded(request.contents, asked)
         raw = list(request.contents)
         if block is not None:
-            del raw[block.position]
+            del raw[block[0]]
         setting = getattr(call.invocation.run_config, "get_session_config", None)
         loads = _loads(call, setting) if setting is not None else ""
         tracked = _is_tracked(call, raw, loads)
@@ -207,7 +207,7 @@ class Gatherer:
         problems = [*source.problems, *unsent]
         anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
-        candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
+        candidates, embedder = planned.candidates + (block[1] if block is not None else ()), ""
         if last is not None and goes_on:
             # What an earlier call of this invocation found.
             before = last.pack.source
