@@ -192,8 +192,6 @@ class PreparedCall(NamedTuple):
         return self._replace(source=self.source._replace(**changes))
 
 
-# A second try.
-
 _SET_BY_ADK = ("labels", "http_options")
 """What ADK and its clients put into a configuration after all callbacks."""
 

@@ -540,8 +540,6 @@ class RequestPacker:
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
 
-    # what tools ask of the latest pack
-
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
         last = self.last(context)

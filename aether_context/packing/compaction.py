@@ -41,8 +41,6 @@ from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
-# The policy's strategies.
-
 
 def trim_early(draft: Draft) -> None:
     """Applies the policy's early strategies, in their order."""
@@ -229,9 +227,6 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,
     )
-
-
-# The water marks.
 
 
 def _budget(draft: Draft) -> Budget:

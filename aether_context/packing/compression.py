@@ -140,9 +140,6 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
         _tightened(draft, "task", draft.measured["task"] - freed, touched)
 
 
-# The allocation of a pack, or the refusal of a step that is too large, with the texts that make it so.
-
-
 def allocate(draft: Draft) -> None:
     """Allocates the window.
 

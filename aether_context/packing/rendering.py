@@ -70,8 +70,6 @@ def _member(item: Outgoing, place: int) -> tuple[int, int]:
     return item.members[place] if item.members else (item.origin, place)
 
 
-# The outgoing request and the account of it.
-
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8
 _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "strategy"}

@@ -145,9 +145,6 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
     )
 
 
-# Candidates for a pack.
-
-
 def note_id(note: NoteShape, source: str = "note") -> str:
     """A note's own id, else one from its text."""
     return note.id or f"{source}_{short(hash_text(note.text))}"

@@ -522,9 +522,6 @@ def _status(known: Known) -> str:
     return "done" if has_result and "status" not in known else ""
 
 
-# The step that the plan is at.
-
-
 def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
     """The current step, None where none is left.
 

@@ -93,8 +93,6 @@ class AuxiliaryModel:
         return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-# Summaries by an ADK model: asked for in one structured request, kept by content, waited for up to a deadline.
-
 _BATCH_CHARACTERS = 48_000
 """Texts of one request; a longer one gets a request of its own."""
 
