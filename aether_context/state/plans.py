@@ -111,16 +111,9 @@ def _says_much(text: str) -> bool:
 def lists_tools(plan: object) -> bool:
     """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list. One
     too large to be searched is assumed to list some."""
-    text = plan if isinstance(plan, str) else canonical_json(plain(_unfolded(data_of(plan))))
+    text = plan if isinstance(plan, str) else canonical_json(plain(data_of(plan)))
     text = text.replace("\\n", "\n").replace('\\"', '"')
     return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
-
-
-def _unfolded(value: object) -> Any:
-    value = opened(value)
-    if isinstance(value, Mapping):
-        return {key: _unfolded(item) for key, item in value.items()}
-    return [_unfolded(item) for item in value] if isinstance(value, list) else value
 
 
 # Where in a value the plan is.
