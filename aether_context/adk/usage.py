@@ -34,7 +34,6 @@ from aether_context.tokens.framing import framing_of
 from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
 from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, report
-from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
 #
@@ -173,18 +172,19 @@ class Ledgers:
         if call.invocation.live_request_queue is not None:
             return None
         key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
-        branch, time = call.invocation.branch or "", pack.identity.last_event_time
+        branch = call.invocation.branch or ""
         with self._lock:
             session = self._session(key)
             begun = _begun(call, pack)
             accounts = list(self._accounts(key, begun.invocation, branch, agent))
             planned = None
             if limited := [account for account in accounts if account.limits.measures]:
-                config, prices = call.request.config, prices_of(model, time)
-                if prices is None and any("cost" in account.limits.measures for account in limited):
-                    self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
+                config = call.request.config
                 output_limit = (config.max_output_tokens or None) if config is not None else None
-                planned = session.ledger.estimate(pack.tokens.expected, output_limit=output_limit, prices=prices)
+                planned = session.ledger.estimate(pack.tokens.expected, output_limit=output_limit)
+                planned = planned.priced(model, pack.identity.last_event_time)
+                if planned.cost_usd is None and any("cost" in account.limits.measures for account in limited):
+                    self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
                 for account in limited:
                     error = account.ledger.check(planned, account.limits, **account.where)
                     if error is None:
