@@ -104,15 +104,11 @@ class Waits:
     """How long invocations have waited for services, and which of these are not asked for a while.
 
     ``seconds`` are what an invocation waits in all for memory search and embedding.
-
-    Args:
-        clock: seconds, from any beginning.
     """
 
     seconds = 2.0
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._waited: SharedLRU[str, float] = SharedLRU(2_048)
         self._late: SharedLRU[str, tuple[int, float]] = SharedLRU(256)
         """How often a service was late since it answered last, and until when it is left out."""
@@ -128,7 +124,7 @@ class Waits:
         Raises:
             LeftOut: the service was late too often; one caller tries it again every now and then.
         """
-        began, waited = self._clock(), self._waited.get(invocation) or 0.0
+        began, waited = time.monotonic(), self._waited.get(invocation) or 0.0
         late, until = self._late.get(service) or (0, 0.0)
         if late >= most_late and began < until:
             work.close()
@@ -139,10 +135,10 @@ class Waits:
             given = await within(max(0.0, self.seconds - waited), work)
         except TimeoutError:
             if waited < self.seconds / 2:  # else those before it have taken its time
-                self.answered(service, late + 1, self._clock())
+                self.answered(service, late + 1, time.monotonic())
             raise
         finally:
-            waited += self._clock() - began
+            waited += time.monotonic() - began
             self._waited.put(invocation, max(waited, self._waited.get(invocation) or 0.0))
         self.answered(service)
         return given

@@ -242,8 +242,6 @@ class _Reader:
 
     def read(self, known: Known, left: Mapping[str, Any], ends_early: bool = False) -> Reading:
         problems = self.problems
-        if ends_early:
-            problems.note("state plan: its JSON text ends before it is complete")
         given = known.pop("steps", [])
         lists = [value for value in given if _are_steps(value)]
         known.setdefault("task", []).extend(value for value in given if isinstance(value, str) and value not in lists)
