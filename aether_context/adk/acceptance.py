@@ -1,23 +1,28 @@
-"""The acceptance of final answers: checks of one's own, and a model as Critic."""
+"""The acceptance of final answers: checks of one's own, a model as Critic, and the agent that asks for a repair."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
 from typing import Literal, TypeAlias
 
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+from pydantic import Field
 
 from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.adk.models.texts import AuxiliaryModel, Cost
 from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.pack import RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
+from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.policy import AcceptanceSettings
 from aether_context.state.acceptance import Judgement, Verdict, examine
 from aether_context.text.entities import SCHEME, artifact_uris
@@ -104,10 +109,7 @@ class Reviewer:
     def __init__(self, checks: Sequence[AcceptanceCheck] = (), critic: BaseLlm | None = None) -> None:
         self._checks = tuple(checks)
         self._critic = AuxiliaryModel(critic, field="acceptance.critic", argument="critic")
-
-    def check(self, settings: AcceptanceSettings) -> None:
-        """Raises PolicyError where ADK knows no model of the Critic's name."""
-        self._critic.check(settings.critic)
+        self.check = self._critic.check
 
     async def review(
         self,
@@ -197,3 +199,35 @@ class Reviewer:
             heard.add(
                 name, "critic", entry["passed"], reason or ("" if entry["passed"] else "the Critic found it not met")
             )
+
+
+class AcceptanceGate(BaseAgent):
+    """Stands behind a worker in a ``LoopAgent``: ends the loop once the answer is accepted, else says what is missing.
+
+        LoopAgent(name="…", sub_agents=[worker, AcceptanceGate(name="gate")])
+
+    It reads the verdict that the plugin left with the last answer of this invocation. What it says is appended to the
+    conversation as the user's, so that the cached prefix of the worker's request stays whole, and that it is an
+    instruction: what another agent says reaches the worker as a quote that ADK forbids it to follow.
+    """
+
+    most_repairs: int = Field(default=2, ge=0)
+    """Repairs that it asks for in one invocation at most; after them the loop ends with the answer as it is."""
+
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
+        repairs = sum(noted(event).get(REPAIR) == self.name for event in here)
+        missing: Sequence[object] = ()
+        for event in here:
+            verdict = noted(event).get(ACCEPTANCE)
+            if isinstance(verdict, Mapping):
+                missing = verdict.get("missing") or ()
+        answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
+        if not missing or repairs >= self.most_repairs:
+            answer.actions = EventActions(escalate=True)
+        else:
+            lines = "".join(f"- {line}\n" for line in missing)
+            text = f"The answer is not accepted yet. Missing:\n{lines}Answer again in full, with what is missing."
+            answer.author, answer.custom_metadata = "user", {METADATA: {REPAIR: self.name}}
+            answer.content = types.UserContent(parts=[types.Part(text=text)])
+        yield answer

@@ -161,7 +161,7 @@ class RequestPacker:
         self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
-        self._reviewer.check(policy.acceptance)
+        self._reviewer.check(policy.acceptance.critic)
         self.ledgers = Ledgers(policy.limits)
         self._records = SessionRecords()
         self._waits = waits = Waits()
