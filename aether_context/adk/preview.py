@@ -1,6 +1,6 @@
 """What the next model call of a session would be sent, without a model and without touching the session.
 
-    pack = preview(read_session("session.json"), policy="research", message="Please go on.").pack
+    pack, manifest = preview(read_session("session.json"), policy="research", message="Please go on.")
     print(pack.tokens.expected, pack.contents[-1].content.text)
 
 ADK itself assembles the request, from a copy of the session and a stand-in for the agent; the plugin's packer packs it,
@@ -44,7 +44,7 @@ from aether_context.conversation import strategy_names
 from aether_context.errors import SessionError
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore, Recording, record
+from aether_context.store import Manifest, PackStore, record
 
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
 _Policy: TypeAlias = PackPolicy | str | Path | None
@@ -65,14 +65,6 @@ class AgentOptions(TypedDict, total=False):
     """The agent's instruction."""
     tools: Sequence[_Tool]
     """The agent's tools. They are declared, not called."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """A pack that was never sent, and what the recorder would have written of it."""
-
-    pack: Pack
-    recording: Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +92,8 @@ def preview(
     model: str | BaseLlm = "gemini-2.5-flash",
     system: str = "",
     tools: Sequence[_Tool] = (),
-) -> Preview:
-    """The pack that a session's next model call would be sent, recorded nowhere.
+) -> tuple[Pack, Manifest]:
+    """The pack that a session's next model call would be sent, recorded nowhere, and the manifest that it would have.
 
     Where the session ends with a message or a tool's result that no model has answered, and no message is given, it is
     the call that would answer it. The time is that of the session's last event, so equal arguments give equal packs.
@@ -136,7 +128,7 @@ def preview(
     last = plugin.last
     if last is None:
         raise plugin.error
-    return Preview(pack=last.pack, recording=record(last.pack, last.policy, last.counter, None))
+    return last.pack, record(last.pack, last.policy, last.counter, None).manifest
 
 
 def preview_strategies(
@@ -167,7 +159,7 @@ def preview_strategies(
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = chosen.changed(conversation={"strategy": strategy})
-        pack = preview(session, policy=trial, message=message, **agent).pack
+        pack, _ = preview(session, policy=trial, message=message, **agent)
         acts = pack.acts
         previews.append(
             StrategyPreview(
@@ -195,7 +187,7 @@ def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOption
         PolicyError: the policy is wrong.
         SessionError: ADK takes no agent of that name.
     """
-    pack = preview(session, policy=policy, **agent).pack
+    pack, _ = preview(session, policy=policy, **agent)
     reader, name = Reader(), pack.source.request.model
     return last_unread(pack, session.events, lambda content: reader.content(content, name))
 
