@@ -17,6 +17,7 @@ _T = TypeVar("_T")
 RETRY_SECONDS = 30.0
 """How long a service is left out that was late several times in a row."""
 _MOST_LATE = 3
+_INSTANT_CHARACTERS = 20_000
 _MOST_THREADS, _THREAD = 256, "aether-context-waited"
 _going: set[asyncio.Task[Any]] = set()
 """Work that has not ended, in time or late; the event loop itself holds only weak references to it."""
@@ -88,6 +89,11 @@ async def in_thread(act: Callable[[], _T]) -> _T:
 
     threading.Thread(target=copy_context().run, args=[run], name=_THREAD, daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+async def aside(characters: int, act: Callable[[], _T]) -> _T:
+    """What an act on so many characters gives, off the event loop where it would be felt."""
+    return act() if characters <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
 
 def _forget(ended: asyncio.Task[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from google.genai import types
 from aether_context.adk.windows import Window
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
-from aether_context.redaction import Masker
 from aether_context.state import Plan
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
@@ -70,15 +68,6 @@ def agent_key_of(context: CallbackContext) -> AgentKey:
 def words_of(content: types.Content | None) -> str:
     """The texts of a message, in one line."""
     return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
-
-
-_INSTANT_MASK = 20_000
-"""Characters that are masked in no time."""
-
-
-async def masked_aside(mask: Masker, text: str) -> str:
-    """A masked text; off the event loop where a long one would be felt."""
-    return mask(text) if len(text) <= _INSTANT_MASK else await asyncio.to_thread(mask, text)
 
 
 def time_of(context: CallbackContext) -> float | None:

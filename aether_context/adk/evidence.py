@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
@@ -20,13 +20,12 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.artifact_tools import declare, names_evidence
-from aether_context.adk.bounds import failure
+from aether_context.adk.bounds import aside, failure
 from aether_context.adk.call import (
     ESSENTIAL,
     ESSENTIAL_MARK,
     ModelCall,
     SessionKey,
-    masked_aside,
     session_key,
     words_of,
 )
@@ -68,11 +67,9 @@ _LEAST_WINDOW_DECLARED_FIRST = 30_000
 """The window in tokens of which the readers' declarations, about 295 tokens, are one part in a hundred."""
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
-_INSTANT_CHARACTERS = 200_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
-_T = TypeVar("_T")
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
 
@@ -159,7 +156,8 @@ class Offloader:
             needs_proof: whether a result that stays is evidence, too, but for an error.
         """
         arguments = plain(dict(given.arguments))
-        words = await masked_aside(self._mask, words_of(context.user_content))
+        words = words_of(context.user_content)
+        words = await aside(len(words), partial(self._mask, words))
         asked = (words, canonical_json(self._mask.json(arguments)))
         query = "\n".join(text[:ASKED_CHARACTERS] for text in asked)
         origin = {
@@ -172,7 +170,7 @@ class Offloader:
         }
         evidence: _Evidence = []
         response = given.response
-        inside = await _off_the_loop(response, lambda: list(media_in(response)))
+        inside = await aside(_characters(response), lambda: list(media_in(response)))
         for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
@@ -182,8 +180,8 @@ class Offloader:
                     response = replaced(response, medium.path, mark(record)) if medium.path else response
         content = as_json(response)
         if content is not None:
-            found = await _off_the_loop(
-                content,
+            found = await aside(
+                _characters(content),
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
             if found.record.form != "verbatim" or (needs_proof and not is_error(content)):
@@ -445,11 +443,6 @@ def _masked(medium: Medium, mask: Masker) -> Medium:
         text = mask(medium.data.decode("utf-8", "surrogatepass"))
         medium = medium._replace(data=text.encode("utf-8", "surrogatepass"))
     return medium
-
-
-async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:
-    """What an act gives, off the event loop where a long response would be felt."""
-    return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
 
 def _characters(value: object, depth: int = 0) -> int:

@@ -14,8 +14,8 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from aether_context.adk.bounds import Waits
-from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.bounds import Waits, aside
+from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
 from aether_context.adk.request.history import History, Row, first_position
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
@@ -478,7 +478,7 @@ async def _memories(
     query = searched(" ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text))))
     if preloaded or not query:
         return found, ""
-    query = await masked_aside(call.policy.mask, query)
+    query = await aside(len(query), partial(call.policy.mask, query))
     room = call.window.tokens * _TOKEN_CHARACTERS
     try:
         if not isinstance(service, HybridMemoryService):
