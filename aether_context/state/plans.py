@@ -352,8 +352,6 @@ class _Reader:
     def _say_done(self, known: Known) -> None:
         lists = [(name, opened(value)) for name in ("done", "results", "done_index") for value in known.pop(name, [])]
         for name, value in lists:
-            if isinstance(value, bool) or status_of(value):
-                continue
             items: list[Any] = each([value])
             if isinstance(value, Mapping):  # what came of each
                 items = [key for key, item in value.items() if item not in (False, None, "")]
