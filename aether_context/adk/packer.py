@@ -135,10 +135,10 @@ class RequestPacker:
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
         summarizer: BaseLlm | None = None,
-        recorder: Recorder | None = None,
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | None = None,
         mirror_artifacts: bool = False,
+        recorder: Recorder | None = None,
         asks_models: bool = True,
     ) -> None:
         self._failures = Failures(on_error)

@@ -65,9 +65,7 @@ class ContextPackPlugin(BasePlugin):
         if name in (*PROFILES, *PRESETS):
             raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
-        self._packer = RequestPacker(
-            policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
-        )
+        self._packer = RequestPacker(policy, store, on_error, summarizer, checks, critic, mirror_artifacts)
 
     @property
     def policy(self) -> PackPolicy:
@@ -179,9 +177,7 @@ def context_pack_callbacks(
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    packer = RequestPacker(
-        policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
-    )
+    packer = RequestPacker(policy, store, on_error, summarizer, checks, critic, mirror_artifacts)
 
     async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
         calling(tool, tool_context)
