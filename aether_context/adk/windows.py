@@ -9,7 +9,6 @@ again with the next call.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +54,6 @@ class Windows:
 
     def __init__(self) -> None:
         self._learned: SharedLRU[str, int] = SharedLRU(1_000)
-        self._lock = threading.Lock()
 
     def window(self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any]) -> Window:
         """The window of an agent's request: the smallest where several models may be asked."""
@@ -80,11 +78,10 @@ class Windows:
         if not 0 < tokens < source.window:
             tokens = min(source.window, pack.tokens.expected) * 9 // 10
         tokens = max(LEAST_TOKENS, tokens)
-        with self._lock:
-            before = self._window(served, policy, state).tokens
-            if tokens >= before:
-                return
-            self._learned.put(served.key, tokens)
+        before = self._window(served, policy, state).tokens
+        if tokens >= before:
+            return
+        self._learned.put(served.key, tokens)
         self.keep([served], state)
         stated = policy.window_of(served.name)
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
