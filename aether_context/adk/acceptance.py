@@ -156,7 +156,6 @@ class Reviewer:
         return verdict._replace(problems=problems, critic=heard.cost.to_json())
 
     async def _judge(self, step: Step, answer: str, critic: str, heard: _Heard) -> None:
-        """Asks the checks, then the Critic."""
         for item in step.acceptance:
             for check in self._checks:
                 try:

@@ -430,9 +430,7 @@ class _Known:
 
 def _uses_computer(tool: BaseTool | None) -> bool:
     """Whether a tool shows the screen that a model works on, which it has to see."""
-    from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
-
-    return isinstance(tool, ComputerUseTool)
+    return any(kind.__name__ == "ComputerUseTool" for kind in type(tool).__mro__)
 
 
 def _masked(medium: Medium, mask: Masker) -> Medium:

@@ -270,7 +270,6 @@ def note(near: NearLimit) -> str:
 
 
 def _begun(call: ModelCall, pack: Pack) -> _Call:
-    """A call as it is about to be made."""
     model, layers = call.request.model or "", pack.allocation.layers
     framing = framing_of(model)
     expected = CallUsage(
@@ -350,7 +349,6 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
 
 
 def _recorded(error: BudgetExceededError) -> dict[str, JSON]:
-    """The numbers of an error as JSON."""
     values = {name: getattr(error, name) for name in ("scope", "name", "measure", "limit", "used", "planned")}
     return {name: float(value) if isinstance(value, Decimal) else value for name, value in values.items()}
 

@@ -82,7 +82,6 @@ def compact(draft: Draft) -> None:
 
 
 def _apply(draft: Draft, result: Decision) -> None:
-    """Writes a strategy's decision into the draft."""
     history, account = draft.history, draft.account
     draft.history = history = history._replace(
         normalize=history.normalize or result.normalize,
@@ -568,7 +567,6 @@ def _request_tokens(draft: Draft) -> int:
 
 
 def _leave_out_summary(draft: Draft) -> None:
-    """The summary of earlier cuts goes."""
     if draft.history.summary:
         before = draft.spoken()
         draft.history = draft.history._replace(summary="", summary_place=0)

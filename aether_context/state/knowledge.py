@@ -128,8 +128,7 @@ def add_evidence(
         KnowledgeError: address or summary is missing or too long, or ``covers`` names an item that no checklist has.
     """
     _check_not_empty("evidence", uri=uri, summary=summary)
-    items = (covers,) if isinstance(covers, str) else tuple(covers)
-    record = _shape(EvidenceShape, uri=uri, summary=summary, covers=items, time=time)
+    record = _shape(EvidenceShape, uri=uri, summary=summary, covers=covers, time=time)
     record = record.model_copy(update={"id": evidence_id(record)})
     with WRITING:
         plan = _plan(state)
