@@ -44,9 +44,8 @@ class AetherContextError(RuntimeError):
 class PolicyError(AetherContextError):
     """A setting of a policy is wrong."""
 
-    def __init__(self, message: str, *, field: str | None = None, source: str | None = None) -> None:
+    def __init__(self, message: str, *, field: str | None = None) -> None:
         self.field = field
-        self.source = source
         super().__init__(message)
 
 

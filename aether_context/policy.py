@@ -561,19 +561,13 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
     path = Path(os.path.expanduser(source))
     if path.suffix != ".toml" and not os.path.isfile(path):
         hint = near_names(str(source), [*PROFILES, *PRESETS])
-        raise PolicyError(
-            f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}",
-            field="profile",
-            source=str(source),
-        )
+        raise PolicyError(f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}", field="profile")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
     except FileNotFoundError as error:
-        raise PolicyError(
-            f"policy file {path} does not exist: give the path of a TOML file", source=str(path)
-        ) from error
+        raise PolicyError(f"policy file {path} does not exist: give the path of a TOML file") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
+        raise PolicyError(f"policy file {path} cannot be read: {error}") from error
 
 
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
@@ -585,13 +579,13 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
     if first["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
         hint = near_names(location[-1], names)
-        return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name, source=origin)
+        return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name)
     message = first["msg"].removeprefix("Value error, ")
     try:
         value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
     except (ValueError, RecursionError):
         value = " (too long to be shown)"
-    return PolicyError(f"{name}{value}{where}: {message}", field=name, source=origin)
+    return PolicyError(f"{name}{value}{where}: {message}", field=name)
 
 
 def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -619,7 +619,6 @@ def _own_policy(
         raise PolicyError(
             f"{_SLIDING_TOKENS} = {sliding!r}: give a number of tokens, or 0 for off",
             field="conversation.sliding_turns.tokens",
-            source=_SLIDING_TOKENS,
         )
     if sliding:
         policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
