@@ -38,7 +38,7 @@ AcceptanceCheck: TypeAlias = Callable[[AcceptanceItem, str, Step], Opinion | Awa
 """Looks at one item of a step's checklist and at the answer's text: True where the item is met, False or a reason where
 it is not, None where the check has nothing to say of it."""
 
-_OWN_TOOLS = frozenset(
+OWN_TOOLS = frozenset(
     [
         "list_steps",
         "add_step",
@@ -51,7 +51,7 @@ _OWN_TOOLS = frozenset(
         SEARCH,
     ]
 )
-"""Tools of this package whose answers repeat what a model said to them."""
+"""Tools of this package whose answers repeat what a model said to them, or what is kept: they are no evidence."""
 _MOST_ANSWER = 60_000
 """Characters of an answer that a Critic reads."""
 _MOST_REASON = 1_000
@@ -74,7 +74,7 @@ def named_by(addresses: Collection[str], events: Iterable[Event]) -> tuple[set[s
             answer, call = part.function_response, part.function_call
             texts = [part.text or "", *(text for _, text in strings(plain((call.args if call else None) or {})))]
             (given if is_given else said).update(_named(texts, addresses))
-            if answer is not None and answer.name not in _OWN_TOOLS:
+            if answer is not None and answer.name not in OWN_TOOLS:
                 given |= _named((text for _, text in strings(plain(answer.response or {}))), addresses)
     return given, said
 

@@ -16,17 +16,14 @@ from typing import Any, NamedTuple, TypeAlias
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import aside, failure
 from aether_context.adk.call import (
-    ESSENTIAL,
-    ESSENTIAL_MARK,
     ModelCall,
     SessionKey,
-    session_key,
     words_of,
 )
 from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
@@ -106,28 +103,19 @@ class Offloader:
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(512)
-        self._staying: SharedLRU[object, bool] = SharedLRU(512)
-        """Agents' tools whose results stay; the agent that comes to a result does not always have the tool."""
-
-    def after_tool(self, tool: BaseTool, context: ToolContext) -> None:
-        """Notes a tool whose results stay."""
-        if tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()) or _uses_computer(tool):
-            self._staying.put((*session_key(context), context.agent_name, tool.name), True)
 
     async def _look(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
         window = call.window.tokens
         settings = self._limits(window)
-        tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
+        tools, stays = call.request.tools_dict, OWN_TOOLS | essential_names(call.request)
         # A step that needs evidence can be met by any result, so a short one has an address as well.
         needs_proof = any(item.needs_evidence for item in call.planned.step.acceptance)
 
         def is_wanted(given: ToolResult) -> bool:
             is_short = _characters(given.response) <= settings.threshold_tokens
             if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
-                return False
-            if self._staying.get((*call.key[:3], given.agent, given.tool)):
                 return False
             return not _uses_computer(tools.get(given.tool))
 

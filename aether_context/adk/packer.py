@@ -19,7 +19,6 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
@@ -297,15 +296,6 @@ class RequestPacker:
         except Exception as error:
             await self._failed(context, request, error)
             return None
-
-    async def after_tool(self, tool: BaseTool, args: object, tool_context: ToolContext, tool_response: object) -> None:
-        """Looks at a tool that gave a result, which stays as it is."""
-        if self._stands_back(tool_context):
-            return
-        try:
-            self._offloader.after_tool(tool, tool_context)
-        except BaseException as error:
-            self._failures.caught(error)
 
     # the way of a model call
 

@@ -142,11 +142,6 @@ class ContextPackPlugin(BasePlugin):
     ) -> None:
         calling(tool, tool_context)
 
-    async def after_tool_callback(
-        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
-    ) -> None:
-        await self._packer.after_tool(tool, tool_args, tool_context, result)
-
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         await self._packer.flush(invocation=invocation_context)
 
@@ -190,6 +185,5 @@ def context_pack_callbacks(
         "after_model_callback": packer.after_model,
         "on_model_error_callback": packer.on_model_error,
         "before_tool_callback": before_tool,
-        "after_tool_callback": packer.after_tool,
         "after_agent_callback": after_agent,
     }
