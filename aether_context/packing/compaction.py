@@ -373,11 +373,8 @@ def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
     items, counter, budget = draft.history.items, draft.counter, draft.budget
     last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
-    tokens_by_index = {
-        at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())
-    }
-    targets = [at for at, tokens in tokens_by_index.items() if tokens]
-    sizes = [size for tokens in tokens_by_index.values() for size in tokens]
+    tokens = {at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())}
+    targets, sizes = [at for at in tokens if tokens[at]], [size for inside in tokens.values() for size in inside]
     if not sizes:
         return
     beside = draft.spoken(items) - sum(sizes)
