@@ -145,10 +145,6 @@ class StepTooLarge(ContextOptimizationError):
             suggestion=_SPLIT[self.largest],
         )
 
-    def naming(self, texts: Mapping[str, int]) -> StepTooLarge:
-        """The same error with the texts that the layers consist of."""
-        return StepTooLarge(window=self.window, slack=self.slack, measured=self.measured, texts=texts)
-
 
 class AnchorPreservationError(ContextOptimizationError):
     """Contents that must be kept do not fit the budget. ``anchors`` are their names; the quantities are tokens."""
