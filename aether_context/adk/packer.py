@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -39,6 +41,7 @@ from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Calibrations, Ledgers, note, reported
+from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Windows, served_models
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
@@ -174,6 +177,7 @@ class RequestPacker:
         self._windows = Windows()
         self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
         self._kept: SharedLRU[AgentKey, int] = SharedLRU(_MOST_CALLS)
+        self._refused: SharedLRU[str, object] = SharedLRU(_MOST_CALLS)
         self._first_tries: SharedLRU[AgentKey, FirstTry] = SharedLRU(_MOST_CALLS)
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
@@ -296,6 +300,19 @@ class RequestPacker:
         except Exception as error:
             await self._failed(context, request, error)
             return None
+
+    async def on_run_error(self, invocation: InvocationContext) -> None:
+        """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
+        learned = self._refused.pop(invocation.invocation_id)
+        try:
+            if learned is not None:
+                # By the user, since ADK resumes a session with the agent that spoke last.
+                actions = EventActions(state_delta={WINDOWS: learned})
+                event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
+                await invocation.session_service.append_event(invocation.session, event)
+        except Exception as error:  # the next call keeps it, then
+            logger.info("a learned window is not in the session yet: %s", type(error).__name__)
+        await self.flush(invocation=invocation)
 
     # the way of a model call
 
@@ -554,7 +571,8 @@ class RequestPacker:
             if refused is not None:
                 # A provider that names its limit knows it better than any list: it is the model's window from now on.
                 agent = context.get_invocation_context().agent
-                self._windows.learn(agent, pack, refused, model, last.policy, context.state)
+                if self._windows.learn(agent, pack, refused, model, last.policy, context.state):
+                    self._refused.put(context.invocation_id, context.state.get(WINDOWS))
                 if refused.sent is not None:  # by so much the estimate of the request was wrong
                     self._calibrations.reported(pack, last.counter, refused.sent)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
