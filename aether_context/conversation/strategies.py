@@ -427,14 +427,7 @@ def _form(content: Content) -> tuple[object, ...]:
 
 # Which strategy suits a conversation, by its shape.
 
-ShapeKind: TypeAlias = Literal["short", "loop", "dialogue", "session"]
-
-
-class Shape(NamedTuple):
-    """What a conversation looks like, and how many turns it has."""
-
-    kind: ShapeKind
-    turns: int
+Shape: TypeAlias = Literal["short", "loop", "dialogue", "session"]
 
 
 def shape_of(conversation: Conversation) -> Shape:
@@ -450,10 +443,10 @@ def shape_of(conversation: Conversation) -> Shape:
     for unit in units(contents):
         turns[unit.turn] += sum(tokens[at] for at in unit.indices)
     if total <= mark:
-        return Shape("short", len(turns))
+        return "short"
     if max(turns.values()) > mark:
-        return Shape("loop", len(turns))
-    return Shape("dialogue" if tools < total / 2 else "session", len(turns))
+        return "loop"
+    return "dialogue" if tools < total / 2 else "session"
 
 
 class Selection(NamedTuple):
@@ -464,7 +457,7 @@ class Selection(NamedTuple):
     shape: Shape
 
 
-_RULES: Mapping[ShapeKind, tuple[str, str]] = {
+_RULES: Mapping[Shape, tuple[str, str]] = {
     "short": ("epochs", "it fits, and nothing is cut"),
     "loop": ("epochs", "one turn alone passes the mark: the cut goes through it, and the entity table counts"),
     "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
@@ -476,5 +469,5 @@ def select_strategy(conversation: Conversation) -> Selection:
     """The strategy that suits a conversation, by what the strategies did to recorded runs of each shape, in tokens kept
     for what they cost: tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them."""
     shape = shape_of(conversation)
-    strategy, rule = _RULES[shape.kind]
-    return Selection(strategy=strategy, rule=f"{shape.kind}: {rule}", shape=shape)
+    strategy, rule = _RULES[shape]
+    return Selection(strategy=strategy, rule=f"{shape}: {rule}", shape=shape)
