@@ -91,7 +91,6 @@ class Replayer:
         waiting, names = [manifest], {manifest.pack_id}
         while (extended := waiting[-1].extends) is not None and extended not in self._resolved:
             link = self._links.get(extended) or self.store.extended(waiting[-1])
-            assert link is not None
             if link.pack_id in names:
                 raise ReplayError(f"{link.pack_id} extends itself: its manifest is not what was written")
             waiting.append(link)
