@@ -17,11 +17,11 @@ import click
 
 from aether_context import errors
 from aether_context.canonical import JSON, canonical_json
+from aether_context.text.decoding import escaped
 
 FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
 """Exit codes; 0 is fine."""
 
-_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _MOST_IN_CELL = 80
 
 
@@ -39,9 +39,7 @@ def plain(text: object, limit: int | None = None) -> str:
     line = str(text)
     if limit is not None and len(line) > limit:
         line = line[: limit - 1] + "…"
-    if line.isascii() and line.isprintable():
-        return line
-    return "".join(ascii(char)[1:-1] if unicodedata.category(char) in _UNPRINTABLE else char for char in line)
+    return escaped(line)
 
 
 def say(text: object = "", colour: str | None = None) -> None:
