@@ -8,13 +8,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from aether_context.cli.packs import pack_name
 from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import FAILED, WRONG_USAGE, head, print_table, say
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.reading import WHY, Comparison
 from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import name_of
 from aether_context.store.verification import Verifier
 
 _PACKAGE = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     head("Checked")
     say(f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")
     for place, fault in faults.items():
-        say(f"  - {pack_name(place)}: {fault}")
+        say(f"  - {name_of(place)}: {fault}")
     say()
     if manifests and not store.url.startswith("memory://"):
         shown = next((manifest for manifest in manifests if manifest.truncation_events), manifests[-1])

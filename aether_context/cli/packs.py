@@ -7,21 +7,12 @@ from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, pr
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import name_of
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
 
 # Finding packs. See `PackStore` for what a place is.
-
-
-def pack_name(place: str) -> str:
-    """The id of the pack at a place."""
-    return place.rsplit("/", 1)[-1]
-
-
-def fault(place: str, error: Exception) -> str:
-    """Why the pack at a place cannot be used. Errors of this package already name the pack."""
-    return str(error) if isinstance(error, AetherContextError) else f"{pack_name(place)}: {error!r}"
 
 
 def require(store: PackStore) -> PackStore:
@@ -77,7 +68,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     unreadable: dict[str, AetherContextError] = {}
     values: list[JSON] = []
     for place in places[-limit:] if limit else places:
-        name = pack_name(place)
+        name = name_of(place)
         try:
             packs[name] = store.read(place)
             values.append(_value(store, packs[name]))

@@ -95,14 +95,14 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    all_calls, unreadable = _Group(), []
+    all_calls, unreadable = _Group(), list[AetherContextError]()
     compared = Comparison()
     for place in store.places(app=app, user=user, session=session):
         try:
             manifest = store.read(place)
             outcome = store.outcome(manifest)
-        except (AetherContextError, LookupError, ValueError) as error:
-            unreadable.append(packs.fault(place, error))
+        except AetherContextError as error:
+            unreadable.append(error)
             continue
         compared.add(manifest)
         for act in manifest.strategy_acts:

@@ -9,6 +9,7 @@ from aether_context.cli.terminal import FAILED, progress, say
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 from aether_context.store.pack_file import ENDING
+from aether_context.store.packs import name_of
 from aether_context.store.verification import Verification, Verifier, verify
 
 _MOST_SHOWN = 20
@@ -26,7 +27,7 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
     if not found.packs:
         raise PackNotFound(f"no packs in {packs.require(store).url}")
     for path, fault in sorted(found.faults.items()):
-        say(f"failed  {packs.pack_name(path.removesuffix(ENDING))}: {fault}", "red")
+        say(f"failed  {name_of(path.removesuffix(ENDING))}: {fault}", "red")
     for path in found.foreign[:_MOST_SHOWN]:
         say(f"not ours  {path}")
     if len(found.foreign) > _MOST_SHOWN:

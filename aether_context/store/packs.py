@@ -129,7 +129,7 @@ class PackStore:
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        for _, places in groupby(self.places(app, user, session), key=lambda place: _name(place).split("_")[1]):
+        for _, places in groupby(self.places(app, user, session), key=lambda place: name_of(place).split("_")[1]):
             manifests = []
             for place in places:
                 with suppress(PackNotFound):  # deleted since the packs were listed
@@ -152,15 +152,15 @@ class PackStore:
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
         places = self.places(app, user)
-        matches = [place for place in places if _name(place) == pack_id] or [
+        matches = [place for place in places if name_of(place) == pack_id] or [
             place
             for place in places
-            if pack_id and (_name(place).startswith(prefix) or _name(place).rsplit("_", 1)[-1].startswith(pack_id))
+            if pack_id and (name_of(place).startswith(prefix) or name_of(place).rsplit("_", 1)[-1].startswith(pack_id))
         ]
         if not matches:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
         if len(matches) > 1:
-            names = ", ".join(map(_name, matches[:3]))
+            names = ", ".join(map(name_of, matches[:3]))
             raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({names}, …): give more of the id")
         return matches[0]
 
@@ -171,7 +171,7 @@ class PackStore:
         try:
             return Manifest.of(read_manifest(self._data(place)))
         except ManifestError as error:
-            raise type(error)(f"{error} (pack {_name(place)}, {self._url_of(place)})") from error
+            raise type(error)(f"{error} (pack {name_of(place)}, {self.files.url_of(place + ENDING)})") from error
 
     def parts(self, place: str) -> tuple[Manifest, dict[str, JSON], dict[str, JSON] | None]:
         """Manifest, texts and outcome of the pack at a place, each as it was written; errors as for `read`."""
@@ -196,10 +196,8 @@ class PackStore:
             raise PackNotFound(f"{place}{ENDING} is not there")
         return data
 
-    def extended(self, manifest: Manifest) -> Manifest | None:
-        """The manifest that this one extends, None where it extends none; `PackNotFound` where it is missing."""
-        if manifest.extends is None:
-            return None
+    def extended(self, manifest: Manifest) -> Manifest:
+        """The manifest that this one extends; `PackNotFound` where it is missing."""
         try:
             return self.read(f"{self.place(manifest).rpartition('/')[0]}/{manifest.extends}")
         except PackNotFound as error:
@@ -335,14 +333,11 @@ class PackStore:
 
     def uri(self, manifest: Manifest) -> str:
         """The URL of the pack's file."""
-        return self._url_of(self.place(manifest))
+        return self.uri_of(*manifest.session_key, manifest.pack_id)
 
     def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
         """The URL of a pack's file, which need not exist yet."""
-        return self._url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}")
-
-    def _url_of(self, place: str) -> str:
-        return self.files.url_of(f"{place}{ENDING}")
+        return self.files.url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}{ENDING}")
 
     def evidence_path(self, app: str, user: str, digest: str) -> str:
         """The path of a piece of a user's evidence."""
@@ -365,15 +360,15 @@ class PackStore:
         listings = self.files.at_once(lambda folder: self.files.files(f"{folder}/packs"), sessions)
         entries = (entry_of(file, self.files.root) for files in listings for file in files)
         packs = [entry.file.path.removesuffix(ENDING) for entry in entries if entry is not None]
-        return sorted(packs, key=lambda pack: (_name(pack), pack))
+        return sorted(packs, key=lambda pack: (name_of(pack), pack))
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
         if name is not None:
             return [f"{folder}/{segment(name)}" for folder in folders]
         listings = self.files.at_once(self.files.folders, folders)
-        inner = (folder for listing in listings for folder in listing if _name(folder) not in excluded)
-        return [folder for folder in inner if is_segment(_name(folder))]
+        inner = (folder for listing in listings for folder in listing if name_of(folder) not in excluded)
+        return [folder for folder in inner if is_segment(name_of(folder))]
 
 
 def hashed(data: bytes) -> bytes:
@@ -396,5 +391,6 @@ def _texts(manifest: Manifest, line: bytes) -> dict[str, JSON]:
     return texts
 
 
-def _name(path: str) -> str:
+def name_of(path: str) -> str:
+    """The last segment of a path: of a pack's place its id."""
     return path.rsplit("/", 1)[-1]
