@@ -43,25 +43,18 @@ class _Group:
 
     def figures(self) -> dict[str, JSON]:
         """The figures of the calls; None is unknown."""
-        totals, close = self.totals, accuracy(self.pairs)
-        cost = totals.known_cost_usd
-        return {
-            "calls": totals.calls,
+        totals, cost = self.totals, self.totals.known_cost_usd
+        names: tuple[str, ...] = ("calls", "input_tokens", "output_tokens", "total_tokens", "cached_share")
+        names += ("system_tokens", "tool_tokens", "unpriced_calls")
+        return {name: getattr(totals, name) for name in names} | {
             "unanswered": self.unanswered,
             "failed": self.failed,
-            "input_tokens": totals.input_tokens,
-            "output_tokens": totals.output_tokens,
-            "total_tokens": totals.total_tokens,
             "cached_tokens": totals.cached_tokens if totals.cached_share is not None else None,
-            "cached_share": totals.cached_share,
-            "system_tokens": totals.system_tokens,
-            "tool_tokens": totals.tool_tokens,
             "unreported_inputs": totals.estimated_inputs,
             "unreported_outputs": totals.estimated_outputs,
             "cost_usd": None if cost is None else float(cost),
-            "unpriced_calls": totals.unpriced_calls,
             "estimate": {
-                **close._asdict(),
+                **accuracy(self.pairs)._asdict(),
                 "estimated_tokens": sum(estimated for estimated, _ in self.pairs),
                 "reported_tokens": sum(reported for _, reported in self.pairs),
             },
@@ -76,14 +69,6 @@ def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | Non
     system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
     call = replace(call, system_tokens=system, tool_tokens=tools)
     return call.priced(manifest.model, manifest.last_event_time)
-
-
-def _sides(compared: Comparison) -> JSON:
-    sides = {"packed": compared.packed, "unpacked": compared.unpacked}
-    return {
-        name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
-        for name, side in sides.items()
-    }
 
 
 def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> int:
@@ -121,7 +106,11 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     if as_json:
         groups_json = [dict(zip(by, key, strict=True)) | figures for key, figures in rows]
         report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
-        print_json(report | {"comparison": _sides(compared), "unreadable": len(unreadable)})
+        sides = {
+            name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
+            for name, side in (("packed", compared.packed), ("unpacked", compared.unpacked))
+        }
+        print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
     elif not groups:
         tell(f"no packs{packs.whose(app=app, user=user, session=session)} in {store.url}")
     else:
