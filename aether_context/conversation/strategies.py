@@ -430,7 +430,7 @@ def _form(content: Content) -> tuple[object, ...]:
 Shape: TypeAlias = Literal["short", "loop", "dialogue", "session"]
 
 
-def shape_of(conversation: Conversation) -> Shape:
+def _shape(conversation: Conversation) -> Shape:
     """The shape of a conversation, from the tokens of its contents alone.
 
     ``short`` fits under the mark for cuts. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
@@ -439,7 +439,7 @@ def shape_of(conversation: Conversation) -> Shape:
     tokens, contents, mark = conversation.tokens, conversation.contents, conversation.budget.cut_above
     total = sum(tokens)
     tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
-    turns: Counter[int] = Counter({0: 0})
+    turns = Counter({0: 0})
     for unit in units(contents):
         turns[unit.turn] += sum(tokens[at] for at in unit.indices)
     if total <= mark:
@@ -468,6 +468,6 @@ _RULES: Mapping[Shape, tuple[str, str]] = {
 def select_strategy(conversation: Conversation) -> Selection:
     """The strategy that suits a conversation, by what the strategies did to recorded runs of each shape, in tokens kept
     for what they cost: tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them."""
-    shape = shape_of(conversation)
+    shape = _shape(conversation)
     strategy, rule = _RULES[shape]
     return Selection(strategy=strategy, rule=f"{shape}: {rule}", shape=shape)
