@@ -128,19 +128,10 @@ _FEW = 6
 
 
 def show_places(
-    url: str,
-    text: str,
-    *,
-    app: str | None,
-    user: str | None,
-    session: str | None,
-    call: int | None,
-    everything: bool,
-    as_json: bool,
+    url: str, text: str, *, call: int | None, everything: bool, as_json: bool, **selection: str | None
 ) -> int:
     """Prints the places that hold the words."""
-    store = packs.require(PackStore(url))
-    answer = why(store, text, app=app, user=user, session=session, call=call)
+    answer = why(packs.require(PackStore(url)), text, call=call, **selection)
     if as_json:
         print_json(asdict(answer))
     else:

@@ -22,11 +22,11 @@ def require(store: PackStore) -> PackStore:
     return store
 
 
-def whose(*, app: str | None, user: str | None, session: str | None) -> str:
+def whose(**selection: str | None) -> str:
     """The selection of app, user and session for the middle of a sentence; empty where there is none."""
-    names = (("app", app), ("user", user), ("session", session))
-    selection = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
-    return f" of {selection}" if selection else ""
+    given = [(name, selection.get(name)) for name in ("app", "user", "session")]
+    words = " ".join(f"{name} {value!r}" for name, value in given if value is not None)
+    return f" of {words}" if words else ""
 
 
 def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
@@ -47,7 +47,7 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
         return store.find(pack)
     newest = store.places(session=session)[-1:]
     if not newest:
-        raise PackNotFound(f"no packs{whose(app=None, user=None, session=session)} in {store.url}")
+        raise PackNotFound(f"no packs{whose(session=session)} in {store.url}")
     return newest[0]
 
 
@@ -60,10 +60,9 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 # `aether-context list`: a row per pack.
 
 
-def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> int:
-    """Prints the list."""
+def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
-    places = store.places(app=app, user=user, session=session)
+    places = store.places(**selection)
     packs: dict[str, Manifest] = {}
     unreadable: dict[str, AetherContextError] = {}
     values: list[JSON] = []
@@ -78,7 +77,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     if as_json:
         print_json(values)
     elif not places:
-        tell(f"no packs{whose(app=app, user=user, session=session)} in {store.url}")
+        tell(f"no packs{whose(**selection)} in {store.url}")
     else:
         columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
         print_table(columns, map(_row, packs.values()))

@@ -71,7 +71,7 @@ def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | Non
     return call.priced(manifest.model, manifest.last_event_time)
 
 
-def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> int:
+def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls.
 
     Args:
@@ -82,7 +82,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()
     compared = Comparison()
-    for place in store.places(app=app, user=user, session=session):
+    for place in store.places(**selection):
         try:
             manifest = store.read(place)
             outcome = store.outcome(manifest)
@@ -112,7 +112,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         }
         print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
     elif not groups:
-        tell(f"no packs{packs.whose(app=app, user=user, session=session)} in {store.url}")
+        tell(f"no packs{packs.whose(**selection)} in {store.url}")
     else:
         _print(by, rows, all_calls.figures(), acts)
         say()
