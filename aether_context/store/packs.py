@@ -33,10 +33,11 @@ from aether_context.store.files import Files, segment
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment
 from aether_context.store.pack_file import (
     ENDING,
+    MANIFEST_BYTES,
     fields_of,
     parsed,
     read_lines,
-    read_manifest,
+    read_member,
     read_outcome,
     with_outcome,
 )
@@ -106,7 +107,10 @@ class PackStore:
         for path, data in self.files.name_files(*manifest.session_key).items():
             self.files.create(path, data)
         while not self._create(recording, outcome):
-            if self._has_equal(recording.manifest):
+            stored = ""
+            with suppress(ManifestError, PackNotFound):  # one that cannot be read is another one, and blocks no write
+                stored = self.read(self.place(recording.manifest)).digest
+            if stored == recording.manifest.digest:
                 if outcome is not None:
                     self.write_outcome(recording.manifest, outcome)
                 break
@@ -117,13 +121,6 @@ class PackStore:
     def _create(self, recording: Recording, outcome: Mapping[str, JSON] | None) -> bool:
         data = recording.data if outcome is None else with_outcome(recording.data, recording.manifest.digest, outcome)
         return self.files.create(f"{self.place(recording.manifest)}{ENDING}", data)
-
-    def _has_equal(self, manifest: Manifest) -> bool:
-        """Whether an equal manifest is stored. One that cannot be read counts as another, and blocks no write."""
-        try:
-            return self.read(self.place(manifest)).digest == manifest.digest
-        except (ManifestError, PackNotFound):
-            return False
 
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
@@ -169,7 +166,7 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         try:
-            return Manifest.of(read_manifest(self._data(place)))
+            return Manifest.parse(read_member(self._data(place), MANIFEST_BYTES)[0])
         except ManifestError as error:
             raise type(error)(f"{error} (pack {name_of(place)}, {self.files.url_of(place + ENDING)})") from error
 

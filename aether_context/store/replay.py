@@ -192,7 +192,6 @@ class Replayer:
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
-        self.resolve(manifest)
         links = (link for link in self.line(manifest) if link.policy == manifest.policy)
         settings = next((link.settings for link in links if link.settings is not None), None)
         if settings is None:

@@ -125,7 +125,7 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
     mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
     dense = _dense(mentioned, cost)
     # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
-    rankings = [(0.15, _errors(texts)), (0.3, _most_relevant(texts, query)), (0.3, dense)]
+    rankings = [(0.15, _errors(texts)), (0.3, _best_first(_relevance(texts, query))), (0.3, dense)]
     if view.outline and len(numbers) < total:
         # The first and the last one of many records say what they hold.
         parents = [view.outline[number].parent for number in numbers]
@@ -289,10 +289,9 @@ def _relevance(lines: Sequence[str], query: str) -> list[float]:
     return [sum(1 / frequency[word] for word in words) for words in shared_words]
 
 
-def _most_relevant(lines: Sequence[str], query: str) -> list[int]:
-    """The indices of the lines that share words with the query, the most relevant first."""
-    scores = _relevance(lines, query)
-    return sorted((at for at in range(len(lines)) if scores[at] > 0), key=lambda at: (-scores[at], at))
+def _best_first(worth: Sequence[float]) -> list[int]:
+    """The indices of lines that have any worth."""
+    return sorted((at for at in range(len(worth)) if worth[at] > 0), key=lambda at: (-worth[at], at))
 
 
 def _errors(texts: Sequence[str]) -> list[int]:
@@ -324,7 +323,7 @@ def _dense(mentioned: Sequence[Sequence[str]], cost: Sequence[float]) -> list[in
         names = {*entities} - seen
         seen |= names
         worth.append(sum(min(len(name), 24) for name in names) / (tokens + _NOTE_TOKENS))
-    return sorted((at for at in range(len(worth)) if worth[at] > 0), key=lambda at: (-worth[at], at))
+    return _best_first(worth)
 
 
 # What is taken, and how it is written.
