@@ -68,27 +68,20 @@ def _answered_once(
     pieces: Sequence[tuple[int, int, Part]], earlier_calls: Sequence[Part]
 ) -> list[tuple[int, int, Part]]:
     """The pieces with the last response to each call only, at the place of the first."""
-    calls = Counter(_named(call) for call in earlier_calls)
+    calls = Counter(map(_named, earlier_calls))
     seen: Counter[tuple[str, str]] = Counter()
-    places: dict[tuple[tuple[str, str], int], int] = {}
-    answered_pieces: list[tuple[int, int, Part]] = []
-    for piece in pieces:
+    # Other parts are known by where they stand, so that each of them is kept.
+    answered: dict[tuple[tuple[str, str], int], tuple[int, int, Part]] = {}
+    for at, piece in enumerate(pieces):
         part = piece[2]
-        if part.kind != "response":
-            answered_pieces.append(piece)
-            continue
-        name = _named(part)
-        number = seen[name]
-        seen[name] += 1
-        if calls[name] or part.call_id:
-            number %= max(1, calls[name])
-        key = (name, number)
-        if key in places:
-            answered_pieces[places[key]] = piece
-        else:
-            places[key] = len(answered_pieces)
-            answered_pieces.append(piece)
-    return answered_pieces
+        name, number = ("", ""), at
+        if part.kind == "response":
+            name = _named(part)
+            number, seen[name] = seen[name], seen[name] + 1
+            if calls[name] or part.call_id:
+                number %= max(1, calls[name])
+        answered[name, number] = piece
+    return [*answered.values()]
 
 
 def _named(part: Part) -> tuple[str, str]:

@@ -155,17 +155,15 @@ def _as_table(value: JSON) -> dict[str, JSON] | None:
     """An array of objects that have the same keys and flat values, as columns and rows."""
     if not isinstance(value, list) or len(value) < LEAST_ROWS or not isinstance(value[0], dict):
         return None
-    columns: list[JSON] = list(value[0])
-    rows: list[JSON] = []
-    if not 1 < len(columns) <= _MOST_COLUMNS:
+    columns = list(value[0])
+
+    def is_row(row: JSON) -> bool:
+        has_keys = isinstance(row, dict) and row.keys() == value[0].keys()
+        return has_keys and not any(isinstance(item, (dict, list)) for item in row.values())
+
+    if not (1 < len(columns) <= _MOST_COLUMNS and all(map(is_row, value))):
         return None
-    for row in value:
-        if not isinstance(row, dict) or row.keys() != value[0].keys():
-            return None
-        if any(isinstance(item, (dict, list)) for item in row.values()):
-            return None
-        rows.append([row[str(name)] for name in columns])
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": [[row[name] for name in columns] for row in value]}
 
 
 # Scalars with the records that they belong to.
