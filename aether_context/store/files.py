@@ -450,15 +450,10 @@ def _files_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[File]:
 
 def _modified(entry: Mapping[str, Any]) -> float | None:
     """When a file was written, under whatever name and in whatever form the backend gives it."""
-    for key in ("mtime", "LastModified", "updated", "last_modified", "created"):
-        value = entry.get(key)
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, (int, float)):
-            return float(value)
-    return None
+    names = ("mtime", "LastModified", "updated", "last_modified", "created")
+    value = next((entry[name] for name in names if entry.get(name) is not None), None)
+    value = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return value.timestamp() if isinstance(value, datetime) else value
 
 
 def write_local(path: str, data: bytes, *, is_new: bool, mode: int = 0o666, sync: bool = False) -> bool:

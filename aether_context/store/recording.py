@@ -146,10 +146,8 @@ def record(
     rows = tuple(
         outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in chain.rows or not is_content(outcome)
     )
-    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in chain.counts}
-    for outcome in outcomes:
-        if is_content(outcome):
-            counts.pop(short(outcome.hash, 16), None)
+    with_count = chain.counts | {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
+    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
     log = chain.log
