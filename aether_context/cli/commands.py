@@ -171,8 +171,7 @@ def diff() -> None:
     A single PACK, by default the newest one, is compared with the pack before it of the same agent. `replay --policy`
     shows what another policy would have sent.
 
-    Exit codes: 0 the same request is sent, 1 the requests differ, 2 wrong usage, 3 a pack or a part of it cannot be
-    read, or is not what was written.
+    The exit code is 3 also where a pack is not what was written.
     """
 
 
