@@ -309,11 +309,11 @@ def _who(difference: Difference) -> Lines:
 def _layer_changes(difference: Difference) -> Lines:
     rows: list[tuple[object, ...]] = []
     for change in difference.layers:
-        sides = [
-            side or LayerTokens(floor=0, nominal=0, lent=0, final=0, used=0) for side in (change.before, change.after)
-        ]
-        used = [side.used for side in sides]
-        rows.append((change.layer, _arrow(*(side.final for side in sides)), _arrow(*used), increase(*used)))
+        final, used = (
+            [getattr(side, name) if side is not None else 0 for side in (change.before, change.after)]
+            for name in ("final", "used")
+        )
+        rows.append((change.layer, _arrow(*final), _arrow(*used), increase(*used)))
     tokens = [view.manifest.counted_tokens for view in (difference.before, difference.after)]
     rows.append(("all", "", _arrow(*tokens), increase(*tokens)))
     return aligned(("layer", ">final", ">used", ">difference"), rows)

@@ -101,10 +101,10 @@ class PackStore:
             outcome: how the model call ended, where that is known already.
         """
         manifest, pack_id, number = recording.manifest, recording.manifest.pack_id, 1
+        folder, files = self.files.place(*manifest.session_key), self.files.name_files(*manifest.session_key)
         for uri, text in recording.saved.items():
-            path = f"{self.files.place(*manifest.session_key)}/{uri.removeprefix(SCHEME)}"
-            self.files.create(path, text.encode("utf-8", "surrogatepass"))
-        for path, data in self.files.name_files(*manifest.session_key).items():
+            files[f"{folder}/{uri.removeprefix(SCHEME)}"] = text.encode("utf-8", "surrogatepass")
+        for path, data in files.items():
             self.files.create(path, data)
         while not self._create(recording, outcome):
             stored = ""

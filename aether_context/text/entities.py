@@ -19,6 +19,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
@@ -100,12 +101,10 @@ def entity_table(
     present_mentions = [mentions(content, subjects) for content, subjects in _with_subjects(present)]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
     best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
-    for content, subjects in reversed([*_with_subjects(contents)]):
-        for entity, rank in mentions(content, subjects):
-            best[entity] = _stronger(best.get(entity, rank), rank)
-    for rank, entities in parse(earlier).items():
-        for entity in entities:
-            best[entity] = _stronger(best.get(entity, rank), rank)
+    removed = [mentions(content, subjects) for content, subjects in reversed([*_with_subjects(contents)])]
+    tabled = [[(entity, rank) for entity in entities] for rank, entities in parse(earlier).items()]
+    for entity, rank in chain.from_iterable([*removed, *tabled]):
+        best[entity] = _stronger(best.get(entity, rank), rank)
     known_entities = [entity for entities in parse(known).values() for entity in entities]
     outdated = _outdated(
         [*(entity for ranked in reversed(present_mentions) for entity, _ in ranked), *best, *known_entities]

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from aether_context.canonical import JSON
 from aether_context.text.decoding import decoded, read_json, read_python
@@ -50,6 +50,8 @@ LONGEST, PIECE = 240, 200
 _LONG_TEXT = 400
 _MOST_COLUMNS = 40
 LEAST_ROWS = 3
+CLOSING = ("}", "]")
+"""The texts of lines that close what another one opens."""
 
 
 class Line(NamedTuple):
@@ -59,7 +61,6 @@ class Line(NamedTuple):
     """
 
     text: str
-    role: Literal["value", "open", "close"]
     parent: int
     key: str | None = None
     end: int = -1
@@ -81,23 +82,23 @@ def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: in
         value = [piece for line in value.split("\n") for piece in pieces(line, LONGEST)]
     whole = compact(value)
     if not isinstance(value, (dict, list)) or depth > _DEEPEST or len(whole) <= LONGEST:
-        lines.append(Line(whole, "value", parent, key))
+        lines.append(Line(whole, parent, key))
         return
     value = _as_table(value) or value
     at = len(lines)
     opening, ending = "{}" if isinstance(value, dict) else "[]"
-    lines.append(Line(opening, "open", parent, key))
+    lines.append(Line(opening, parent, key))
     for name, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
         _add(lines, item, name, at, depth + 1)
-    lines.append(Line(ending, "close", at))
-    lines[at] = Line(opening, "open", parent, key, len(lines) - 1)
+    lines[at] = lines[at]._replace(end=len(lines))
+    lines.append(Line(ending, at))
 
 
 def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
     """The JSON of chosen lines, each on a line of its own, with notes of what is missing."""
     kept: set[int] = set()  # the chosen lines, and those that open and close what they stand in
     for at in chosen:
-        at = lines[at].parent if lines[at].role == "close" else at
+        at = lines[at].parent if lines[at].text in CLOSING else at
         while at >= 0 and at not in kept:
             kept.update((at, lines[at].end) if lines[at].end >= 0 else (at,))
             at = lines[at].parent
@@ -115,7 +116,7 @@ def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
             named = parent >= 0 and lines[parent].text == "{"
             write(f'"… {span(following, at)} …"', f"…{following + 1}" if named else None, False)
         if at < len(lines):
-            write(lines[at].text, lines[at].key, lines[at].role == "close")
+            write(lines[at].text, lines[at].key, lines[at].text in CLOSING)
         following = at + 1
     return "\n".join(out)
 

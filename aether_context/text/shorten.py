@@ -14,6 +14,7 @@ from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import entities_of
 from aether_context.text.json_lines import (
+    CLOSING,
     LONGEST,
     PIECE,
     Line,
@@ -130,7 +131,7 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         # The first and the last one of many records say what they hold.
         parents = [view.outline[number].parent for number in numbers]
         ((parent, _),) = Counter(parents).most_common(1)
-        records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in ("]", "}")]
+        records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in CLOSING]
         rankings[2:2] = [(0.0, [at]) for at in (records[0], records[-1])]
 
     def written(chosen: set[int]) -> str:
