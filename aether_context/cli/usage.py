@@ -28,15 +28,17 @@ class _Group:
     unanswered: int = 0
     failed: int = 0
 
-    def add(self, manifest: Manifest, outcome: JSON) -> None:
-        if not isinstance(outcome, dict):
+    def add(self, manifest: Manifest, outcome: Mapping[str, JSON] | None) -> None:
+        if outcome is None:
             self.unanswered += 1
             return
-        call = answered(manifest, outcome)
+        call = CallUsage.of_outcome(outcome, manifest.request_tokens)
         if call is None:
             self.failed += 1
             return
-        self.totals = self.totals.plus(Totals.of(call))
+        system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
+        call = replace(call, system_tokens=system, tool_tokens=tools)
+        self.totals = self.totals.plus(Totals.of(call.priced(manifest.model, manifest.last_event_time)))
         input_tokens = outcome.get("input_tokens")
         if isinstance(input_tokens, int) and not call.input_estimated and not manifest.passthrough_reason:
             self.pairs.append((manifest.request_tokens, input_tokens))
@@ -59,16 +61,6 @@ class _Group:
                 "reported_tokens": sum(reported for _, reported in self.pairs),
             },
         }
-
-
-def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | None:
-    """What a call used and cost; None where it failed without usage."""
-    call = CallUsage.of_outcome(outcome, manifest.request_tokens)
-    if call is None:
-        return None
-    system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
-    call = replace(call, system_tokens=system, tool_tokens=tools)
-    return call.priced(manifest.model, manifest.last_event_time)
 
 
 def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:

@@ -39,14 +39,12 @@ class Verification:
         faults: what is wrong, by the path below the base of the store: of a file, or of the folder that lacks one.
         foreign: paths of files that are not this package's. They are no fault.
         unrecorded: number of packs that cannot be replayed, since their policy records hashes only.
-        end_checked: whether a session said which pack is its last.
     """
 
     packs: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     unrecorded: int = 0
-    end_checked: bool = False
 
 
 class Verifier:
@@ -186,7 +184,6 @@ def verify(
         found.faults |= {path.removeprefix(f"{root}/"): fault for path, fault in faults.items() if fault}
     if last_number and of_session not in entries:
         found.faults[of_session] = f"none of its {last_number:,} packs is there"
-    found.end_checked = last_number > 0
     found.unrecorded = verifier.unrecorded
     return found
 
