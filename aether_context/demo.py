@@ -223,8 +223,6 @@ class Folder:
 
 
 class ScriptedModel(BaseLlm):
-    """Plays the script."""
-
     _play: _Play[None] = PrivateAttr(default_factory=_script)
 
     async def generate_content_async(

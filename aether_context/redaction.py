@@ -93,7 +93,6 @@ def _data() -> Mapping[str, Any]:
 
 @cache
 def _rules() -> Mapping[str, Sequence[_Rule]]:
-    """The rules by name."""
     rules: dict[str, list[_Rule]] = {name: [] for name in RULES}
     for rule in _data()["rules"]:
         near = dict.fromkeys(rule["near"], (rule["pattern"],)) if "near" in rule else None

@@ -48,7 +48,6 @@ def say(text: object = "", colour: str | None = None) -> None:
 
 
 def head(text: object) -> None:
-    """Prints a heading."""
     click.secho(plain(text), bold=True)
 
 

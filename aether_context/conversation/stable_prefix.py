@@ -40,8 +40,6 @@ _CALL_BYTES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StablePrefix:
-    """The strategy ``stable_prefix``."""
-
     settings: StablePrefixSettings
     name: ClassVar[str] = "stable_prefix"
     early: ClassVar[bool] = True

@@ -283,7 +283,6 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
 
 
 def _part_text(part: Part) -> str:
-    """A part as text for people."""
     if part.kind == "text":
         return part.text
     if part.kind == "media":
