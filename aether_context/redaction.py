@@ -131,13 +131,11 @@ def _any_of(begins: Sequence[str], exactly: bool) -> re.Pattern[str]:
 
 
 def _account(text: str) -> int:
-    length, size, end = _data()["iban"].get(text[:2], 0), 0, 0
-    while size < length and end < len(text):
-        size += text[end] != " "
-        end += 1
-    number = text[:end].replace(" ", "")
-    if not length or size < length or text[end : end + 1].isalnum():
+    length = _data()["iban"].get(text[:2], 0)
+    found = re.match(rf"(?: *[^ ]){{{length}}}", text) if length else None
+    if found is None or text[found.end() : found.end() + 1].isalnum():
         return 0
+    number, end = found[0].replace(" ", ""), found.end()
     digits = "".join(str(int(letter, 36)) for letter in number[4:] + number[:4])
     return end if int(digits) % 97 == 1 else 0
 
