@@ -39,10 +39,9 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
     """
     require(store)
     if pack is not None and pack.isdecimal() and len(pack) <= _MOST_DIGITS:
-        calls = [one for one in session_packs(store, session=session) if one.caller is None or session is not None]
-        for manifest in calls:
-            if manifest.number == int(pack):
-                return store.place(manifest)
+        for call in session_packs(store, session=session):
+            if call.number == int(pack) and (call.caller is None or session is not None):
+                return store.place(call)
     if pack not in (None, "latest"):
         return store.find(pack)
     newest = store.places(session=session)[-1:]

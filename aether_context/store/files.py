@@ -441,11 +441,10 @@ def write_local(path: str, data: bytes, *, is_new: bool, mode: int = 0o666, sync
         os.makedirs(os.path.dirname(path), exist_ok=True)
         handle = os.open(draft, _DRAFT_FLAGS, mode)
     try:
-        with open(handle, "wb", buffering=0) as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+        with open(handle, "wb") as file:
+            file.write(data)
             if sync:
+                file.flush()
                 os.fsync(file.fileno())
         if is_new:
             try:

@@ -301,18 +301,14 @@ def _errors(texts: Sequence[str]) -> list[int]:
     if not any(hint in together for hint in _ERROR_HINTS):
         return []
     found: dict[str, list[int]] = {}
-    at = 0
-    while at < len(texts):
-        if not _ERROR.search(texts[at]):
-            at += 1
-            continue
-        block = [at]
-        while len(block) < _LONGEST_ERROR and block[-1] + 1 < len(texts) and _CONTINUED.match(texts[block[-1] + 1]):
-            block.append(block[-1] + 1)
-        shape = re.sub(r"\d+", "0", texts[at])
-        found.pop(shape, None)
-        found[shape] = block
-        at = block[-1] + 1
+    block: list[int] = []
+    for at, text in enumerate(texts):
+        if at - 1 in block[-1:] and len(block) < _LONGEST_ERROR and _CONTINUED.match(text):
+            block.append(at)
+        elif _ERROR.search(text):
+            block, shape = [at], re.sub(r"\d+", "0", text)
+            found.pop(shape, None)
+            found[shape] = block
     return [line for block in found.values() for line in block]
 
 
