@@ -28,10 +28,8 @@ _MOST_IN_CELL = 80
 def exit_code(error: errors.AetherContextError) -> int:
     if isinstance(error, errors.PolicyError):
         return WRONG_USAGE
-    if isinstance(error, errors.ReplayIncomplete):
-        return NOT_THERE
     failures = errors.BudgetExceededError, errors.ChecksumMismatch, errors.ContextOptimizationError, errors.ReplayError
-    return FAILED if isinstance(error, failures) else NOT_THERE
+    return FAILED if isinstance(error, failures) and not isinstance(error, errors.ReplayIncomplete) else NOT_THERE
 
 
 def plain(text: object, limit: int | None = None) -> str:

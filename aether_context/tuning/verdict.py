@@ -80,12 +80,10 @@ def holm(chances: Sequence[float]) -> list[float]:
 
     https://www.jstor.org/stable/4615733
     """
-    adjusted = [0.0] * len(chances)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(chances)), key=lambda index: chances[index])):
-        highest = max(highest, min(1.0, (len(chances) - rank) * chances[index]))
-        adjusted[index] = highest
-    return adjusted
+    order = np.argsort(chances, kind="stable")
+    adjusted = np.empty(len(chances))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, np.sort(chances) * np.arange(len(chances), 0, -1)))
+    return list(map(float, adjusted))
 
 
 # What the results of policies say.
