@@ -69,13 +69,17 @@ class Verifier:
 
         Args:
             place: it is fastest to check the places of one session one after the other.
-            chain: whether the packs before it in its chain must be sound as well, as they must for a replay.
+            chain: whether only a replay is asked for: the packs before it in its chain must be sound then as well, and
+                its size does not matter.
         """
         folder = place.rsplit("/", 1)[0]
         if folder != self._folder:
             self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self._store), {}, set()
+        over = ""
         try:
             manifest = self.manifest(place)
+            if manifest.over_window and not chain:
+                over = f"the request passes the window by {manifest.over_window:,} tokens"
             if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, chain or self._replays)):
                 return fault
             if self._replays:
@@ -86,7 +90,7 @@ class Verifier:
             self.unrecorded += 1
         except AetherContextError as error:
             return str(error)
-        return ""
+        return over
 
     def _chain_fault(self, extended: str | None, whole: bool) -> str:
         """What is wrong with the pack that another one extends, and where ``whole`` is set with those before it."""
@@ -172,9 +176,6 @@ def verify(
                     manifests.append(verifier.manifest(place))
                 except AetherContextError:
                     damaged += 1
-                    continue
-                if over := manifests[-1].over_window:
-                    faults[entry.file.path] += f"the request passes the window by {over:,} tokens"
         saved = {uri.rsplit("/", 1)[-1]: digest for manifest in manifests for uri, digest in manifest.saved.items()}
         for entry in of_folder:
             if entry.kind != "pack" and not (damaged and entry.kind == "message" and entry.file.name not in saved):
