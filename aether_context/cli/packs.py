@@ -62,24 +62,21 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
     places = store.places(**selection)
-    packs: dict[str, Manifest] = {}
-    unreadable: dict[str, AetherContextError] = {}
-    values: list[JSON] = []
+    packs, values, unreadable = list[Manifest](), list[JSON](), dict[str, AetherContextError]()
     for place in places[-limit:] if limit else places:
-        name = name_of(place)
         try:
-            packs[name] = store.read(place)
-            values.append(_value(store, packs[name]))
+            packs.append(store.read(place))
+            values.append(_value(store, packs[-1]))
         except AetherContextError as error:
-            unreadable[name] = error
-            values.append({"pack_id": name, "error": plain(error)})
+            unreadable[name_of(place)] = error
+            values.append({"pack_id": name_of(place), "error": plain(error)})
     if as_json:
         print_json(values)
     elif not places:
         tell(f"no packs{whose(**selection)} in {store.url}")
     else:
         columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
-        print_table(columns, map(_row, packs.values()))
+        print_table(columns, map(_row, packs))
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
         if limit and len(places) > limit:

@@ -23,7 +23,9 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
     store = PackStore(url)
     places = [packs.find(store, pack_id) for pack_id in pack_ids]
     if places:
-        found = _of_packs(store, places, replays)
+        verifier = Verifier(store, replays=replays)
+        faults = {f"{place}{ENDING}": fault for place in sorted(places) if (fault := verifier.fault(place))}
+        found = Verification(packs=len(places), faults=faults, unrecorded=verifier.unrecorded)
     else:
         with progress("checking", len(store.places())) as step:
             found = verify(store, replays=replays, step=step)
@@ -46,16 +48,6 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
     if not places:
         say("Whether the last packs of a session are there was not checked: verify(store, session) tells it.")
     return FAILED if found.faults else 0
-
-
-def _of_packs(store: PackStore, places: Sequence[str], replays: bool) -> Verification:
-    verifier, found = Verifier(store, replays=replays), Verification()
-    for place in sorted(places):
-        found.packs += 1
-        if fault := verifier.fault(place):
-            found.faults[f"{place}{ENDING}"] = fault
-    found.unrecorded = verifier.unrecorded
-    return found
 
 
 def forget_files(
