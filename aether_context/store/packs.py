@@ -204,16 +204,15 @@ class PackStore:
         """The texts that are new with a pack; empty where none are recorded.
 
         Raises:
-            BlobNotFound: the pack is not there.
+            PackNotFound: the pack is not there.
             ChecksumMismatch: they are not those that the manifest names.
         """
         if not manifest.texts:
             return {}
         place = self.place(manifest)
+        data = self._data(place)
         try:
-            _, line, _ = read_lines(self._data(place))
-        except PackNotFound as error:
-            raise BlobNotFound(f"the texts of {manifest.pack_id} are not in {self.url}") from error
+            _, line, _ = read_lines(data)
         except ManifestError as error:
             raise ChecksumMismatch(f"the texts in {place}{ENDING} are not what was written: {error}") from error
         return _texts(manifest, line)

@@ -13,7 +13,7 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
-from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
+from aether_context.errors import PackNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     Candidate,
     Content,
@@ -177,7 +177,7 @@ class Replayer:
         if manifest.texts not in self._texts:
             try:
                 self.take(manifest, self.store.texts(manifest))
-            except BlobNotFound:
+            except PackNotFound:
                 missing.append(f"the texts of {manifest.pack_id}")
                 return {}
         return self._texts[manifest.texts]

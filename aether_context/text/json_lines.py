@@ -203,14 +203,9 @@ class Leaf(NamedTuple):
     record: str = ""
 
 
-def leaves(value: JSON, record: str = "") -> Iterator[Leaf]:
-    """The texts and numbers in a value that belongs to a ``record``, in order, without numbers of fewer than three
-    characters."""
-    yield from _leaves(value, "", record, "", 0)
-
-
-def _leaves(value: JSON, key: str, record: str, naming: str, depth: int) -> Iterator[Leaf]:
-    """The leaves of the value at a key in a record; ``naming`` is the field that names the records of a list."""
+def leaves(value: JSON, record: str = "", key: str = "", naming: str = "", depth: int = 0) -> Iterator[Leaf]:
+    """The texts and numbers in the value at a key in a record, in order, without numbers of fewer than three
+    characters; ``naming`` is the field that names the records of a list."""
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):
@@ -222,17 +217,17 @@ def _leaves(value: JSON, key: str, record: str, naming: str, depth: int) -> Iter
             inner = f"{record} {_line(key)}".lstrip()
         for field, item in value.items():
             # The field that names the record belongs to what is around it.
-            yield from _leaves(item, field, record if field == naming else inner, "", depth + 1)
+            yield from leaves(item, record if field == naming else inner, field, "", depth + 1)
     elif isinstance(value, list):
         naming = _naming_field([item for item in value if isinstance(item, dict)], key)
         for item in value:
             is_nameless = not is_id(key) and not isinstance(item, (dict, list))  # a number of many has no name
-            yield from _leaves(item, "" if is_nameless else key, record, naming, depth + 1)
+            yield from leaves(item, record, "" if is_nameless else key, naming, depth + 1)
     elif value is not None and not isinstance(value, bool):
         text = decoded(value) if isinstance(value, str) else str(value)
         parsed_value = read(text)
         if parsed_value is not None:
-            yield from _leaves(parsed_value, key, record, "", depth + 1)
+            yield from leaves(parsed_value, record, key, "", depth + 1)
         elif not is_number(text.strip()):
             yield Leaf(text, _line(key), record)
         elif key and not key.isdecimal() and (record or len(text) >= _FEWEST):  # an index names nothing
