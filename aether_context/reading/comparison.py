@@ -64,6 +64,7 @@ class Comparison:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
+        """Adds one call."""
         model = self._priced_as or manifest.model
         self.packed.add(manifest, model, manifest.counted_tokens, manifest.prefix.shared_tokens or 0)
         key, whole = (*manifest.session_key, manifest.agent, manifest.branch), manifest.whole_history_tokens
