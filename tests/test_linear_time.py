@@ -194,9 +194,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
     "passages": passages,
     "turns of a history": spoken_turns,
-    "normalize": lambda text: normalize(
-        [content(text), content(text)], strip_tags=("checkpoint_id", "PAST_CONVERSATIONS", "b")
-    ),
+    "normalize": lambda text: normalize([content(text), content(text)]),
     # declarations
     "_tool": read_tool,
     "trimmed": lambda text: tools.trimmed(read_tool(text)),
