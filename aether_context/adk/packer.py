@@ -403,7 +403,7 @@ class RequestPacker:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last, name = read.call.policy, read.call.last, pick.counter.name
-        await self._calibrations.begin(read.source, name)
+        await self._calibrations.begin(read.source, name, read.call.state)
         if last is None or last.counter != name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
         known = self._calibrations.calibration(read.source, name, read.call.context.session.events)
@@ -440,7 +440,7 @@ class RequestPacker:
 
         Returns an answer in the model's place where a limit stands against the call.
         """
-        call, source, records = read.call, pack.source, read.call.policy.record != "off"
+        call, source = read.call, pack.source
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
@@ -467,9 +467,10 @@ class RequestPacker:
             models = served_models(call.invocation.agent, call.model)
             mark_prefix(call, models)
             self._windows.keep(models, call.context.state)
-            if source.request.first_call and records:
-                self._calibrations.save(source, read.counter)
+            if source.request.first_call:
+                self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
+        records = call.policy.record != "off"
         number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
         cost = read.summary_cost
         made = PreviousCall(name, pack, call.policy, call.planned, read.counter, number, cutoff, cost, read.length)
