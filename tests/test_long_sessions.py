@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner
 from google.adk.agents import LlmAgent
 from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
@@ -15,11 +16,14 @@ from google.genai import types
 from plans import small
 from scripted import Chat, Scripted, call, faults, look_up, set_state
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, PackStore, why
 from aether_context.adk import ContextPackPlugin
+from aether_context.cli.commands import main
 from aether_context.pack import noted
+from aether_context.packing.payload import minute
+from aether_context.reading import Span
 from aether_context.store.pack_file import read_member
-from aether_context.store.retention import all_of, carry_out
+from aether_context.store.retention import all_of, carry_out, older_than
 from aether_context.store.turns import TurnFiles
 from aether_context.store.verification import verify
 
@@ -192,6 +196,44 @@ def test_what_was_anchored_stays_when_it_is_not_loaded_any_more() -> None:
         assert partly.sent[-1].wires == whole.sent[-1].wires
     assert CODE in partly.sent[-1].text
     assert partly.manifests()[-1].epoch.kept
+
+
+def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
+    chat = long_chat(small(3_000), store=PackStore(str(tmp_path)))
+    for message in [*messages(119), QUESTION, *messages(125)[120:]]:
+        chat.say(message, recent_events=30)
+    oldest = min(file.modified for file in turn_files(chat))
+    (owner,) = chat.store.owners()
+    removed = older_than(chat.store, owner, 1.0, oldest + 0.999)
+    assert not any("/turns/" in file.path for file in removed.files)
+    carry_out(chat.store, removed)
+    calls = [manifest.number for manifest in chat.manifests()]
+    assert calls == list(range(calls[0], 126))
+    assert calls[0] > 20
+
+    def spans(text: str) -> list[Span]:
+        places = why(chat.store, text).places
+        said = [place for place in places if (place.kind, place.time) == ("message", event.timestamp)]
+        assert [(place.who, place.text) for place in said] == [(event.author, event.content.parts[0].text)]
+        for number in calls:
+            held = text in chat.sent[number - 1].text
+            near = [span for place in places for span in place.spans if span.first <= number <= span.last]
+            assert any(span.holds or span.elsewhere for span in near) == held, (text, number)
+        return said[0].spans
+
+    for event in asyncio.run(chat.held()).events[:40]:
+        told = spans(event.content.parts[0].text)
+        assert [(told[0].first, told[-1].last)] == [(calls[0], 125)]
+        assert all("a call before had cut it, whose pack is not there" in span.act for span in told)
+        assert all("did not bring it back" in span.act for span in told if not (span.holds or span.elsewhere))
+    code = why(chat.store, "Falcon-7731")
+    (again,) = [place for place in code.places if place.kind == "recalled turn"]
+    assert again.id == f"turn_{code.places[0].id}"
+    assert [span.first for span in again.spans if span.holds] == [120]
+    shown = CliRunner().invoke(main, ["why", "Falcon-7731", "--store", chat.store.url]).output
+    assert f"message of user, for clerk in session s1, {minute(code.places[0].time or 0)}\n" in shown
+    lost = why(chat.store, "Falcon-8842")
+    assert any(f"{calls[0] - 1:,} calls of session s1 were deleted for their age" in note for note in lost.notes)
 
 
 async def set_state_of(chat: Chat, values: dict[str, Any]) -> None:

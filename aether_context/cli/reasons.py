@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from aether_context.cli import packs
 from aether_context.cli.terminal import FAILED, head, plain, print_json, say, tell
+from aether_context.packing.payload import minute
 from aether_context.reading import Answer, Span, why
 from aether_context.reading.sessions import reads_told
 from aether_context.store import PackStore
@@ -39,7 +40,8 @@ def _print(answer: Answer, everything: bool) -> None:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for place in answer.places if everything else answer.places[:_FEW]:
         who = f" of {place.who}" if place.who != place.kind else ""
-        head(f"{place.kind}{who}, for {place.agent} in session {place.session}")
+        when = f", {minute(place.time)}" if place.time is not None else ""
+        head(f"{place.kind}{who}, for {place.agent} in session {place.session}{when}")
         say(f"  “{plain(answer.excerpt(place))}”")
         for span in place.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")

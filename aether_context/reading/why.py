@@ -11,21 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from aether_context.canonical import hash_text
-from aether_context.conversation.content_json import content_of_parts, text_part
+from aether_context.canonical import canonical_json, hash_text
+from aether_context.conversation.content_json import content_from_wire, content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name
+from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place
 from aether_context.policy import PackPolicy
-from aether_context.reading.packs import WHY, PackView, Piece, view_of
+from aether_context.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
 from aether_context.reading.sessions import read_back, session_packs
 from aether_context.retrieval.terms import terms
 from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE
 from aether_context.store.replay import Replayer
+from aether_context.store.turns import TurnFiles
 from aether_context.usage.calibration import estimated
 
 _AROUND = 60
 _MOST_PLACES = 40
+_SEARCHED = "; a search of "
 _SPACE = re.compile(r"\\[nrt]|\s+")
 _CHOSEN = ("memory", "note", "evidence", "recalled turn")
 _SETTINGS: Mapping[str, str] = {
@@ -158,6 +160,7 @@ def why(
         search = _Search(store, text, exact=exact)
         for manifest in manifests:
             search.look(manifest)
+        search.look_at_turns()
         if asked is not None:
             search.keep(asked)
         if search.found:
@@ -174,10 +177,13 @@ class _Search:
         self._places: dict[tuple[str, ...], Place] = {}
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
         self._notes: dict[str, None] = {}
+        self._looked: list[tuple[Manifest, Sequence[Piece], bool]] = []
+        """The calls with the pieces of their requests that hold the text, and whether they could be built again."""
 
     def look(self, manifest: Manifest) -> None:
         """Looks at one call."""
         key = (*manifest.session_key, manifest.agent, manifest.branch)
+        self._looked.append((manifest, (), False))
         try:
             policy = self._replayer.policy(manifest)
             self._mask(policy)
@@ -189,6 +195,7 @@ class _Search:
             self._notes[f"call {manifest.number}: {OTHERWISE}"] = None
         view = view_of(pack, manifest) if pack is not None else None
         holding = [piece for piece in (view.request if view else None) or () if self._holds(piece.text)]
+        self._looked[-1] = manifest, holding, pack is not None
         spans = (
             self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
         )
@@ -200,7 +207,38 @@ class _Search:
             self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
             found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
         for place, span in found.items():
-            self._add(self._places[(*key, place)], span)
+            self._add(self._places[(*key, place)], span, manifest)
+
+    def look_at_turns(self) -> None:
+        """Looks at what agents were shown, as the store keeps it, for what no pack holds that is there."""
+        known, self._places = self._places, {}
+        agents = dict.fromkeys((*one.session_key, one.branch, one.agent) for one, _, _ in self._looked)
+        for app, user, session, branch, agent in agents:
+            try:
+                stored = TurnFiles(self._replayer.store.files, app, user, session, branch, agent).read()
+            except AetherContextError as error:
+                self._notes[f"what was said could not be read: {error}"] = None
+                continue
+            key = (app, user, session, agent, branch)
+            names = {at: content_name(at, one["digest"]) for at, one in sorted(stored.items())}
+            contents = {names[at]: content_from_wire(canonical_json(stored[at]["content"])) for at in names}
+            tools = tool_names(contents)
+            for at, name in names.items():
+                text = joined_text(contents[name])
+                if (*key, name) in known or not self._holds(text):
+                    continue
+                who, time = stored[at].get("origin", (contents[name].role, None))[:2]
+                calls = [one for one in self._looked if (*one[0].session_key, one[0].agent, one[0].branch) == key]
+                self._known(calls[0][0], name, _kind(None, contents[name]), tools.get(name, who), text, time)
+                place = self._places[*key, name]
+                for manifest, holding, built in calls:
+                    was_said = manifest.positions and at < manifest.positions[-1][1]
+                    if was_said and (built or at < manifest.epoch.cut_count):
+                        self._add(place, self._since(place, manifest, holding, built=built), manifest)
+                if not place.spans:
+                    act, number = "no call on record that can be built again was made with it", calls[-1][0].number
+                    place.spans.append(Span(first=number, last=number, form="absent", holds=None, act=act))
+        self._places |= known
 
     def keep(self, manifest: Manifest) -> None:
         """Keeps what is said of one call."""
@@ -298,15 +336,23 @@ class _Search:
         if place.kind not in ("message", "tool call", "tool result"):
             return replace(here, act="it was not sent with this call")
         holds = any(piece.form == "summary" for piece in holding) if built else None
-        if before.form == "whole":
-            before = replace(before, form="summarized", act=_cut(manifest), settings="max_input_tokens")
-        return replace(before, first=here.first, last=here.last, holds=holds, elsewhere=() if holds else here.elsewhere)
+        if before.form == "absent" and content_place(place.id) >= manifest.epoch.cut_count:
+            return replace(here, act="the host had not loaded it, and the store did not give it")
+        if before.form in ("whole", "absent"):
+            act = _cut(manifest) if before.form == "whole" else "a call before had cut it, whose pack is not there"
+            before = replace(before, form="summarized", act=act, settings="max_input_tokens")
+        act = before.act.partition(_SEARCHED)[0]
+        elsewhere = () if holds else here.elsewhere
+        return replace(before, first=here.first, last=here.last, holds=holds, elsewhere=elsewhere, act=act)
 
-    def _add(self, place: Place, span: Span) -> None:
+    def _add(self, place: Place, span: Span, manifest: Manifest) -> None:
         """Adds a call: to the span before where nothing changed."""
         last = place.spans[-1] if place.spans else None
         if last and (last.form, last.holds, not last.elsewhere) == (span.form, span.holds, not span.elsewhere):
             place.spans[-1] = replace(last, last=span.last)
+        elif (place.kind, span.form, span.holds, span.elsewhere) == ("message", "summarized", False, ()):
+            told = f"{manifest.searched:,} turns did not bring it back" if manifest.searched else "turns was not made"
+            place.spans.append(replace(span, act=f"{span.act}{_SEARCHED}{told}"))
         else:
             place.spans.append(span)
 
@@ -326,6 +372,9 @@ class _Search:
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
+            for key in {one.session_key for one in manifests}:
+                if forgotten := self._replayer.store.forgotten(*key):
+                    notes.append(f"{len(forgotten):,} calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
         reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
@@ -341,10 +390,10 @@ def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
     return tuple(piece.rows[0] if piece.rows else piece.form or piece.part for piece in pieces)
 
 
-def _kind(row: Row, content: Content | None) -> str:
-    if row.layer == "memory":
+def _kind(row: Row | None, content: Content | None) -> str:
+    if row and row.layer == "memory":
         return {RECALLED: "recalled turn", "memory": "memory"}.get(row.source, "note")
-    if row.layer == "evidence":
+    if row and row.layer == "evidence":
         return "evidence"
     if content is not None and content.responses:
         return "tool result"

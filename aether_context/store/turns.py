@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
-from aether_context.canonical import canonical_json, hash_bytes, short
+from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
 from aether_context.errors import ManifestError, StoreError
 from aether_context.store.files import Files
 from aether_context.store.pack_file import ENDING, member, read_member
@@ -38,8 +38,9 @@ class _Segment(NamedTuple):
 class TurnFiles:
     """The files of one agent's turns, each method with `StoreError` where the store cannot do it."""
 
-    def __init__(self, files: Files, app: str, user: str, session: str, scope: str) -> None:
+    def __init__(self, files: Files, app: str, user: str, session: str, branch: str, agent: str) -> None:
         self._files, self._names = files, (app, user, session)
+        scope = short(hash_json([branch, agent]), 16)
         self._folder = f"{files.place(app, user, session)}/turns/{scope}"
 
     def _listed(self, size: int | None = None) -> list[_Segment]:

@@ -34,7 +34,7 @@ from aether_context.adk.request.reader import (
     without_client_ids,
 )
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch, scope_of
+from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.epoch import live_positions
 from aether_context.conversation.turns import is_human
@@ -93,7 +93,7 @@ class Gatherer:
         """What an agent was shown in its session and branch."""
         history = self._histories.get(key)
         if history is None:
-            kept = TurnFiles(self._files, *key[:3], scope_of(*key[3:], 16)) if self._files is not None else None
+            kept = TurnFiles(self._files, *key) if self._files is not None else None
             history = History(self.reader, kept)
             self._histories.put(key, history)
         return history

@@ -168,8 +168,13 @@ class History:
         start = contents.first if unsaved is None else unsaved
         if unsaved is None and not any(map(_changes_earlier, events)):
             start = max(start, self._files.end())
-        held = ((at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier)
-        if new := {at: self._stored(at, contents[at], row, mask) for at, row in held if row}:
+        held = [(at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier]
+        new = {at: self._stored(at, contents[at], row, mask) for at, row in held if row}
+        with self.lock:  # by its digest a turn is known that is recalled when it is not loaded any more
+            for at, row in held:
+                if row and self.rows[at : at + 1] == [row]:
+                    self.rows[at] = row._replace(digest=new[at]["digest"])
+        if new:
             self._files.add(new)
         with self.lock:
             self._unsaved = end if self._unsaved == unsaved else self._unsaved
