@@ -148,6 +148,36 @@ def test_without_its_files_a_session_goes_on_and_says_so() -> None:
     chat.replays()
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_goes_on(is_idle: bool) -> None:
+    chat = long_chat(small(3_000))
+    for message in messages(100):
+        chat.say(message, recent_events=20)
+    epoch = chat.manifests()[-1].epoch
+    written = [file.modified for file in turn_files(chat)]
+    (owner,) = chat.store.owners()
+    carry_out(chat.store, older_than(chat.store, owner, 1.0, max(written) + 9.0 if is_idle else min(written) + 1.0))
+    assert len(turn_files(chat)) == (0 if is_idle else len(written) - 1)
+    chat.say(QUESTION, recent_events=20)
+    assert "Falcon-7731" in chat.sent[-1].human()
+    assert chat.manifests()[-1].degradations == ()
+    chat.restart()
+    for at, message in enumerate([QUESTION, *messages(30)]):
+        chat.say(message, recent_events=20)
+        manifest = chat.manifests()[-1]
+        assert faults(chat.sent[-1].contents) == []
+        assert manifest.number == 102 + at
+        assert manifest.epoch.cut_count >= epoch.cut_count
+        if manifest.epoch.cut_count == epoch.cut_count:
+            assert manifest.epoch.summary == epoch.summary
+            assert "contents before the loaded events are not sent" in manifest.degradations[0]
+        assert "contents before the loaded events are not searched: the store does not" in manifest.degradations[-1]
+        if at == 0:
+            assert ("leaf 90 of many" in chat.sent[-1].text) is not is_idle
+    assert "leaf 28 of many" in chat.sent[-1].text
+    chat.replays()
+
+
 @pytest.mark.parametrize("record", ["hashes", "off"])
 def test_a_policy_that_records_no_texts_keeps_none(record: str) -> None:
     chat = long_chat(small(2_000, record=record, conversation={"summary_share": 0}))
