@@ -97,6 +97,24 @@ def test_a_restart_and_another_worker_in_the_middle_change_nothing() -> None:
     assert "Falcon-7731" in partly.sent[-1].human()
 
 
+def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() -> None:
+    free, bound = long_chat(small(2_000)), long_chat(small(2_000))
+    for at, message in enumerate([*messages(50), QUESTION]):
+        for session in ("s1", "s2", "s3"):
+            free.say(message, session=session, recent_events=12)
+            reads = TurnFiles.read
+            with (
+                patch("aether_context.adk.request.gather._MOST_ROWS", 150),
+                patch.object(TurnFiles, "read", autospec=True, side_effect=reads) as read,
+            ):
+                bound.say(message, session=session, recent_events=12)
+            assert body(bound) == body(free), (session, at)
+            assert bound.manifests()[-1].degradations == ()
+            assert read.called or at < 30
+            assert not read.called or at > 20
+    assert "Falcon-7731" in bound.sent[-1].human()
+
+
 def turn_files(chat: Chat) -> list[Any]:
     return [file for file in chat.store.files.below(chat.store.files.root) if "/turns/" in file.path]
 

@@ -65,6 +65,17 @@ class SharedLRU(Generic[_Key, _Value]):
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
+    def bound(self, weight_of: Callable[[_Value], int], most: int) -> None:
+        """Forgets what was used longest ago while all together weigh more; what was used last stays."""
+        with self._lock:
+            weights = [*map(weight_of, self._entries.values())]
+            total = sum(weights)
+            for weight in weights[:-1]:
+                if total <= most:
+                    break
+                self._entries.popitem(last=False)
+                total -= weight
+
     def pop(self, key: _Key) -> _Value | None:
         with self._lock:
             return self._entries.pop(key, None)

@@ -15,8 +15,8 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import History, Row, first_position
+from aether_context.adk.call import AgentKey, ModelCall, caller_of, masked_aside, words_of
+from aether_context.adk.request.history import Contents, History, PreparedCall, Row, first_position
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -66,7 +66,8 @@ from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
 _MOST_PLANS = 256
-_MOST_HISTORIES = 256
+_MOST_HISTORIES, _MOST_ROWS = 256, 200_000
+"""A content of a history takes about 1,300 bytes, and its text."""
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
@@ -89,7 +90,7 @@ class Gatherer:
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
-    def history(self, key: AgentKey) -> History:
+    def _history(self, key: AgentKey) -> History:
         """What an agent was shown in its session and branch."""
         history = self._histories.get(key)
         if history is None:
@@ -139,13 +140,13 @@ class Gatherer:
         tracked = _is_tracked(call, raw, loads)
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
-        contents, begin, unsent = Contents(raw), 0, list[str]()
+        contents, begin, unsent, history = Contents(raw), 0, list[str](), self._history(call.key)
         if loads and tracked:
-            contents, begin, unsent = await self._place(call, identity, raw, loads, last_answer)
+            contents, begin, unsent = await self._place(call, history, identity, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
         first = contents.first
-        rows = self.history(call.key).rows[:first] if first else []
+        rows = history.rows[:first] if first else []
         authored = authors_of(raw, events, asked)
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
         # Where the last cut was made is not looked at before the loaded contents.
@@ -200,8 +201,8 @@ class Gatherer:
         source = follow(begin=begin, alone=alone)
         # Where the boundary is not where it was, everything is live again.
         if any(at < first and at not in contents.earlier for at in source.request.positions):
-            contents, begin, unsent = await self._filled(call, contents, range(first))
-            rows = self.history(call.key).rows[:first]
+            contents, begin, unsent = await self._filled(call, history, contents, range(first))
+            rows = history.rows[:first]
             content_at.cache_clear()
             source = follow(begin=begin, alone=alone)
         problems = [*source.problems, *unsent]
@@ -225,19 +226,27 @@ class Gatherer:
             problems=tuple(problems),
         )
         if loads and tracked:
-            self.history(call.key).live = {at: contents[at] for at in source.request.positions}
+            history.live = {at: contents[at] for at in source.request.positions}
         # Where a result is posted, ADK shows nothing between its call and itself.
         late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
         transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
         length = first + len(raw) - transient if tracked and not late else 0
         settled = first + (len(raw) if late else last_answer) if tracked else 0
-        return PreparedCall(call, source, contents, stored, length=length, settled=settled)
+        self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
+        shown = history if settled else History(self.reader)
+        return PreparedCall(call, source, contents, stored, shown, length=length, settled=settled)
 
     async def _place(
-        self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str, last_answer: int
+        self,
+        call: ModelCall,
+        history: History,
+        identity: Identity,
+        loaded: Sequence[types.Content],
+        loads: str,
+        last_answer: int,
     ) -> tuple[Contents, int, list[str]]:
         """Where loaded contents stand in the agent's history, with what `_filled` gives."""
-        events, history = call.context.session.events, self.history(call.key)
+        events = call.context.session.events
         first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
         is_told = first is not None
         if first is None:
@@ -245,7 +254,7 @@ class Gatherer:
             first = len(history.rows)
         epoch, contents = load_epoch(call.state, identity, lambda message: message.of), Contents(loaded, first)
         if first or is_told:
-            placed = await self._filled(call, contents, live_positions(epoch, first))
+            placed = await self._filled(call, history, contents, live_positions(epoch, first))
         else:
             placed = (contents, *_unloaded(call, loaded, loads))
         with history.lock:
@@ -253,11 +262,10 @@ class Gatherer:
         return placed
 
     async def _filled(
-        self, call: ModelCall, contents: Contents, positions: Collection[int]
+        self, call: ModelCall, history: History, contents: Contents, positions: Collection[int]
     ) -> tuple[Contents, int, list[str]]:
         """The contents with those at positions before the loaded ones, as they were sent last or as the store holds
         them; the first that is sent, a user's message where some are lost; and what is lost, in words."""
-        history = self.history(call.key)
         await history.look(contents.first, call, self._waits, positions)
         contents = replace(contents, earlier=history.live)
         lost = [at for at in positions if at not in contents.earlier]
