@@ -215,7 +215,7 @@ class _Search:
         agents = dict.fromkeys((*one.session_key, one.branch, one.agent) for one, _, _ in self._looked)
         for app, user, session, branch, agent in agents:
             try:
-                stored = TurnFiles(self._replayer.store.files, app, user, session, branch, agent).read()
+                stored = TurnFiles(self._replayer.store.files, app, user, session, branch, agent).read(dict)
             except AetherContextError as error:
                 self._notes[f"what was said could not be read: {error}"] = None
                 continue

@@ -140,7 +140,8 @@ class Gatherer:
         tracked = _is_tracked(call, raw, loads)
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
-        contents, begin, unsent, history = Contents(raw), 0, list[str](), self._history(call.key)
+        contents, begin, unsent = Contents(raw), 0, list[str]()
+        history = self._history(call.key) if tracked and (loads or last_answer) else History(self.reader)
         if loads and tracked:
             contents, begin, unsent = await self._place(call, history, identity, raw, loads, last_answer)
         elif loads:
@@ -233,8 +234,7 @@ class Gatherer:
         length = first + len(raw) - transient if tracked and not late else 0
         settled = first + (len(raw) if late else last_answer) if tracked else 0
         self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
-        shown = history if settled else History(self.reader)
-        return PreparedCall(call, source, contents, stored, shown, length=length, settled=settled)
+        return PreparedCall(call, source, contents, stored, history, length=length, settled=settled)
 
     async def _place(
         self,

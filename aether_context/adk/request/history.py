@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.adk.events.event import Event
@@ -61,8 +60,8 @@ class Origin(NamedTuple):
 class Row(NamedTuple):
     """What is known of a content.
 
-    ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is then the content's, as it was
-    before it was stored. ``words`` are those of a content that is words alone; where it is an event's, it is a turn.
+    ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is the content's, as it was before it
+    was stored. ``words`` are those of a content that is words alone and an event's, which is a turn.
     ``sizes`` are its characters: of its words alone, of all as `characters` counts them, and with all written out.
     """
 
@@ -70,7 +69,7 @@ class Row(NamedTuple):
     words: str
     origin: Origin | None
     sizes: tuple[int, int, int]
-    digest: str
+    digest: str = ""
 
 
 class History:
@@ -95,8 +94,9 @@ class History:
         """The first content that is not in the store; None where nothing was written here."""
         self._reader = reader
         self._files = files
-        self._entries: list[list[Entry]] = []
-        """The turns of the first rows as an index takes them."""
+        self._entries: list[Entry] = []
+        """The turns of the first rows as an index takes them; ``_ends`` are their numbers behind each of the rows."""
+        self._ends: list[int] = []
         self._mask = ""
         self._indexes: dict[str, TurnIndex] = {}
 
@@ -117,7 +117,9 @@ class History:
         last = next((row.origin.event for row in reversed(self.rows) if row and row.origin), "")
         origins = origins_of(loaded[same - first :], events, last)
         for at, content in enumerate(loaded[same - first : end - first]):
-            self.rows.append(_row(content, *origins.get(at, ("", None)), key=hash(key_of(content))))
+            words, origin = origins.get(at, ("", None))
+            sizes = len(_words(_texts(content))), characters(content), characters(content, written=True)
+            self.rows.append(Row(hash(key_of(content)), words, origin, sizes))
 
     def _is(self, at: int, content: types.Content) -> bool:
         """Whether a row is of a content, which is then known by its key."""
@@ -131,7 +133,8 @@ class History:
 
     def _forget(self, start: int) -> None:
         """Forgets what was made of the rows from ``start`` on."""
-        del self._entries[start:]
+        del self._ends[start:]
+        del self._entries[self._ends[-1] if self._ends else 0 :]
         self._indexes = {}
 
     # the store
@@ -146,11 +149,20 @@ class History:
             start = next(missing, None)
         if start is None:
             return
-        stored: Mapping[int, Stored] = {}
+        live: dict[int, types.Content] = {}
+        stored: Mapping[int, Row] = {}
+
+        def taken(one: Stored) -> Row:
+            if one["at"] in wanted:
+                live[one["at"]] = types.Content.model_validate_json(json.dumps(one["content"]))
+            origin = Origin(*one["origin"]) if "origin" in one else None
+            words = one.get("words") or _words_in(one["content"]["parts"])
+            return Row(0, words, origin, tuple(one["sizes"]), one["digest"])
+
         self.problem = "the policy records no texts" if self._files is None else "the store does not hold them"
         if self._files is not None:
             try:
-                reading = in_thread(partial(self._files.read, start, 2**62 if end is None else end))
+                reading = in_thread(partial(self._files.read, taken, start, 2**62 if end is None else end))
                 stored = await waits.within("turns", call.invocation.invocation_id, reading)
             except Exception as error:
                 self.problem = f"the store could not be read ({type(error).__name__})"
@@ -163,11 +175,9 @@ class History:
                 unknown = [at for at in range(start, stop) if self.rows[at] is None and at in stored]
                 self._forget(min(unknown, default=stop))
                 for at in unknown:
-                    one = stored[at]
-                    origin = Origin(*one["origin"]) if "origin" in one else None
-                    self.rows[at] = _row(content_of(one), one.get("words", ""), origin, digest=one["digest"])
+                    self.rows[at] = stored[at]
                 self._asked = max(self._asked, stop)
-                self.live = {**{at: content_of(stored[at]) for at in wanted if at in stored}, **self.live}
+                self.live = {**live, **self.live}
 
         await asyncio.to_thread(learn)
 
@@ -209,10 +219,11 @@ class History:
                 part["text"] = f"[{blob.get('mime_type')}: it is not kept]"
             part.get("function_response", {}).pop("parts", None)
         masked = [masked_part(part, mask) for part in parts]
-        value = {"at": at, "content": {"role": content.role, "parts": masked}, "digest": frozen.digest}
+        kept = {"role": content.role, "parts": masked}
+        value = {"at": at, "content": kept, "digest": frozen.digest, "sizes": list(row.sizes)}
         if row.origin is not None:
             value["origin"] = list(row.origin)
-            if row.words != _words(_texts(content)):
+            if row.words != _words_in(parts):
                 value["words"] = mask(row.words)
         return value
 
@@ -228,13 +239,14 @@ class History:
         from aether_context.retrieval.call_indexes import turn_entries
 
         if mask.name != self._mask:
-            self._mask, self._entries, self._indexes = mask.name, [], {}
-        for place in range(len(self._entries), end):
-            row = self.rows[place]
-            origin, words = (row.origin, row.words) if row else (None, "")
-            turns = turn_entries(place, mask(words), time=origin.time, speaker=origin.author) if origin else []
-            self._entries.append(turns)
-        return [*chain.from_iterable(self._entries[:end])]
+            self._forget(0)
+            self._mask = mask.name
+        for place, row in enumerate(self.rows[len(self._ends) : end], len(self._ends)):
+            if row and row.origin:
+                time, speaker = row.origin.time, row.origin.author
+                self._entries += turn_entries(place, mask(row.words), time=time, speaker=speaker)
+            self._ends.append(len(self._entries))
+        return self._entries[: self._ends[end - 1] if end else 0]
 
     def index(self, embedder: str) -> TurnIndex:
         """The index of the turns by an embedder, which may hang: each has its own."""
@@ -285,16 +297,6 @@ def _changes_earlier(event: Event) -> bool:
     return bool(late or event.actions.rewind_before_invocation_id)
 
 
-def _row(content: types.Content, words: str, origin: Origin | None, *, key: int = 0, digest: str = "") -> Row:
-    own = _words(_texts(content))
-    return Row(key, words or own, origin, (len(own), characters(content), characters(content, written=True)), digest)
-
-
-def content_of(stored: Stored) -> types.Content:
-    """The content that the store holds."""
-    return types.Content.model_validate_json(json.dumps(stored["content"]))
-
-
 def origins_of(
     contents: Sequence[types.Content], events: Sequence[Event], after: str = ""
 ) -> dict[int, tuple[str, Origin]]:
@@ -338,6 +340,11 @@ def _texts(content: types.Content) -> list[str]:
     if any(part.function_call is not None or part.function_response is not None for part in parts):
         return []
     return [part.text for part in parts if part.text and not part.thought]
+
+
+def _words_in(parts: Sequence[Mapping[str, Any]]) -> str:
+    """The words of a content that is words alone, by its parts as they are stored."""
+    return _words([part["text"] for part in parts if part.get("text") and not part.get("thought")])
 
 
 def _words(texts: Sequence[str]) -> str:
