@@ -24,8 +24,9 @@ from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
+from aether_context.adk.call import Contents
 from aether_context.adk.request import reader
-from aether_context.adk.request.history import Contents, History
+from aether_context.adk.request.history import History
 from aether_context.adk.session import storable
 from aether_context.conversation import summary
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of

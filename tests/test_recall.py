@@ -19,7 +19,8 @@ from scripted import Chat, call, inside, look_up
 from aether_context import Manifest
 from aether_context.adk import bounds
 from aether_context.adk.bounds import Waits
-from aether_context.adk.request.history import Contents, History
+from aether_context.adk.call import Contents
+from aether_context.adk.request.history import History
 from aether_context.adk.request.reader import Reader
 from aether_context.canonical import hash_text
 from aether_context.conversation.summary import SUMMARY_TITLE

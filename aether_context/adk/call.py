@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
@@ -15,7 +16,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.windows import Window
-from aether_context.pack import NOTHING, Identity, Pack
+from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
 from aether_context.state import Plan
@@ -153,6 +154,45 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
         is_live=is_live,
         passthrough_reason=reason,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """An agent's contents by position: those that the host loaded, the first of them at ``first``, and of those before
+    them what is needed. In the place of others stands an empty one."""
+
+    loaded: Sequence[types.Content]
+    first: int = 0
+    earlier: Mapping[int, types.Content] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.first + len(self.loaded)
+
+    def __getitem__(self, at: int) -> types.Content:
+        return self.loaded[at - self.first] if at >= self.first else self.earlier.get(at) or types.Content()
+
+
+class PreparedCall(NamedTuple):
+    """A call with what its pack is built from.
+
+    ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
+    ``source.request.positions`` are places in it. ``length`` is their number without those that ADK gives to this call
+    alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
+    session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a model's
+    summaries cost: requests and tokens.
+    """
+
+    call: ModelCall
+    source: PackInput
+    history: Contents
+    epoch: Epoch
+    length: int = 0
+    settled: int = 0
+    counter: str = ""
+    summary_cost: Mapping[str, int] = NOTHING
+
+    def with_source(self, **changes: Any) -> PreparedCall:
+        return self._replace(source=self.source._replace(**changes))
 
 
 # A second try.

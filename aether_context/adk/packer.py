@@ -28,13 +28,13 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
-from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
-from aether_context.adk.request.history import LENGTH, PreparedCall
+from aether_context.adk.request.history import LENGTH
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -166,7 +166,7 @@ class RequestPacker:
         self._records = SessionRecords()
         self._waits = waits = Waits()
         self._gatherer = Gatherer(self._records, waits, self._recorder.store.files if policy.record == "full" else None)
-        self._recall = Recall(waits)
+        self._recall = Recall(waits, self._gatherer.reader, self._gatherer.history)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
@@ -360,8 +360,8 @@ class RequestPacker:
         if call.policy.record != "full" or (kept <= end < kept + most and not read.source.request.rewritten):
             return
         self._kept.put(call.key, end)
-        events = tuple(call.context.session.events)
-        self._recorder.later(partial(read.shown.save, read.history, events, end, call.policy.mask))
+        history, events = self._gatherer.history(call.key), tuple(call.context.session.events)
+        self._recorder.later(partial(history.save, read.history, events, end, call.policy.mask))
 
     async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
@@ -463,7 +463,7 @@ class RequestPacker:
             unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
             cutoff = unread.id if unread is not None else ""
             if not cutoff and read.history.first:  # that event is not loaded any more
-                cut = read.shown.rows[: pack.epoch.cut_count]
+                cut = self._gatherer.history(call.key).rows[: pack.epoch.cut_count]
                 cutoff = next((row.origin.event for row in reversed(cut) if row and row.origin), "")
         if not source.host.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]

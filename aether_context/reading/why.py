@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from aether_context.canonical import canonical_json, hash_text
@@ -163,7 +165,7 @@ def why(
         search.look_at_turns()
         if asked is not None:
             search.keep(asked)
-        if search.found:
+        if search.places:
             break
     return search.answer(1 if asked is not None else len(manifests), manifests)
 
@@ -174,16 +176,16 @@ class _Search:
     def __init__(self, store: PackStore, text: str, *, exact: bool) -> None:
         self._replayer = Replayer(store)
         self._text, self._exact = text, exact
-        self._places: dict[tuple[str, ...], Place] = {}
+        self.places: dict[tuple[str, ...], Place] = {}
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
         self._notes: dict[str, None] = {}
-        self._looked: list[tuple[Manifest, Sequence[Piece], bool]] = []
-        """The calls with the pieces of their requests that hold the text, and whether they could be built again."""
+        self._looked: list[tuple[tuple[str, ...], Manifest, Sequence[Piece], bool]] = []
+        """Whose calls, the pieces of their requests that hold the text, and whether they could be built again."""
 
     def look(self, manifest: Manifest) -> None:
         """Looks at one call."""
-        key = (*manifest.session_key, manifest.agent, manifest.branch)
-        self._looked.append((manifest, (), False))
+        key = (*manifest.session_key, manifest.branch, manifest.agent)
+        self._looked.append((key, manifest, (), False))
         try:
             policy = self._replayer.policy(manifest)
             self._mask(policy)
@@ -195,57 +197,49 @@ class _Search:
             self._notes[f"call {manifest.number}: {OTHERWISE}"] = None
         view = view_of(pack, manifest) if pack is not None else None
         holding = [piece for piece in (view.request if view else None) or () if self._holds(piece.text)]
-        self._looked[-1] = manifest, holding, pack is not None
+        self._looked[-1] = key, manifest, holding, pack is not None
         spans = (
             self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
         )
         found = dict(spans)
-        gone = [name for name in self._places if name[:-1] == key and name[-1] not in found]
-        for name in gone:
-            found[name[-1]] = self._since(self._places[name], manifest, holding, built=pack is not None)
+        for name, place in self.places.items():
+            if name[:-1] == key and name[-1] not in found:
+                found[name[-1]] = self._since(place, manifest, holding, built=pack is not None)
         if holding and not found:
             self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
             found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
-        for place, span in found.items():
-            self._add(self._places[(*key, place)], span, manifest)
+        for id, span in found.items():
+            self._add(self.places[(*key, id)], span, manifest)
 
     def look_at_turns(self) -> None:
         """Looks at what agents were shown, as the store keeps it, for what no pack holds that is there."""
-        known, self._places = self._places, {}
-        agents = dict.fromkeys((*one.session_key, one.branch, one.agent) for one, _, _ in self._looked)
-        for app, user, session, branch, agent in agents:
-            try:
-                stored = TurnFiles(self._replayer.store.files, app, user, session, branch, agent).read(dict)
-            except AetherContextError as error:
-                self._notes[f"what was said could not be read: {error}"] = None
-                continue
-            key = (app, user, session, agent, branch)
-            names = {at: content_name(at, one["digest"]) for at, one in sorted(stored.items())}
-            contents = {names[at]: content_from_wire(canonical_json(stored[at]["content"])) for at in names}
+        known, self.places = self.places, {}
+        for key, looked in groupby(sorted(self._looked, key=itemgetter(0)), itemgetter(0)):
+            calls = list(looked)
+            stored = sorted(TurnFiles(self._replayer.store.files, *key).read().items())
+            wires = (canonical_json(one["content"]) for _, one in stored)
+            names = (content_name(at, one["digest"]) for at, one in stored)
+            contents = dict(zip(names, map(content_from_wire, wires), strict=True))
             tools = tool_names(contents)
-            for at, name in names.items():
-                text = joined_text(contents[name])
-                if (*key, name) in known or not self._holds(text):
+            for (at, one), (name, content) in zip(stored, contents.items(), strict=True):
+                if (*key, name) in known or not self._holds(text := joined_text(content)):
                     continue
-                who, time = stored[at].get("origin", (contents[name].role, None))[:2]
-                calls = [one for one in self._looked if (*one[0].session_key, one[0].agent, one[0].branch) == key]
-                self._known(calls[0][0], name, _kind(None, contents[name]), tools.get(name, who), text, time)
-                place = self._places[*key, name]
-                for manifest, holding, built in calls:
+                who, time = one.get("origin", (content.role, None))[:2]
+                place = self._known(calls[0][1], name, _kind(None, content), tools.get(name, who), text, time)
+                for _, manifest, holding, built in calls:
                     was_said = manifest.positions and at < manifest.positions[-1][1]
                     if was_said and (built or at < manifest.epoch.cut_count):
                         self._add(place, self._since(place, manifest, holding, built=built), manifest)
-                if not place.spans:
-                    act, number = "no call on record that can be built again was made with it", calls[-1][0].number
-                    place.spans.append(Span(first=number, last=number, form="absent", holds=None, act=act))
-        self._places |= known
+        self.places |= known
 
     def keep(self, manifest: Manifest) -> None:
         """Keeps what is said of one call."""
-        key, at = (*manifest.session_key, manifest.agent, manifest.branch), manifest.number
-        for name, place in self._places.items():
+        key, at = (*manifest.session_key, manifest.branch, manifest.agent), manifest.number
+        for name, place in [*self.places.items()]:
             spans = [span for span in place.spans if name[:-1] == key and span.first <= at <= span.last]
             place.spans = [replace(span, first=at, last=at) for span in spans]
+            if not spans:
+                del self.places[name]
 
     def _mask(self, policy: PackPolicy) -> None:
         """From here on the text is looked for as the packs hold it."""
@@ -305,13 +299,10 @@ class _Search:
 
     def _known(
         self, manifest: Manifest, name: str, kind: str, who: str, text: str, time: float | None = None, uri: str = ""
-    ) -> None:
-        key = (*manifest.session_key, manifest.agent, manifest.branch, name)
-        if key not in self._places:
-            session, agent = manifest.session, manifest.agent
-            self._places[key] = Place(
-                id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri
-            )
+    ) -> Place:
+        session, agent = manifest.session, manifest.agent
+        place = Place(id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri)
+        return self.places.setdefault((*manifest.session_key, manifest.branch, agent, name), place)
 
     def _span(
         self, manifest: Manifest, row: Row, policy: PackPolicy, holding: Sequence[Piece], *, holds: bool | None
@@ -361,12 +352,8 @@ class _Search:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
 
-    @property
-    def found(self) -> list[Place]:
-        return [place for place in self._places.values() if place.spans]
-
     def answer(self, calls: int, manifests: Sequence[Manifest]) -> Answer:
-        notes, places = list(self._notes), self.found
+        notes, places = list(self._notes), list(self.places.values())
         if not places:
             notes.append(
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"

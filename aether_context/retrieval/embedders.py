@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -115,7 +114,7 @@ class CachedEmbedder:
 
 _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
-_BATCH = 8_192
+_BATCH = 1_024
 _BLANKS = str.maketrans("\t\n\r", "   ")
 """What a tokenizer's normalizer takes for blanks; other white space is a control character to it, and no end."""
 
@@ -162,11 +161,12 @@ class _Model:
         words = [sound(text[:_MOST_CHARACTERS]).translate(_BLANKS).split(" ") for text in texts]
         different = list(dict.fromkeys(chain.from_iterable(words)))
         encoded = self._tokenizer.encode_batch_fast(different, add_special_tokens=False)
-        tokens = {word: array("i", encoding.ids).tobytes() for word, encoding in zip(different, encoded, strict=True)}
+        tokens = {word: encoding.ids for word, encoding in zip(different, encoded, strict=True)}
         result = np.zeros((len(texts), self.rows.shape[1]), dtype=np.int64)
         for number, text_words in enumerate(words):
-            ids = np.frombuffer(b"".join(map(tokens.__getitem__, text_words)), dtype=np.intc)[:_MOST_TOKENS]
-            result[number] = self.rows.take(ids, axis=0).sum(axis=0, dtype=np.int32)
+            ids = islice(chain.from_iterable(map(tokens.__getitem__, text_words)), _MOST_TOKENS)
+            rows = self.rows.take(np.fromiter(ids, dtype=np.intp), axis=0)
+            result[number] = rows.sum(axis=0, dtype=np.int32)
         return result
 
 

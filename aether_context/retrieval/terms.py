@@ -77,13 +77,7 @@ def hashed(text: str, speaker: str | None = None) -> bytes:
     """What an index knows a text by: a mark of its speaker, one of whether it ends in a question, and `hash_of` each
     term in its order."""
     ends = QUESTION if text.rstrip().endswith("?") else _MARK
-    marks = hash_of(speaker_mark(speaker or "")) + hash_of(ends)
-    return marks + b"".join(map(_hashes_of, _ASCII_NAME.findall(text)) if text.isascii() else map(hash_of, terms(text)))
-
-
-@lru_cache(maxsize=50_000)
-def _hashes_of(name: str) -> bytes:
-    return b"".join(map(hash_of, _of_name(name)))
+    return b"".join(map(hash_of, (speaker_mark(speaker or ""), ends, *terms(text))))
 
 
 @lru_cache(maxsize=50_000)

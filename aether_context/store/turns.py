@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
 from aether_context.errors import ManifestError, StoreError
@@ -25,10 +25,8 @@ from aether_context.store.pack_file import ENDING, member, read_member
 
 Stored: TypeAlias = Mapping[str, Any]
 """A content as it is stored: ``at`` is its position, ``content`` the content, other fields are its writer's."""
+_DECODER = json.JSONDecoder()
 _NAME = re.compile(rf"(\d{{6,}})-(\d{{8,}})-(\d{{8,}})-[0-9a-f]{{8}}{re.escape(ENDING)}")
-
-
-_Taken = TypeVar("_Taken")
 
 
 class _Segment(NamedTuple):
@@ -63,24 +61,24 @@ class TurnFiles:
         """The position behind the last content; 0 where the store is away."""
         return max((segment.stop for segment in self._beside_writes()), default=0)
 
-    def read(self, taken: Callable[[Stored], _Taken], start: int = 0, stop: int = 2**62) -> dict[int, _Taken]:
-        """What is taken of contents by position, of all files that hold one of these positions; without damaged ones.
-
-        Of a long session they are many: one after the other is read, and forgotten when it is taken.
-        """
+    def read(self, start: int = 0, stop: int = 2**62, taken: Callable[[Stored], Any] = dict) -> dict[int, Any]:
+        """What is taken of each content, by position, of all files that hold one of these; without damaged files."""
         for _ in range(2):  # what was listed may be merged and deleted meanwhile
             with suppress(FileNotFoundError):
                 return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [], taken)
         return {}
 
     def _read(
-        self, segments: list[_Segment], damaged: list[_Segment], taken: Callable[[Stored], _Taken]
-    ) -> dict[int, _Taken]:
-        found: dict[int, _Taken] = {}
+        self, segments: list[_Segment], damaged: list[_Segment], taken: Callable[[Stored], Any]
+    ) -> dict[int, Any]:
+        found: dict[int, Any] = {}
         data = self._files.at_once(self._files.read, [segment.path for segment in segments])
         for segment, of_segment in zip(segments, data, strict=True):
             try:
-                found |= {stored["at"]: taken(stored) for stored in _contents(read_member(of_segment)[0])}
+                text, end = read_member(of_segment)[0].decode("utf-8", "surrogatepass"), 0
+                while end + 1 < len(text):  # one content after the other, since they are many, behind "[" or ","
+                    stored, end = _DECODER.raw_decode(text, end + 1)
+                    found[stored["at"]] = taken(stored)
             except (ManifestError, ValueError):
                 damaged.append(segment)
         return found
@@ -100,7 +98,7 @@ class TurnFiles:
             merged.append(one)
             start, stop = min(start, one.start), max(stop, one.stop)
         try:
-            found = {**self._read(sorted(merged), damaged, lambda stored: stored), **contents}
+            found = {**self._read(sorted(merged), damaged, dict), **contents}
         except (StoreError, FileNotFoundError):  # they stay, then
             found, merged = dict(contents), []
         data = member(canonical_json([found[at] for at in sorted(found)]).encode("utf-8", "surrogatepass"))
@@ -113,10 +111,3 @@ class TurnFiles:
                 for segment in merged:
                     if segment not in damaged:
                         self._files.delete(segment.path)
-
-
-def _contents(line: bytes) -> Iterator[Stored]:
-    text, decode, end = line.decode("utf-8", "surrogatepass"), json.JSONDecoder().raw_decode, 0
-    while end + 1 < len(text):  # behind a bracket or a comma
-        stored, end = decode(text, end + 1)
-        yield stored

@@ -68,13 +68,8 @@ class SharedLRU(Generic[_Key, _Value]):
     def bound(self, weight_of: Callable[[_Value], int], most: int) -> None:
         """Forgets what was used longest ago while all together weigh more; what was used last stays."""
         with self._lock:
-            weights = [*map(weight_of, self._entries.values())]
-            total = sum(weights)
-            for weight in weights[:-1]:
-                if total <= most:
-                    break
+            while len(self._entries) > 1 and sum(map(weight_of, self._entries.values())) > most:
                 self._entries.popitem(last=False)
-                total -= weight
 
     def pop(self, key: _Key) -> _Value | None:
         with self._lock:

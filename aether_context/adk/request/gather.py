@@ -15,8 +15,8 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import AgentKey, ModelCall, caller_of, masked_aside, words_of
-from aether_context.adk.request.history import Contents, History, PreparedCall, Row, first_position
+from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.request.history import History, Row, first_position
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -90,13 +90,14 @@ class Gatherer:
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
-    def _history(self, key: AgentKey) -> History:
+    def history(self, key: AgentKey) -> History:
         """What an agent was shown in its session and branch."""
         history = self._histories.get(key)
         if history is None:
             kept = TurnFiles(self._files, *key) if self._files is not None else None
             history = History(self.reader, kept)
             self._histories.put(key, history)
+        self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
         return history
 
     def planned(self, call: ModelCall) -> Plan:
@@ -141,13 +142,13 @@ class Gatherer:
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
         contents, begin, unsent = Contents(raw), 0, list[str]()
-        history = self._history(call.key) if tracked and (loads or last_answer) else History(self.reader)
-        if loads and tracked:
+        history = self.history(call.key) if loads and tracked else None
+        if history is not None:
             contents, begin, unsent = await self._place(call, history, identity, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
         first = contents.first
-        rows = history.rows[:first] if first else []
+        rows = history.rows[:first] if history is not None else []
         authored = authors_of(raw, events, asked)
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
         # Where the last cut was made is not looked at before the loaded contents.
@@ -201,7 +202,7 @@ class Gatherer:
         follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
         source = follow(begin=begin, alone=alone)
         # Where the boundary is not where it was, everything is live again.
-        if any(at < first and at not in contents.earlier for at in source.request.positions):
+        if history is not None and any(at < first and at not in contents.earlier for at in source.request.positions):
             contents, begin, unsent = await self._filled(call, history, contents, range(first))
             rows = history.rows[:first]
             content_at.cache_clear()
@@ -226,26 +227,20 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        if loads and tracked:
+        if history is not None:
             history.live = {at: contents[at] for at in source.request.positions}
         # Where a result is posted, ADK shows nothing between its call and itself.
         late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
         transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
         length = first + len(raw) - transient if tracked and not late else 0
         settled = first + (len(raw) if late else last_answer) if tracked else 0
-        self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
-        return PreparedCall(call, source, contents, stored, history, length=length, settled=settled)
+        return PreparedCall(call, source, contents, stored, length=length, settled=settled)
 
     async def _place(
-        self,
-        call: ModelCall,
-        history: History,
-        identity: Identity,
-        loaded: Sequence[types.Content],
-        loads: str,
-        last_answer: int,
+        self, call: ModelCall, history: History, identity: Identity, loaded: list[types.Content], loads: str, end: int
     ) -> tuple[Contents, int, list[str]]:
-        """Where loaded contents stand in the agent's history, with what `_filled` gives."""
+        """Where loaded contents stand in the agent's history, which takes in those before ``end``, with what `_filled`
+        gives."""
         events = call.context.session.events
         first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
         is_told = first is not None
@@ -258,7 +253,7 @@ class Gatherer:
         else:
             placed = (contents, *_unloaded(call, loaded, loads))
         with history.lock:
-            history.take(contents, events, first + last_answer)
+            history.take(contents, events, first + end)
         return placed
 
     async def _filled(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +13,11 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from aether_context.adk.bounds import Waits, in_thread
-from aether_context.adk.call import ModelCall
+from aether_context.adk.call import Contents, ModelCall
 from aether_context.adk.request.reader import Reader, characters, is_answer, key_of, without_client_ids
 from aether_context.adk.session import ANCHORS
 from aether_context.conversation.quotes import said
-from aether_context.pack import NOTHING, Epoch, PackInput, noted
+from aether_context.pack import noted
 from aether_context.redaction import Masker
 from aether_context.store.masking import masked_part
 from aether_context.store.turns import Stored, TurnFiles
@@ -30,22 +28,6 @@ if TYPE_CHECKING:
 
 LENGTH = "contents"
 """The key of the number of contents that an answer was given to, in the metadata of its event."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """An agent's contents by position: those that the host loaded, the first of them at ``first``, and of those before
-    them what is needed. In the place of others stands an empty one."""
-
-    loaded: Sequence[types.Content]
-    first: int = 0
-    earlier: Mapping[int, types.Content] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return self.first + len(self.loaded)
-
-    def __getitem__(self, at: int) -> types.Content:
-        return self.loaded[at - self.first] if at >= self.first else self.earlier.get(at) or types.Content()
 
 
 class Origin(NamedTuple):
@@ -150,7 +132,6 @@ class History:
         if start is None:
             return
         live: dict[int, types.Content] = {}
-        stored: Mapping[int, Row] = {}
 
         def taken(one: Stored) -> Row:
             if one["at"] in wanted:
@@ -160,26 +141,23 @@ class History:
             return Row(0, words, origin, tuple(one["sizes"]), one["digest"])
 
         self.problem = "the policy records no texts" if self._files is None else "the store does not hold them"
+        stored: Mapping[int, Row] = {}
         if self._files is not None:
             try:
-                reading = in_thread(partial(self._files.read, taken, start, 2**62 if end is None else end))
+                reading = in_thread(partial(self._files.read, start, 2**62 if end is None else end, taken))
                 stored = await waits.within("turns", call.invocation.invocation_id, reading)
             except Exception as error:
                 self.problem = f"the store could not be read ({type(error).__name__})"
                 return
-
-        def learn() -> None:
-            with self.lock:
-                stop = max(stored, default=-1) + 1 if end is None else end
-                self.rows += [None] * (stop - len(self.rows))
-                unknown = [at for at in range(start, stop) if self.rows[at] is None and at in stored]
-                self._forget(min(unknown, default=stop))
-                for at in unknown:
-                    self.rows[at] = stored[at]
-                self._asked = max(self._asked, stop)
-                self.live = {**live, **self.live}
-
-        await asyncio.to_thread(learn)
+        with self.lock:
+            stop = max(stored, default=-1) + 1 if end is None else end
+            self.rows += [None] * (stop - len(self.rows))
+            unknown = [at for at in range(start, stop) if self.rows[at] is None and at in stored]
+            self._forget(min(unknown, default=stop))
+            for at in unknown:
+                self.rows[at] = stored[at]
+            self._asked = max(self._asked, stop)
+            self.live = {**live, **self.live}
 
     def save(self, contents: Contents, events: Sequence[Event], end: int, mask: Masker) -> None:
         """Writes what the store does not hold yet of the contents before ``end``.
@@ -253,30 +231,6 @@ class History:
         from aether_context.retrieval.call_indexes import TurnIndex
 
         return self._indexes.setdefault(embedder, TurnIndex())
-
-
-class PreparedCall(NamedTuple):
-    """A call with what its pack is built from.
-
-    ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
-    ``source.request.positions`` are places in it. ``length`` is their number without those that ADK gives to this call
-    alone, 0 where it is not known; ``settled`` is the number of those that stay as they are, and ``shown`` what a
-    process keeps of them. ``epoch`` is as the session's state holds it. ``counter`` is the identity of the token
-    counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
-    """
-
-    call: ModelCall
-    source: PackInput
-    history: Contents
-    epoch: Epoch
-    shown: History
-    length: int = 0
-    settled: int = 0
-    counter: str = ""
-    summary_cost: Mapping[str, int] = NOTHING
-
-    def with_source(self, **changes: Any) -> PreparedCall:
-        return self._replace(source=self.source._replace(**changes))
 
 
 def first_position(loaded: Sequence[types.Content], events: Sequence[Event], agent: str, branch: str) -> int | None:

@@ -12,8 +12,9 @@ from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
-from aether_context.adk.request.history import PreparedCall
-from aether_context.adk.request.reader import found_memories, stored
+from aether_context.adk.call import AgentKey, PreparedCall
+from aether_context.adk.request.history import History
+from aether_context.adk.request.reader import Reader, found_memories, stored
 from aether_context.pack import Candidate
 from aether_context.retrieval import query_for, widened
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
@@ -32,10 +33,14 @@ class Recall:
 
     Args:
         waits: what invocations have waited for.
+        reader: reads the contents of histories.
+        history_of: gives what was said in an agent's session.
     """
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: Waits, reader: Reader, history_of: Callable[[AgentKey], History]) -> None:
         self._waits = waits
+        self._reader = reader
+        self._history_of = history_of
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
@@ -75,7 +80,7 @@ class Recall:
             return read
         mask = read.call.policy.mask
         contents, first = read.history, read.history.first
-        history = read.shown
+        history = self._history_of(read.call.key) if read.settled else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = tuple(read.call.context.session.events)
 
