@@ -10,11 +10,13 @@ from unittest.mock import patch
 import pytest
 from click.testing import CliRunner
 from google.adk.agents import LlmAgent
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import small
-from scripted import Chat, Scripted, call, faults, look_up, set_state
+from scripted import Chat, Failure, Scripted, call, faults, look_up, set_state
 
 from aether_context import PackPolicy, PackStore, why
 from aether_context.adk import ContextPackPlugin
@@ -353,6 +355,28 @@ def test_a_rewind_and_a_compaction_are_told_apart_from_what_is_not_loaded() -> N
     assert not any("only the last" in told for told in chat.manifests()[-1].degradations)
     chat.say(QUESTION, recent_events=12)
     assert CODE in chat.sent[-1].text
+
+
+@pytest.mark.parametrize("times", [1, 20])
+def test_with_adks_own_compaction_requests_are_valid_and_say_what_is_missing_while_it_is_loaded(times: int) -> None:
+    writer = Scripted(script=[*(f"Digest {at}." for at in range(times)), *[Failure("no more")] * 60], sent=[])
+    summarizer = LlmEventSummarizer(llm=writer)
+    compaction = EventsCompactionConfig(summarizer=summarizer, compaction_interval=6, overlap_size=1)
+    chat = long_chat(small(3_000), app_settings={"events_compaction_config": compaction})
+    for at, message in enumerate([*messages(30), QUESTION]):
+        chat.say(message, recent_events=12)
+        assert faults(chat.sent[-1].contents) == []
+        told = " ".join(chat.manifests()[-1].degradations)
+        if at < 6:
+            assert "Digest" not in chat.sent[-1].text
+        elif times > 1 or at <= 11:  # the event of the compaction is loaded
+            assert "Digest" in chat.sent[-1].contents[0].parts[0].text
+            assert CODE not in chat.sent[-1].text, "what the host has removed does not come back"
+            assert ("only the last 12 events: nothing before them is sent or recalled" in told) is (at > 5)
+        else:
+            assert told == ""
+    assert (CODE in chat.sent[-1].text) is (times == 1)
+    chat.replays()
 
 
 async def rewound(chat: Chat, invocation: str) -> None:
