@@ -489,7 +489,7 @@ async def _memories(
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
-            return [*found, *found_memories(entries, room, preferences=True)], ""
+            return [*found, *found_memories(entries, room)], ""
         most = widened(settings, query).memory_k
         hits = await within(service.find(session.app_name, session.user_id, query, most))
         for hit in hits:
