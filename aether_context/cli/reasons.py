@@ -39,9 +39,8 @@ def _print(answer: Answer, everything: bool) -> None:
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for place in answer.places if everything else answer.places[:_FEW]:
-        who = f" of {place.who}" if place.who != place.kind else ""
-        when = f", {minute(place.time)}" if place.time is not None else ""
-        head(f"{place.kind}{who}, for {place.agent} in session {place.session}{when}")
+        who, when = place.who != place.kind and f" of {place.who}", place.time and f", {minute(place.time)}"
+        head(f"{place.kind}{who or ''}, for {place.agent} in session {place.session}{when or ''}")
         say(f"  “{plain(answer.excerpt(place))}”")
         for span in place.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")

@@ -216,15 +216,14 @@ class _Search:
         known, self.places = self.places, {}
         for key, looked in groupby(sorted(self._looked, key=itemgetter(0)), itemgetter(0)):
             calls = list(looked)
-            stored = sorted(TurnFiles(self._replayer.store.files, *key).read().items())
-            wires = (canonical_json(one["content"]) for _, one in stored)
-            names = (content_name(at, one["digest"]) for at, one in stored)
-            contents = dict(zip(names, map(content_from_wire, wires), strict=True))
+            turns = TurnFiles(self._replayer.store.files, *key).read()
+            stored = {content_name(at, turns[at]["digest"]): turns[at] for at in sorted(turns)}
+            contents = {name: content_from_wire(canonical_json(one["content"])) for name, one in stored.items()}
             tools = tool_names(contents)
-            for (at, one), (name, content) in zip(stored, contents.items(), strict=True):
+            for name, content in contents.items():
                 if (*key, name) in known or not self._holds(text := joined_text(content)):
                     continue
-                who, time = one.get("origin", (content.role, None))[:2]
+                at, (who, time, *_) = content_place(name), stored[name].get("origin", (content.role, None))
                 place = self._known(calls[0][1], name, _kind(None, content), tools.get(name, who), text, time)
                 for _, manifest, holding, built in calls:
                     was_said = manifest.positions and at < manifest.positions[-1][1]
@@ -235,11 +234,10 @@ class _Search:
     def keep(self, manifest: Manifest) -> None:
         """Keeps what is said of one call."""
         key, at = (*manifest.session_key, manifest.branch, manifest.agent), manifest.number
-        for name, place in [*self.places.items()]:
+        for name, place in self.places.items():
             spans = [span for span in place.spans if name[:-1] == key and span.first <= at <= span.last]
             place.spans = [replace(span, first=at, last=at) for span in spans]
-            if not spans:
-                del self.places[name]
+        self.places = {name: place for name, place in self.places.items() if place.spans}
 
     def _mask(self, policy: PackPolicy) -> None:
         """From here on the text is looked for as the packs hold it."""
@@ -359,9 +357,8 @@ class _Search:
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
-            for key in {one.session_key for one in manifests}:
-                if forgotten := self._replayer.store.forgotten(*key):
-                    notes.append(f"{len(forgotten):,} calls of session {key[2]} were deleted for their age")
+            for key in {one.session_key for one in manifests if self._replayer.store.forgotten(*one.session_key)}:
+                notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
         reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}

@@ -61,16 +61,14 @@ class TurnFiles:
         """The position behind the last content; 0 where the store is away."""
         return max((segment.stop for segment in self._beside_writes()), default=0)
 
-    def read(self, start: int = 0, stop: int = 2**62, taken: Callable[[Stored], Any] = dict) -> dict[int, Any]:
+    def read(self, start: int = 0, stop: int = 2**62, take: Callable[[Stored], Any] = dict) -> dict[int, Any]:
         """What is taken of each content, by position, of all files that hold one of these; without damaged files."""
         for _ in range(2):  # what was listed may be merged and deleted meanwhile
             with suppress(FileNotFoundError):
-                return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [], taken)
+                return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [], take)
         return {}
 
-    def _read(
-        self, segments: list[_Segment], damaged: list[_Segment], taken: Callable[[Stored], Any]
-    ) -> dict[int, Any]:
+    def _read(self, segments: list[_Segment], damaged: list[_Segment], take: Callable[[Stored], Any]) -> dict[int, Any]:
         found: dict[int, Any] = {}
         data = self._files.at_once(self._files.read, [segment.path for segment in segments])
         for segment, of_segment in zip(segments, data, strict=True):
@@ -78,7 +76,7 @@ class TurnFiles:
                 text, end = read_member(of_segment)[0].decode("utf-8", "surrogatepass"), 0
                 while end + 1 < len(text):  # one content after the other, since they are many, behind "[" or ","
                     stored, end = _DECODER.raw_decode(text, end + 1)
-                    found[stored["at"]] = taken(stored)
+                    found[stored["at"]] = take(stored)
             except (ManifestError, ValueError):
                 damaged.append(segment)
         return found

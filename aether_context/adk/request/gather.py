@@ -65,8 +65,7 @@ from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
-_MOST_PLANS = 256
-_MOST_HISTORIES, _MOST_ROWS = 256, 200_000
+_MOST_PLANS, _MOST_HISTORIES, _MOST_ROWS = 256, 256, 200_000
 """A content of a history takes about 1,300 bytes, and its text."""
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
@@ -94,8 +93,7 @@ class Gatherer:
         """What an agent was shown in its session and branch."""
         history = self._histories.get(key)
         if history is None:
-            kept = TurnFiles(self._files, *key) if self._files is not None else None
-            history = History(self.reader, kept)
+            history = History(self.reader, None if self._files is None else TurnFiles(self._files, *key))
             self._histories.put(key, history)
         self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
         return history
@@ -242,18 +240,16 @@ class Gatherer:
         """Where loaded contents stand in the agent's history, which takes in those before ``end``, with what `_filled`
         gives."""
         events = call.context.session.events
-        first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
-        is_told = first is not None
-        if first is None:
+        told = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        if told is None:
             await history.look(None, call, self._waits)
-            first = len(history.rows)
-        epoch, contents = load_epoch(call.state, identity, lambda message: message.of), Contents(loaded, first)
-        if first or is_told:
-            placed = await self._filled(call, history, contents, live_positions(epoch, first))
-        else:
-            placed = (contents, *_unloaded(call, loaded, loads))
+        contents = Contents(loaded, len(history.rows) if told is None else told)
+        placed = (contents, *_unloaded(call, loaded, loads))
+        if contents.first or told is not None:
+            epoch = load_epoch(call.state, identity, lambda message: message.of)
+            placed = await self._filled(call, history, contents, live_positions(epoch, contents.first))
         with history.lock:
-            history.take(contents, events, first + end)
+            history.take(contents, events, contents.first + end)
         return placed
 
     async def _filled(

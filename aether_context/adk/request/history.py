@@ -137,8 +137,7 @@ class History:
             if one["at"] in wanted:
                 live[one["at"]] = types.Content.model_validate_json(json.dumps(one["content"]))
             origin = Origin(*one["origin"]) if "origin" in one else None
-            words = one.get("words") or _words_in(one["content"]["parts"])
-            return Row(0, words, origin, tuple(one["sizes"]), one["digest"])
+            return Row(0, one.get("words", ""), origin, tuple(one["sizes"]), one["digest"])
 
         self.problem = "the policy records no texts" if self._files is None else "the store does not hold them"
         stored: Mapping[int, Row] = {}
@@ -175,13 +174,12 @@ class History:
             start = max(start, self._files.end())
         held = [(at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier]
         new = {at: self._stored(at, contents[at], row, mask) for at, row in held if row}
-        with self.lock:  # by its digest a turn is known that is recalled when it is not loaded any more
-            for at, row in held:
-                if row and self.rows[at : at + 1] == [row]:
-                    self.rows[at] = row._replace(digest=new[at]["digest"])
         if new:
             self._files.add(new)
         with self.lock:
+            for at, row in held:  # a turn that is recalled is known by its digest, when it is not loaded any more
+                if row and self.rows[at : at + 1] == [row]:
+                    self.rows[at] = row._replace(digest=new[at]["digest"])
             self._unsaved = end if self._unsaved == unsaved else self._unsaved
 
     def _stored(self, at: int, content: types.Content, row: Row, mask: Masker) -> Stored:
@@ -196,13 +194,10 @@ class History:
             if blob := part.pop("inline_data", None):
                 part["text"] = f"[{blob.get('mime_type')}: it is not kept]"
             part.get("function_response", {}).pop("parts", None)
-        masked = [masked_part(part, mask) for part in parts]
-        kept = {"role": content.role, "parts": masked}
+        kept = {"role": content.role, "parts": [masked_part(part, mask) for part in parts]}
         value = {"at": at, "content": kept, "digest": frozen.digest, "sizes": list(row.sizes)}
         if row.origin is not None:
-            value["origin"] = list(row.origin)
-            if row.words != _words_in(parts):
-                value["words"] = mask(row.words)
+            value |= {"origin": list(row.origin), "words": mask(row.words)}
         return value
 
     # the turns
@@ -294,11 +289,6 @@ def _texts(content: types.Content) -> list[str]:
     if any(part.function_call is not None or part.function_response is not None for part in parts):
         return []
     return [part.text for part in parts if part.text and not part.thought]
-
-
-def _words_in(parts: Sequence[Mapping[str, Any]]) -> str:
-    """The words of a content that is words alone, by its parts as they are stored."""
-    return _words([part["text"] for part in parts if part.get("text") and not part.get("thought")])
 
 
 def _words(texts: Sequence[str]) -> str:

@@ -72,8 +72,7 @@ class Recall:
         asked_at, query = source.request.request_index, query_for(source)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
-        mask = read.call.policy.mask
-        contents, first = read.history, read.history.first
+        contents = read.history
         history = self._history_of(read.call.key) if read.settled else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = tuple(read.call.context.session.events)
@@ -82,7 +81,7 @@ class Recall:
             with history.lock:
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), most_tokens)
-                return room, history.turns(end, mask) if room else []
+                return room, history.turns(end, read.call.policy.mask) if room else []
 
         def digest_of(place: int) -> str:
             row = history.rows[place]
@@ -90,14 +89,11 @@ class Recall:
 
         room, entries = await asyncio.to_thread(look)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
-            entries = []
-        if lost := history.rows[:first].count(None):
+        if lost := history.rows[: contents.first].count(None):
             note = f"{lost:,} contents before the loaded events are not searched: {history.problem}"
             read = read.with_source(problems=(*source.problems, note))
-        if not entries:
+        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             return read
-        asked, redact = source.identity.last_event_time, read.call.policy.redact
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import recalled
@@ -108,9 +104,9 @@ class Recall:
                 digest_of,
                 most=widened(settings, query, turns=True).memory_k,
                 tokens=room,
-                asked=asked,
+                asked=source.identity.last_event_time,
                 embedder=embedder,
-                redact=redact,
+                redact=read.call.policy.redact,
                 index=history.index(embedder.name if embedder is not None else ""),
             )
             return (*source.candidates, *turns)
