@@ -44,9 +44,8 @@ class AetherContextError(RuntimeError):
 class PolicyError(AetherContextError):
     """A setting of a policy is wrong."""
 
-    def __init__(self, message: str, *, field: str | None = None, source: str | None = None) -> None:
+    def __init__(self, message: str, *, field: str | None = None) -> None:
         self.field = field
-        self.source = source
         super().__init__(message)
 
 
@@ -55,6 +54,10 @@ def near_names(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 _WAYS_OUT = {
@@ -141,10 +144,6 @@ class StepTooLarge(ContextOptimizationError):
             budget=budget,
             suggestion=_SPLIT[self.largest],
         )
-
-    def naming(self, texts: Mapping[str, int]) -> StepTooLarge:
-        """The same error with the texts that the layers consist of."""
-        return StepTooLarge(window=self.window, slack=self.slack, measured=self.measured, texts=texts)
 
 
 class AnchorPreservationError(ContextOptimizationError):

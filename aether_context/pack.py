@@ -621,11 +621,6 @@ class Sent(NamedTuple):
     def blocks(self) -> tuple[Block, ...]:
         return (self.system, *self.tools, *self.contents)
 
-    @property
-    def contents_hash(self) -> str:
-        """The hash over the contents."""
-        return hash_text("\n".join([block.digest for block in self.contents]))
-
 
 class SummaryRequest(NamedTuple):
     """A summary that a model is asked for, in the place of the extractive one.
@@ -913,7 +908,8 @@ class Pack(NamedTuple):
     def checksum(self) -> str:
         """The hash over the request: system, declarations, contents, and the names that calls are restricted to."""
         fixed = [self.sent.system.digest, *(block.digest for block in self.sent.tools)]
-        return hash_json({"allowed": self.tools.allowed, "contents": self.sent.contents_hash, "fixed": fixed})
+        contents = hash_text("\n".join([block.digest for block in self.sent.contents]))
+        return hash_json({"allowed": self.tools.allowed, "contents": contents, "fixed": fixed})
 
     @property
     def made(self) -> tuple[int, ...]:

@@ -469,21 +469,13 @@ class PackPolicy(_Settings):
         """
         if level == 0:
             return self
-        frugal = PRESETS["cost_first"]
-        marks, retrieval = frugal["conversation"], frugal["retrieval"]
-        factor = 0.5 ** (level - 1)
-        tighter = {
-            "conversation": {
-                "compact_at": min(self.conversation.compact_at, marks["compact_at"]) * factor,
-                "compact_to": min(self.conversation.compact_to, marks["compact_to"]) * factor,
-                "summary_share": min(self.conversation.summary_share, marks["summary_share"]),
-            },
-            "retrieval": {
-                "memory_k": min(self.retrieval.memory_k, retrieval["memory_k"]),
-                "evidence_k": min(self.retrieval.evidence_k, retrieval["evidence_k"]),
-                "floor": max(self.retrieval.floor, retrieval["floor"]),
-            },
-        }
+        tighter: dict[str, dict[str, float]] = {}
+        for section, values in PRESETS["cost_first"].items():
+            for name, frugal in values.items():
+                own = getattr(getattr(self, section), name)
+                value = max(own, frugal) if name == "floor" else min(own, frugal)  # a higher floor leaves out more
+                halved = value * 0.5 ** (level - 1) if name.startswith("compact_") else value
+                tighter.setdefault(section, {})[name] = halved
         return PackPolicy(**merged(self.model_dump(), tighter))
 
     def window_of(self, model: str) -> int | None:
@@ -511,20 +503,18 @@ class PackPolicy(_Settings):
         return hash_text(self.canonical)
 
 
+def _shares(**ranges: tuple[float, float]) -> Mapping[str, Any]:
+    return {"budget": {"shares": {layer: {"low": low, "high": high} for layer, (low, high) in ranges.items()}}}
+
+
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "chat": {},
-    "coding": {"budget": {"shares": {"evidence": (0.10, 0.40), "memory": (0.05, 0.25), "conversation": (0.40, 0.80)}}},
-    "research": {
-        "budget": {"shares": {"evidence": (0.45, 0.75), "memory": (0.125, 0.325), "conversation": (0.05, 0.20)}}
-    },
-    "requirements": {
-        "budget": {"shares": {"evidence": (0.35, 0.65), "memory": (0.175, 0.375), "conversation": (0.075, 0.275)}}
-    },
-    "test_cases": {
-        "budget": {"shares": {"evidence": (0.40, 0.70), "memory": (0.125, 0.325), "conversation": (0.05, 0.20)}}
-    },
+    "coding": _shares(evidence=(0.10, 0.40), memory=(0.05, 0.25), conversation=(0.40, 0.80)),
+    "research": _shares(evidence=(0.45, 0.75), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
+    "requirements": _shares(evidence=(0.35, 0.65), memory=(0.175, 0.375), conversation=(0.075, 0.275)),
+    "test_cases": _shares(evidence=(0.40, 0.70), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
 }
-"""The settings in which each profile differs from the defaults; ranges as (low, high)."""
+"""The settings in which each profile differs from the defaults."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -541,19 +531,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings in which each preset differs from the defaults."""
 
 
-def _profile_settings(name: str) -> dict[str, Any]:
-    shares = PROFILES[name].get("budget", {}).get("shares", {})
-    ranges = {layer: {"low": low, "high": high} for layer, (low, high) in shares.items()}
-    return {"budget": {"shares": ranges}} if ranges else {}
-
-
 def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
-    name = settings.get("profile", "chat")
-    preset = settings.get("preset", "balanced")
-    base = _profile_settings(name) if isinstance(name, str) and name in PROFILES else {}
-    if isinstance(preset, str) and preset in PRESETS:
-        base = merged(base, PRESETS[preset])
-    return merged(base, settings)
+    name, preset = settings.get("profile", "chat"), settings.get("preset", "balanced")
+    base = PROFILES.get(name, {}) if isinstance(name, str) else {}
+    preferred = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    return merged(merged(base, preferred), settings)
 
 
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -579,19 +561,13 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
     path = Path(os.path.expanduser(source))
     if path.suffix != ".toml" and not os.path.isfile(path):
         hint = near_names(str(source), [*PROFILES, *PRESETS])
-        raise PolicyError(
-            f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}",
-            field="profile",
-            source=str(source),
-        )
+        raise PolicyError(f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}", field="profile")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
     except FileNotFoundError as error:
-        raise PolicyError(
-            f"policy file {path} does not exist: give the path of a TOML file", source=str(path)
-        ) from error
+        raise PolicyError(f"policy file {path} does not exist: give the path of a TOML file") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
+        raise PolicyError(f"policy file {path} cannot be read: {error}") from error
 
 
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
@@ -603,13 +579,13 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
     if first["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
         hint = near_names(location[-1], names)
-        return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name, source=origin)
+        return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name)
     message = first["msg"].removeprefix("Value error, ")
     try:
         value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
     except (ValueError, RecursionError):
         value = " (too long to be shown)"
-    return PolicyError(f"{name}{value}{where}: {message}", field=name, source=origin)
+    return PolicyError(f"{name}{value}{where}: {message}", field=name)
 
 
 def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -48,7 +48,7 @@ def test_uris_are_read_out_of_prose(text: str, uris: tuple[str, ...]):
 def test_an_item_that_needs_evidence_is_met_by_a_uri_of_the_request_that_proves_it():
     def passed(answer: str, shown: str = PROOF, covers: Any = ()) -> bool | None:
         verdict = examine(answer, [NEEDS], shown=[shown], covers={PROOF: covers}, judged={})
-        return verdict.findings[0].passed
+        return verdict.items[0][1].passed
 
     assert passed(f"yes ({PROOF})")
     assert passed(f"yes ({PROOF})", covers=["a"])

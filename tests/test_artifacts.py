@@ -21,12 +21,10 @@ from adk_server import api_server
 from google.adk.artifacts import FileArtifactService, InMemoryArtifactService
 from hypothesis import given
 from hypothesis import strategies as st
-from packs import recording
 from scripted import Chat, call, look_up, new_store
 
-from aether_context import Manifest, PackStore
+from aether_context import Manifest
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.adk.services.artifacts import resolve
 from aether_context.errors import ArtifactError, StoreError
 from aether_context.store.artifacts import located
 
@@ -281,50 +279,16 @@ def test_uris_that_lead_elsewhere_are_refused(uri):
         located(uri, ("app", "ann", "s1"))
 
 
-def service_of(kind, tmp_path):
-    services = {"memory": InMemoryArtifactService, "file": lambda: FileArtifactService(tmp_path / "file")}
-    return services.get(kind, lambda: FsspecArtifactService(tmp_path / "ours"))()
-
-
-@pytest.mark.parametrize("kind", ["memory", "file", "ours"])
-def test_uris_of_both_kinds_resolve(kind, tmp_path):
-    service = service_of(kind, tmp_path)
+def test_uris_are_relative_to_the_session_or_absolute_as_adk_writes_them():
+    session, of_ann = ("app", "ann", "s1"), ("app", "ann")
     absolute = "artifact://apps/app/users/ann/sessions/s1/artifacts/tasks/42/report.md/versions/0"
-    of_user = "artifact://apps/app/users/ann/artifacts/profile/versions/0"
-
-    def found(uri, **other):
-        place = {"app": "app", "user": "ann", "session": "s1", **other}
-        return asyncio.run(resolve(uri, **place, artifacts=service))
-
-    async def save():
-        for text in ("first", "second"):
-            await service.save_artifact(**HERE, filename="tasks/42/report.md", artifact={"text": text})
-        await service.save_artifact(**HERE, filename="user:profile", artifact={"text": "of ann"})
-        blob = {"data": b"\x00\x01", "mime_type": "image/png"}
-        await service.save_artifact(**HERE, filename="a.png", artifact={"inline_data": blob})
-
-    asyncio.run(save())
-    assert found("artifact://tasks/42/report.md") == b"second"
-    assert found(absolute) == b"first"
-    assert found(of_user, session="s2") == b"of ann"
-    assert found("artifact://a.png") == b"\x00\x01"
-    for uri, other in ((absolute, {"session": "s2"}), (absolute, {"user": "bob"}), (of_user, {"app": "x"})):
+    of_user = "artifact://apps/app/users/ann/artifacts/profile/versions/2"
+    assert located("artifact://tasks/42/report.md", session) == (session, "tasks/42/report.md", None)
+    assert located(absolute, session) == (session, "tasks/42/report.md", 0)
+    assert located(of_user, session) == (of_ann, "profile", 2)
+    for uri, other in ((absolute, (*of_ann, "s2")), (absolute, ("app", "bob", "s1")), (of_user, ("x", "ann", "s1"))):
         with pytest.raises(ArtifactError, match="not of this session"):
-            found(uri, **other)
-    for uri in ("artifact://nowhere", absolute.replace("versions/0", "versions/9")):
-        with pytest.raises(ArtifactError, match="not there"):
-            found(uri)
-
-
-def test_what_a_message_lost_resolves_from_the_store(tmp_path):
-    made = recording()
-    uri = "artifact://messages/0123456789abcdef.txt"
-    store = PackStore(tmp_path)
-    manifest = store.write(made._replace(saved={uri: "the middle"}))
-    place = {"app": manifest.app, "user": manifest.user, "session": manifest.session}
-    assert asyncio.run(resolve(uri, **place, store=store)) == b"the middle"
-    with pytest.raises(ArtifactError, match="not there"):
-        asyncio.run(resolve(uri, **{**place, "session": "other"}, store=store))
+            located(uri, other)
 
 
 def test_uris_say_where_and_how(tmp_path):
@@ -372,6 +336,11 @@ def test_adk_serves_artifacts_from_it(tmp_path):
 SHOP = {"app_name": "shop", "user_id": "ann", "session_id": "s1"}
 
 
+def service_of(kind, tmp_path):
+    services = {"memory": InMemoryArtifactService, "file": lambda: FileArtifactService(tmp_path / "file")}
+    return services.get(kind, lambda: FsspecArtifactService(tmp_path / "ours"))()
+
+
 def mirrored(service, calls=3, **given):
     plugin = ContextPackPlugin(store=new_store(), on_error="raise", mirror_artifacts=True)
     script = [*(call("look_up", key=str(at)) for at in range(calls - 1)), "done"]
@@ -390,9 +359,8 @@ def test_manifests_are_artifacts_of_their_session(kind, tmp_path):
     keys = asyncio.run(service.list_artifact_keys(**SHOP))
     assert keys == sorted(f"packs/{one.pack_id}.json" for one in manifests)
     for one in manifests:
-        uri = f"artifact://packs/{one.pack_id}.json"
-        data = asyncio.run(resolve(uri, app="shop", user="ann", session="s1", artifacts=service))
-        held = Manifest.parse(data)
+        part = asyncio.run(service.load_artifact(**SHOP, filename=f"packs/{one.pack_id}.json"))
+        held = Manifest.parse(part.inline_data.data)
         held.verify()
         assert held == one
         found = asyncio.run(service.get_artifact_version(**SHOP, filename=f"packs/{one.pack_id}.json"))

@@ -19,7 +19,7 @@ from aether_context.policy import LimitSettings
 from aether_context.usage import CallUsage, TokenLedger, Totals
 from aether_context.usage.prices import prices_of
 
-FLASH = prices_of("gemini-2.5-flash", 1_763_700_000.0)
+FLASH = ("gemini-2.5-flash", 1_763_700_000.0)
 NO_LIMITS = PackPolicy().limits
 HERE: Any = {"invocation": "i1", "agent": "writer"}
 
@@ -48,9 +48,9 @@ def test_a_call_that_would_pass_a_limit_is_found_and_one_that_fits_is_not(
     ledger = TokenLedger()
     ledger.track(used(500, 50, cost_usd=Decimal("0.0015")), **HERE)
     held = limits(**section)
-    fits = ledger.estimate(400, output_limit=10, prices=FLASH)
+    fits = ledger.estimate(400, output_limit=10).priced(*FLASH)
     assert ledger.check(fits, held, **HERE) is None
-    violation = ledger.check(ledger.estimate(3_000, output_limit=11, prices=FLASH), held, **HERE)
+    violation = ledger.check(ledger.estimate(3_000, output_limit=11).priced(*FLASH), held, **HERE)
     assert violation is not None
     assert (violation.scope, violation.measure) == (scope, measure)
 

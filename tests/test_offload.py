@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.artifacts import InMemoryArtifactService
 from google.adk.tools.agent_tool import AgentTool
 from plans import aether
 from scripted import Chat, Scripted, call, results, state_of
@@ -112,11 +113,27 @@ def test_what_is_not_there_is_answered_clearly():
         call("search_artifact", uri=uri, query="x") for uri in BAD
     ]
     bare = [call("read_artifact"), call("search_artifact", uri="artifact://a.txt"), call("read_artifact", uri=7)]
-    talk = chat([[*calls, *bare], "done"])
-    talk.say("go")
-    answers = talk.sent[-1].answers()
+    talk = chat([call("read_log", name="a"), "seen", [*calls, *bare], "done"])
+    talk.say("go", "read them")
+    answers = [one for name in ("read_artifact", "search_artifact") for one in talk.sent[-1].answers(name)]
     assert len(answers) == len(calls) + len(bare)
     assert all(one["error"] and len(one["error"]) < 400 for one in answers)
+    assert not any("no tool with that name" in one["error"] for one in answers)
+
+
+def test_files_of_the_session_and_of_its_user_are_read_by_either_kind_of_address():
+    files = InMemoryArtifactService()
+    for name in ("a/b.md", "user:c.md"):
+        place = {"app_name": "shop", "user_id": "ann", "session_id": "s1", "filename": name}
+        for version in range(2):
+            asyncio.run(files.save_artifact(**place, artifact={"text": f"{name} {version}"}))
+    ours = "artifact://apps/shop/users/ann"
+    uris = ["artifact://a/b.md", f"{ours}/sessions/s1/artifacts/a/b.md/versions/0", f"{ours}/artifacts/c.md/versions/1"]
+    talk = chat([call("read_log", name="a"), "seen", [call("read_artifact", uri=uri) for uri in uris], "done"])
+    talk.runner.artifact_service = files
+    talk.say("go", "read them")
+    texts = [one["text"] for one in talk.sent[-1].answers("read_artifact")]
+    assert texts == ["a/b.md 1", "a/b.md 0", "user:c.md 1"]
 
 
 def test_arguments_that_make_no_sense_are_answered_clearly():

@@ -47,9 +47,8 @@ def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any], monkeyp
     queued: list[object] = []
     with monkeypatch.context() as patched:
         patched.setattr(Recorder, "later", lambda _, job: queued.append(job))
-        pack = preview(
-            session, policy=POLICY, message="Which rules?", system="You help.", tools=[look_up, big_file]
-        ).pack
+        called = {"system": "You help.", "tools": [look_up, big_file]}
+        pack, _ = preview(session, policy=POLICY, message="Which rules?", **called)
     assert not queued
     chat.say("Which rules?")
     manifest = chat.manifests()[-1]

@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aether_context.adk.acceptance import AcceptanceCheck
-    from aether_context.adk.gate import AcceptanceGate
+    from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
     from aether_context.adk.preview import cutoff, preview_strategies
     from aether_context.adk.request.gather import cut_now
@@ -36,7 +35,7 @@ __all__ = [
 
 _HOMES = {
     "AcceptanceCheck": "acceptance",
-    "AcceptanceGate": "gate",
+    "AcceptanceGate": "acceptance",
     "ContextPackPlugin": "plugin",
     "FsspecArtifactService": "services.artifacts",
     "HybridMemoryService": "services.memory",

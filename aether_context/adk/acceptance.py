@@ -1,28 +1,31 @@
-"""The acceptance of final answers: checks of one's own, and a model as Critic."""
+"""The acceptance of final answers: checks of one's own, a model as Critic, and the agent that asks for a repair."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+from pydantic import Field
 
 from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.adk.models.texts import AuxiliaryModel, Cost
 from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.pack import RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
+from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.policy import AcceptanceSettings
+from aether_context.state.acceptance import Judgement, Verdict, examine
 from aether_context.text.entities import SCHEME, artifact_uris
-
-if TYPE_CHECKING:
-    from aether_context.state.acceptance import Judgement, Verdict
 
 ACCEPTANCE = "acceptance"
 """The key of a verdict, in an outcome and in this package's part of an event's ``custom_metadata``."""
@@ -35,7 +38,7 @@ AcceptanceCheck: TypeAlias = Callable[[AcceptanceItem, str, Step], Opinion | Awa
 """Looks at one item of a step's checklist and at the answer's text: True where the item is met, False or a reason where
 it is not, None where the check has nothing to say of it."""
 
-_OWN_TOOLS = frozenset(
+OWN_TOOLS = frozenset(
     [
         "list_steps",
         "add_step",
@@ -48,7 +51,7 @@ _OWN_TOOLS = frozenset(
         SEARCH,
     ]
 )
-"""Tools of this package whose answers repeat what a model said to them."""
+"""Tools of this package whose answers repeat what a model said to them, or what is kept: they are no evidence."""
 _MOST_ANSWER = 60_000
 """Characters of an answer that a Critic reads."""
 _MOST_REASON = 1_000
@@ -71,26 +74,13 @@ def named_by(addresses: Collection[str], events: Iterable[Event]) -> tuple[set[s
             answer, call = part.function_response, part.function_call
             texts = [part.text or "", *(text for _, text in strings(plain((call.args if call else None) or {})))]
             (given if is_given else said).update(_named(texts, addresses))
-            if answer is not None and answer.name not in _OWN_TOOLS:
+            if answer is not None and answer.name not in OWN_TOOLS:
                 given |= _named((text for _, text in strings(plain(answer.response or {}))), addresses)
     return given, said
 
 
 def _named(texts: Iterable[str], addresses: Collection[str]) -> set[str]:
     return {uri for text in texts if SCHEME in text for uri in artifact_uris(text, addresses)} & set(addresses)
-
-
-@dataclass(slots=True)
-class Review:
-    """A verdict with what went wrong on the way to it, and what the Critic cost."""
-
-    verdict: Verdict
-    problems: Sequence[str] = ()
-    cost: Cost = field(default_factory=Cost)
-
-    def to_json(self) -> dict[str, JSON]:
-        more: dict[str, JSON] = {"problems": [*self.problems], "critic": {**self.cost.to_json()}}
-        return {**self.verdict.to_json(), **{name: value for name, value in more.items() if value}}
 
 
 @dataclass(slots=True)
@@ -102,9 +92,7 @@ class _Heard:
     cost: Cost = field(default_factory=Cost)
 
     def add(self, item: str, by: Literal["check", "critic"], passed: bool, reason: str) -> None:
-        from aether_context.state.acceptance import Judgement
-
-        self.opinions.setdefault(item, []).append(Judgement(passed=passed, by=by, reason=reason[:_MOST_REASON]))
+        self.opinions.setdefault(item, []).append(Judgement(passed, by, reason[:_MOST_REASON]))
 
 
 class Reviewer:
@@ -121,10 +109,7 @@ class Reviewer:
     def __init__(self, checks: Sequence[AcceptanceCheck] = (), critic: BaseLlm | None = None) -> None:
         self._checks = tuple(checks)
         self._critic = AuxiliaryModel(critic, field="acceptance.critic", argument="critic")
-
-    def check(self, settings: AcceptanceSettings) -> None:
-        """Raises PolicyError where ADK knows no model of the Critic's name."""
-        self._critic.check(settings.critic)
+        self.check = self._critic.check
 
     async def review(
         self,
@@ -134,8 +119,8 @@ class Reviewer:
         evidence: Sequence[Candidate] = (),
         events: Sequence[Event] = (),
         records: Collection[str] = (),
-    ) -> Review | None:
-        """The review of a pack's final answer; None where there is nothing to look at. Never raises for a check or a
+    ) -> Verdict | None:
+        """The verdict on a pack's final answer; None where there is nothing to look at. Never raises for a check or a
         Critic that fails: that is noted, and their items count as not looked at.
 
         Args:
@@ -150,8 +135,6 @@ class Reviewer:
         step = pack.source.step
         if not answer or not (step.acceptance or SCHEME in answer):
             return None
-        from aether_context.state.acceptance import examine
-
         heard = _Heard()
         try:
             await within(self.seconds, self._judge(step, answer, settings.critic, heard))
@@ -170,10 +153,9 @@ class Reviewer:
         given, said = named_by(addresses, events)
         invented = said - given - _named(told, addresses)
         verdict = examine(answer, step.acceptance, shown=shown, covers=covers, judged=judged, invented=invented)
-        return Review(verdict, problems, heard.cost)
+        return verdict._replace(problems=problems, critic=heard.cost.to_json())
 
     async def _judge(self, step: Step, answer: str, critic: str, heard: _Heard) -> None:
-        """Asks the checks, then the Critic."""
         for item in step.acceptance:
             for check in self._checks:
                 try:
@@ -216,3 +198,35 @@ class Reviewer:
             heard.add(
                 name, "critic", entry["passed"], reason or ("" if entry["passed"] else "the Critic found it not met")
             )
+
+
+class AcceptanceGate(BaseAgent):
+    """Stands behind a worker in a ``LoopAgent``: ends the loop once the answer is accepted, else says what is missing.
+
+        LoopAgent(name="…", sub_agents=[worker, AcceptanceGate(name="gate")])
+
+    It reads the verdict that the plugin left with the last answer of this invocation. What it says is appended to the
+    conversation as the user's, so that the cached prefix of the worker's request stays whole, and that it is an
+    instruction: what another agent says reaches the worker as a quote that ADK forbids it to follow.
+    """
+
+    most_repairs: int = Field(default=2, ge=0)
+    """Repairs that it asks for in one invocation at most; after them the loop ends with the answer as it is."""
+
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
+        repairs = sum(noted(event).get(REPAIR) == self.name for event in here)
+        missing: Sequence[object] = ()
+        for event in here:
+            verdict = noted(event).get(ACCEPTANCE)
+            if isinstance(verdict, Mapping):
+                missing = verdict.get("missing") or ()
+        answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
+        if not missing or repairs >= self.most_repairs:
+            answer.actions = EventActions(escalate=True)
+        else:
+            lines = "".join(f"- {line}\n" for line in missing)
+            text = f"The answer is not accepted yet. Missing:\n{lines}Answer again in full, with what is missing."
+            answer.author, answer.custom_metadata = "user", {METADATA: {REPAIR: self.name}}
+            answer.content = types.UserContent(parts=[types.Part(text=text)])
+        yield answer

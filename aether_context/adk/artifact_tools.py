@@ -22,7 +22,7 @@ from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, strings
-from aether_context.errors import AetherContextError, BlobNotFound, StoreError
+from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
@@ -30,6 +30,7 @@ from aether_context.evidence.offload import data_of
 from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
+from aether_context.store.artifacts import located
 from aether_context.text.entities import SCHEME
 from aether_context.text.shorten import view_of
 from aether_context.tokens import counter_for, family_of
@@ -43,6 +44,7 @@ logger = logging.getLogger("aether_context")
 _SECONDS = 10.0
 _MOST_CHARACTERS = 100_000_000
 _MOST_LINES = 2_000
+_MOST_REASON = 300
 _USUAL_LINES = 100
 _TEXT_ANSWERS = "gemini"
 """The family of models that take no media in the answers of tools: Gemini up to 2.5."""
@@ -52,15 +54,10 @@ _NOTES = {
     "words": "no line holds the query as it is; {matches} of {total} hold its words",
     "ranked": "none of {total} lines holds the query as it is; these come nearest",
 }
-_FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
 _OURS = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
 
 
 _Answer: TypeAlias = Callable[[str, Mapping[str, Any], ToolContext], Coroutine[Any, Any, dict[str, Any]]]
-
-
-class Unreadable(AetherContextError):
-    """An address leads to nothing that can be read; the message says why, for the model."""
 
 
 class Readers:
@@ -133,16 +130,16 @@ class Readers:
         """The text of an address, in lines.
 
         Raises:
-            Unreadable: the address is none of this session's, or nothing is there, or it is not text.
+            ArtifactError: the address is none of this session's, or nothing is there, or it is not text.
         """
         key: tuple[str, str, str] | None = None
         if (digits := evidence_key(uri)) is not None:
             record = await self._record(digits, context)
             if record is None:
-                raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
+                raise ArtifactError(f"this session has no {uri}: take the address from a result as it stands there")
             kind = record.media_type
             if not is_text(kind):
-                raise Unreadable(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
+                raise ArtifactError(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
             key = (context.session.app_name, context.session.user_id, record.digest)
             if (known := self._texts.get(key)) is not None:
                 return known
@@ -152,13 +149,13 @@ class Readers:
         else:
             data = await _artifact(uri, context)
         if data is None:
-            raise Unreadable(f"this session has no {uri[:200]}")
+            raise ArtifactError(f"this session has no {uri[:200]}")
         try:
             text = data.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise Unreadable(f"{uri[:200]} is not text in UTF-8") from error
+            raise ArtifactError(f"{uri[:200]} is not text in UTF-8") from error
         if len(text) > _MOST_CHARACTERS:
-            raise Unreadable("it is too large to be read here")
+            raise ArtifactError("it is too large to be read here")
         from aether_context.evidence.passages import Searcher
 
         found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
@@ -179,7 +176,7 @@ class Readers:
         """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
 
         Raises:
-            Unreadable: they are not kept any more, or the store is away.
+            ArtifactError: they are not kept any more, or the store is away.
         """
         session = context.session
         try:
@@ -191,20 +188,20 @@ class Readers:
                     if content and hash_bytes(data := data_of(content)) == record.digest:
                         return data
             reason = "is not kept any more" if isinstance(error, BlobNotFound) else "cannot be read now"
-            raise Unreadable(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
+            raise ArtifactError(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
 
 
 async def _artifact(uri: str, context: ToolContext) -> bytes | None:
-    """The bytes of one of ADK's own artifacts of the session; None where there is none of that name.
+    """The bytes of one of ADK's own artifacts of the session or its user; None where there is none of that name.
 
     Raises:
-        Unreadable: the address is none of this session's.
+        ArtifactError: the address is none of this session's.
     """
-    name = uri.removeprefix(SCHEME)
-    is_file = uri.startswith(SCHEME) and _FILE.fullmatch(name) and not name.startswith("apps/")
-    if not is_file or any(part.strip(". ") == "" for part in name.split("/")):
-        raise Unreadable(f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands")
-    if context.get_invocation_context().artifact_service is None or (part := await context.load_artifact(name)) is None:
+    owner, name, version = located(uri, session_key(context))
+    name = name if owner[2:] else f"user:{name}"
+    if context.get_invocation_context().artifact_service is None:
+        return None
+    if (part := await context.load_artifact(name, version)) is None:
         return None
     if part.text is not None:
         return part.text.encode("utf-8", "surrogatepass")
@@ -261,8 +258,8 @@ class Reader(BaseTool):
             answer = await within(_SECONDS, self._answer(uri, args, tool_context))
             # The address of a later reading, where that differs.
             later = self._records.of(tool_context).readings.get(uri)
-        except Unreadable as error:
-            return {"error": str(error)}
+        except ArtifactError as error:
+            return {"error": str(error)[:_MOST_REASON]}
         except Exception as error:
             logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
             return {"error": f"it could not be read now ({type(error).__name__}): try again later"}

@@ -17,6 +17,7 @@ _T = TypeVar("_T")
 RETRY_SECONDS = 30.0
 """How long a service is left out that was late several times in a row."""
 _MOST_LATE = 3
+_INSTANT_CHARACTERS = 20_000
 _MOST_THREADS, _THREAD = 256, "aether-context-waited"
 _going: set[asyncio.Task[Any]] = set()
 """Work that has not ended, in time or late; the event loop itself holds only weak references to it."""
@@ -90,6 +91,11 @@ async def in_thread(act: Callable[[], _T]) -> _T:
     return await asyncio.wrap_future(future)
 
 
+async def aside(characters: int, act: Callable[[], _T]) -> _T:
+    """What an act on so many characters gives, off the event loop where it would be felt."""
+    return act() if characters <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
+
+
 def _forget(ended: asyncio.Task[Any]) -> None:
     _going.discard(ended)
     if not ended.cancelled():
@@ -104,15 +110,11 @@ class Waits:
     """How long invocations have waited for services, and which of these are not asked for a while.
 
     ``seconds`` are what an invocation waits in all for memory search and embedding.
-
-    Args:
-        clock: seconds, from any beginning.
     """
 
     seconds = 2.0
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._waited: SharedLRU[str, float] = SharedLRU(2_048)
         self._late: SharedLRU[str, tuple[int, float]] = SharedLRU(256)
         """How often a service was late since it answered last, and until when it is left out."""
@@ -128,7 +130,7 @@ class Waits:
         Raises:
             LeftOut: the service was late too often; one caller tries it again every now and then.
         """
-        began, waited = self._clock(), self._waited.get(invocation) or 0.0
+        began, waited = time.monotonic(), self._waited.get(invocation) or 0.0
         late, until = self._late.get(service) or (0, 0.0)
         if late >= most_late and began < until:
             work.close()
@@ -139,10 +141,10 @@ class Waits:
             given = await within(max(0.0, self.seconds - waited), work)
         except TimeoutError:
             if waited < self.seconds / 2:  # else those before it have taken its time
-                self.answered(service, late + 1, self._clock())
+                self.answered(service, late + 1, time.monotonic())
             raise
         finally:
-            waited += self._clock() - began
+            waited += time.monotonic() - began
             self._waited.put(invocation, max(waited, self._waited.get(invocation) or 0.0))
         self.answered(service)
         return given

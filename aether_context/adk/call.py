@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from google.genai import types
 from aether_context.adk.windows import Window
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
-from aether_context.redaction import Masker
 from aether_context.state import Plan
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
@@ -72,15 +70,6 @@ def words_of(content: types.Content | None) -> str:
     return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
 
 
-_INSTANT_MASK = 20_000
-"""Characters that are masked in no time."""
-
-
-async def masked_aside(mask: Masker, text: str) -> str:
-    """A masked text; off the event loop where a long one would be felt."""
-    return mask(text) if len(text) <= _INSTANT_MASK else await asyncio.to_thread(mask, text)
-
-
 def time_of(context: CallbackContext) -> float | None:
     """The time of the session's last event, seconds since 1970 UTC, by which notes expire, too."""
     events = context.session.events
@@ -123,7 +112,6 @@ class ModelCall(NamedTuple):
     key: AgentKey
     model: str
     state: Mapping[str, Any]
-    is_live: bool
     passthrough_reason: str
     window: Window = Window(0)
     planned: Plan = Plan()
@@ -136,9 +124,8 @@ class ModelCall(NamedTuple):
 def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> ModelCall:
     """A call as ADK hands it over, without window, plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
-    invocation = context.get_invocation_context()
-    is_live, reason = invocation.live_request_queue is not None, ""
-    if is_live:
+    invocation, reason = context.get_invocation_context(), ""
+    if invocation.live_request_queue is not None:
         # ADK runs the callbacks on a copy of the contents, but on the connection's own configuration and tools.
         reason = "live mode: the request was left alone"
     elif request.previous_interaction_id:
@@ -151,7 +138,6 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
         key=agent_key_of(context),
         model=request.model or "",
         state=context.session.state,
-        is_live=is_live,
         passthrough_reason=reason,
     )
 
@@ -194,8 +180,6 @@ class PreparedCall(NamedTuple):
     def with_source(self, **changes: Any) -> PreparedCall:
         return self._replace(source=self.source._replace(**changes))
 
-
-# A second try.
 
 _SET_BY_ADK = ("labels", "http_options")
 """What ADK and its clients put into a configuration after all callbacks."""

@@ -10,24 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
-from aether_context.adk.bounds import failure
+from aether_context.adk.bounds import aside, failure
 from aether_context.adk.call import (
-    ESSENTIAL,
-    ESSENTIAL_MARK,
     ModelCall,
     SessionKey,
-    masked_aside,
-    session_key,
     words_of,
 )
 from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
@@ -68,12 +64,9 @@ _LEAST_WINDOW_DECLARED_FIRST = 30_000
 """The window in tokens of which the readers' declarations, about 295 tokens, are one part in a hundred."""
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
-_INSTANT_CHARACTERS = 200_000
-_MOST_PROBLEMS = 20
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
-_T = TypeVar("_T")
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
 
@@ -110,28 +103,19 @@ class Offloader:
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(512)
-        self._staying: SharedLRU[object, bool] = SharedLRU(512)
-        """Agents' tools whose results stay; the agent that comes to a result does not always have the tool."""
-        self._problems: dict[SessionKey, list[str]] = {}
 
-    def after_tool(self, tool: BaseTool, context: ToolContext) -> None:
-        """Notes a tool whose results stay."""
-        if tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()) or _uses_computer(tool):
-            self._staying.put((*session_key(context), context.agent_name, tool.name), True)
-
-    async def _look(self, call: ModelCall) -> None:
-        """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session."""
+    async def _look(self, call: ModelCall) -> tuple[str, ...]:
+        """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
+        what went wrong."""
         window = call.window.tokens
         settings = self._limits(window)
-        tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
+        tools, stays = call.request.tools_dict, OWN_TOOLS | essential_names(call.request)
         # A step that needs evidence can be met by any result, so a short one has an address as well.
         needs_proof = any(item.needs_evidence for item in call.planned.step.acceptance)
 
         def is_wanted(given: ToolResult) -> bool:
             is_short = _characters(given.response) <= settings.threshold_tokens
             if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
-                return False
-            if self._staying.get((*call.key[:3], given.agent, given.tool)):
                 return False
             return not _uses_computer(tools.get(given.tool))
 
@@ -145,9 +129,10 @@ class Offloader:
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
         written = await asyncio.gather(*(self._write(call.key[:3], evidence) for evidence in reversed(results)))
         # A result of which a piece could not be stored has no records, and stays as it is.
-        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
+        stored = [evidence for evidence, problem in zip(results, reversed(written), strict=True) if not problem]
         records = [record for evidence in stored for record, _ in evidence]
         put_records(call.context, records, self._records.of(call.context))
+        return tuple(dict.fromkeys(filter(None, written)))
 
     async def _describe(
         self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int, needs_proof: bool
@@ -159,7 +144,8 @@ class Offloader:
             needs_proof: whether a result that stays is evidence, too, but for an error.
         """
         arguments = plain(dict(given.arguments))
-        words = await masked_aside(self._mask, words_of(context.user_content))
+        words = words_of(context.user_content)
+        words = await aside(len(words), partial(self._mask, words))
         asked = (words, canonical_json(self._mask.json(arguments)))
         query = "\n".join(text[:ASKED_CHARACTERS] for text in asked)
         origin = {
@@ -172,7 +158,7 @@ class Offloader:
         }
         evidence: _Evidence = []
         response = given.response
-        inside = await _off_the_loop(response, lambda: list(media_in(response)))
+        inside = await aside(_characters(response), lambda: list(media_in(response)))
         for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
@@ -182,8 +168,8 @@ class Offloader:
                     response = replaced(response, medium.path, mark(record)) if medium.path else response
         content = as_json(response)
         if content is not None:
-            found = await _off_the_loop(
-                content,
+            found = await aside(
+                _characters(content),
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
             if found.record.form != "verbatim" or (needs_proof and not is_error(content)):
@@ -214,8 +200,8 @@ class Offloader:
             form="described",
         )
 
-    async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
-        """Writes what a result is made of; False where the store does not take it in time."""
+    async def _write(self, scope: SessionKey, evidence: _Evidence) -> str:
+        """Writes what a result is made of; says what went wrong where the store does not take it in time."""
         writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in evidence)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
@@ -224,26 +210,21 @@ class Offloader:
             if not isinstance(error, (StoreError, TimeoutError)):
                 self._caught(error, about)
             reason = f"{about}{type(error).__name__}"
-            problems = self._problems.setdefault(scope, [])
-            if reason not in problems and len(problems) < _MOST_PROBLEMS:
-                problems.append(reason)
             self._report(reason, error)
-            return False
-        return True
+            return reason
+        return ""
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
-        """Makes a request one that is read by addresses, where its session has any; gives what went wrong since it was
-        asked last, and the tokens that extracts leave out of the history.
+        """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the
+        tokens that extracts leave out of the history.
 
         An agent has the readers once an address is to be shown. To declare tools then makes the provider read again
         what its cache had, so one whose results can be offloaded has them from its first call on (`_can_come`). Where
         they cannot be declared, results stay as they are.
         """
         context, request, window = call.context, call.request, call.window.tokens
-        if self._is_on:
-            await self._look(call)
+        problems = await self._look(call) if self._is_on else ()
         records = self._records.of(context).by_digits.values()
-        problems = tuple(self._problems.pop(call.key[:3], ()))
         if not self._is_on:
             if records:
                 declare(request, readers)
@@ -437,9 +418,7 @@ class _Known:
 
 def _uses_computer(tool: BaseTool | None) -> bool:
     """Whether a tool shows the screen that a model works on, which it has to see."""
-    from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
-
-    return isinstance(tool, ComputerUseTool)
+    return any(kind.__name__ == "ComputerUseTool" for kind in type(tool).__mro__)
 
 
 def _masked(medium: Medium, mask: Masker) -> Medium:
@@ -450,11 +429,6 @@ def _masked(medium: Medium, mask: Masker) -> Medium:
         text = mask(medium.data.decode("utf-8", "surrogatepass"))
         medium = medium._replace(data=text.encode("utf-8", "surrogatepass"))
     return medium
-
-
-async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:
-    """What an act gives, off the event loop where a long response would be felt."""
-    return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
 
 def _characters(value: object, depth: int = 0) -> int:

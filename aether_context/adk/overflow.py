@@ -131,7 +131,6 @@ def overflow_of(error: BaseException | str) -> Overflow | None:
 
 
 def _first(patterns: tuple[str, ...], text: str) -> int | None:
-    """The number of the first pattern that is found."""
     found = (re.search(pattern.replace("NUMBER", _NUMBER), text) for pattern in patterns)
     digits = next((re.sub(r"\D", "", match[1]) for match in found if match is not None), "")
     return int(digits) if 0 < len(digits) < 12 else None

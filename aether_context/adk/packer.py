@@ -16,12 +16,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
@@ -42,7 +39,6 @@ from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Calibrations, Ledgers, note, reported
-from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Windows, served_models
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
@@ -138,10 +134,10 @@ class RequestPacker:
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
         summarizer: BaseLlm | None = None,
-        recorder: Recorder | None = None,
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | None = None,
         mirror_artifacts: bool = False,
+        recorder: Recorder | None = None,
         asks_models: bool = True,
     ) -> None:
         self._failures = Failures(on_error)
@@ -161,7 +157,7 @@ class RequestPacker:
         self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
-        self._reviewer.check(policy.acceptance)
+        self._reviewer.check(policy.acceptance.critic)
         self.ledgers = Ledgers(policy.limits)
         self._records = SessionRecords()
         self._waits = waits = Waits()
@@ -178,7 +174,6 @@ class RequestPacker:
         self._windows = Windows()
         self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
         self._kept: SharedLRU[AgentKey, int] = SharedLRU(_MOST_CALLS)
-        self._refused: SharedLRU[str, object] = SharedLRU(_MOST_CALLS)
         self._first_tries: SharedLRU[AgentKey, FirstTry] = SharedLRU(_MOST_CALLS)
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
@@ -302,28 +297,6 @@ class RequestPacker:
             await self._failed(context, request, error)
             return None
 
-    async def on_run_error(self, invocation: InvocationContext) -> None:
-        """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
-        learned = self._refused.pop(invocation.invocation_id)
-        try:
-            if learned is not None:
-                # By the user, since ADK resumes a session with the agent that spoke last.
-                actions = EventActions(state_delta={WINDOWS: learned})
-                event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
-                await invocation.session_service.append_event(invocation.session, event)
-        except Exception as error:  # the next call keeps it, then
-            logger.info("a learned window is not in the session yet: %s", type(error).__name__)
-        await self.flush(invocation=invocation)
-
-    async def after_tool(self, tool: BaseTool, args: object, tool_context: ToolContext, tool_response: object) -> None:
-        """Looks at a tool that gave a result, which stays as it is."""
-        if self._stands_back(tool_context):
-            return
-        try:
-            self._offloader.after_tool(tool, tool_context)
-        except BaseException as error:
-            self._failures.caught(error)
-
     # the way of a model call
 
     async def _pack(
@@ -413,7 +386,7 @@ class RequestPacker:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last, name = read.call.policy, read.call.last, pick.counter.name
-        await self._calibrations.begin(read.source, name, read.call.state)
+        await self._calibrations.begin(read.source, name)
         if last is None or last.counter != name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
         known = self._calibrations.calibration(read.source, name, read.call.context.session.events)
@@ -450,7 +423,7 @@ class RequestPacker:
 
         Returns an answer in the model's place where a limit stands against the call.
         """
-        call, source = read.call, pack.source
+        call, source, records = read.call, pack.source, read.call.policy.record != "off"
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
@@ -477,10 +450,9 @@ class RequestPacker:
             models = served_models(call.invocation.agent, call.model)
             mark_prefix(call, models)
             self._windows.keep(models, call.context.state)
-            if source.request.first_call:
-                self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
+            if source.request.first_call and records:
+                self._calibrations.save(source, read.counter)
         name = pack_id(source.identity, source.step)
-        records = call.policy.record != "off"
         number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
         cost = read.summary_cost
         made = PreviousCall(name, pack, call.policy, call.planned, read.counter, number, cutoff, cost, read.length)
@@ -540,8 +512,6 @@ class RequestPacker:
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
 
-    # what tools ask of the latest pack
-
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
         last = self.last(context)
@@ -563,7 +533,7 @@ class RequestPacker:
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
         """
-        usage, review = reported(response.usage_metadata, response.model_version), None
+        usage, verdict = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
         last = self.last(context)
         if last is not None and last.pack.identity.invocation != context.invocation_id:
@@ -571,7 +541,7 @@ class RequestPacker:
         if last is not None:
             pack = last.pack
             try:
-                review = await self._reviewer.review(
+                verdict = await self._reviewer.review(
                     pack,
                     response,
                     last.policy.acceptance,
@@ -583,15 +553,18 @@ class RequestPacker:
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
                 # A provider that names its limit knows it better than any list: it is the model's window from now on.
-                self._learn(context, last, refused, model)
+                agent = context.get_invocation_context().agent
+                self._windows.learn(agent, pack, refused, model, last.policy, context.state)
+                if refused.sent is not None:  # by so much the estimate of the request was wrong
+                    self._calibrations.reported(pack, last.counter, refused.sent)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             told = {name: value for name, value in (("cutoff", last.cutoff), (LENGTH, last.length)) if value}
             noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack), **told}
             metadata = {**noted, **metadata}
-            if review is not None and pack.source.step.acceptance:
-                metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
+            if verdict is not None and pack.source.step.acceptance:
+                metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}
         # With the event, so that whoever serves the session next decides as this process would. Tools and models write
         # session state; the metadata is written by callbacks alone, and not sent to the model.
         if metadata:
@@ -604,17 +577,9 @@ class RequestPacker:
             "error_code": str(response.error_code) if response.error_code is not None else None,
             "model_version": response.model_version,
             **({"summarizer": last.summarizer} if last.summarizer else {}),
-            **({ACCEPTANCE: review.to_json()} if review is not None else {}),
+            **({ACCEPTANCE: verdict.to_json()} if verdict is not None else {}),
         }
         self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
-
-    def _learn(self, context: CallbackContext, last: PreviousCall, refused: Overflow, model: str | None) -> None:
-        """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
-        agent = context.get_invocation_context().agent
-        if self._windows.learn(agent, last.pack, refused, model, last.policy, context.state):
-            self._refused.put(context.invocation_id, context.state.get(WINDOWS))
-        if refused.sent is not None:
-            self._calibrations.reported(last.pack, last.counter, refused.sent)
 
 
 async def _waited(counter: str, act: Callable[[], _T]) -> _T:
@@ -644,7 +609,6 @@ def _own_policy(
         raise PolicyError(
             f"{_SLIDING_TOKENS} = {sliding!r}: give a number of tokens, or 0 for off",
             field="conversation.sliding_turns.tokens",
-            source=_SLIDING_TOKENS,
         )
     if sliding:
         policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
@@ -659,23 +623,23 @@ def _own_policy(
 def _warm_up(records: bool, recalls: bool) -> None:
     """Loads, once in a process and beside what the app does, what the first model call would otherwise wait for.
 
-    A fork waits for it: a module that another thread is loading stays locked in the child for ever.
+    It is numpy and a token table, the list of models with their prices, the models of manifests, and what indexes turns
+    that are recalled, but for the model that compares their meanings. A fork waits for it: a module that another thread
+    is loading stays locked in the child for ever.
     """
-    thread = threading.Thread(target=_load, args=[records, recalls], name="aether-context-warm-up", daemon=True)
+
+    def load() -> None:
+        counter_for("gemini").count("warm")
+        model_window("gemini-2.5-flash")
+        if records:
+            import_module("aether_context.store.manifest")
+        if recalls:
+            import_module("aether_context.retrieval.call_indexes")
+
+    thread = threading.Thread(target=load, name="aether-context-warm-up", daemon=True)
     thread.start()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=partial(thread.join, _MOST_FORK_SECONDS))
-
-
-def _load(records: bool, recalls: bool) -> None:
-    """Loads numpy and a token table, the list of models with their prices, the models of manifests, and what indexes
-    turns that are recalled, but for the model that compares their meanings."""
-    counter_for("gemini").count("warm")
-    model_window("gemini-2.5-flash")
-    if records:
-        import_module("aether_context.store.manifest")
-    if recalls:
-        import_module("aether_context.retrieval.call_indexes")
 
 
 def _invalid(call: ModelCall) -> LlmResponse:

@@ -65,9 +65,7 @@ class ContextPackPlugin(BasePlugin):
         if name in (*PROFILES, *PRESETS):
             raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
-        self._packer = RequestPacker(
-            policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
-        )
+        self._packer = RequestPacker(policy, store, on_error, summarizer, checks, critic, mirror_artifacts)
 
     @property
     def policy(self) -> PackPolicy:
@@ -144,16 +142,11 @@ class ContextPackPlugin(BasePlugin):
     ) -> None:
         calling(tool, tool_context)
 
-    async def after_tool_callback(
-        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
-    ) -> None:
-        await self._packer.after_tool(tool, tool_args, tool_context, result)
-
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         await self._packer.flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._packer.on_run_error(invocation_context)
+        await self._packer.flush(invocation=invocation_context)
 
     async def close(self) -> None:
         await self._packer.flush(timeout_seconds=4.0)
@@ -179,9 +172,7 @@ def context_pack_callbacks(
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    packer = RequestPacker(
-        policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
-    )
+    packer = RequestPacker(policy, store, on_error, summarizer, checks, critic, mirror_artifacts)
 
     async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
         calling(tool, tool_context)
@@ -194,6 +185,5 @@ def context_pack_callbacks(
         "after_model_callback": packer.after_model,
         "on_model_error_callback": packer.on_model_error,
         "before_tool_callback": before_tool,
-        "after_tool_callback": packer.after_tool,
         "after_agent_callback": after_agent,
     }

@@ -1,6 +1,6 @@
 """What the next model call of a session would be sent, without a model and without touching the session.
 
-    pack = preview(read_session("session.json"), policy="research", message="Please go on.").pack
+    pack, manifest = preview(read_session("session.json"), policy="research", message="Please go on.")
     print(pack.tokens.expected, pack.contents[-1].content.text)
 
 ADK itself assembles the request, from a copy of the session and a stand-in for the agent; the plugin's packer packs it,
@@ -37,14 +37,14 @@ from typing_extensions import override
 
 from aether_context.adk.call import PreviousCall
 from aether_context.adk.packer import InvalidPlan, RequestPacker
-from aether_context.adk.request.gather import CUT, last_unread
+from aether_context.adk.request.gather import last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.conversation import strategy_names
 from aether_context.errors import SessionError
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore, Recording, record
+from aether_context.store import Manifest, PackStore, record
 
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
 _Policy: TypeAlias = PackPolicy | str | Path | None
@@ -65,14 +65,6 @@ class AgentOptions(TypedDict, total=False):
     """The agent's instruction."""
     tools: Sequence[_Tool]
     """The agent's tools. They are declared, not called."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """A pack that was never sent, and what the recorder would have written of it."""
-
-    pack: Pack
-    recording: Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +92,8 @@ def preview(
     model: str | BaseLlm = "gemini-2.5-flash",
     system: str = "",
     tools: Sequence[_Tool] = (),
-) -> Preview:
-    """The pack that a session's next model call would be sent, recorded nowhere.
+) -> tuple[Pack, Manifest]:
+    """The pack that a session's next model call would be sent, recorded nowhere, and the manifest that it would have.
 
     Where the session ends with a message or a tool's result that no model has answered, and no message is given, it is
     the call that would answer it. The time is that of the session's last event, so equal arguments give equal packs.
@@ -136,7 +128,7 @@ def preview(
     last = plugin.last
     if last is None:
         raise plugin.error
-    return Preview(pack=last.pack, recording=record(last.pack, last.policy, last.counter, None))
+    return last.pack, record(last.pack, last.policy, last.counter, None).manifest
 
 
 def preview_strategies(
@@ -144,7 +136,6 @@ def preview_strategies(
     *,
     policy: _Policy = None,
     strategies: Sequence[str | Sequence[str]] | None = None,
-    by_hand: bool = False,
     message: str | types.Content | None = None,
     **agent: Unpack[AgentOptions],
 ) -> tuple[StrategyPreview, ...]:
@@ -153,7 +144,6 @@ def preview_strategies(
     Args:
         policy: as for the plugin; its other settings hold for every strategy.
         strategies: names, or lists of names that work together; by default the policy's own, then all others.
-        by_hand: as if a cut had been asked for with `aether_context.adk.cut_now`.
         message: the user's next message; a stand-in where one is needed and none is given.
         agent: who is called: ``agent_name``, by default the session's last agent; ``model``, a name or a model;
             ``system``, the instruction; ``tools``.
@@ -165,14 +155,11 @@ def preview_strategies(
     chosen = policy if isinstance(policy, PackPolicy) else PackPolicy.load(policy)
     own = chosen.conversation.strategy
     names = strategies if strategies is not None else [own, *(name for name in strategy_names() if (name,) != own)]
-    copy = session.model_copy(deep=True)
-    if by_hand:
-        copy.state[CUT] = {"session": copy.id, "id": "preview"}
     previews = []
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = chosen.changed(conversation={"strategy": strategy})
-        pack = preview(copy, policy=trial, message=message, **agent).pack
+        pack, _ = preview(session, policy=trial, message=message, **agent)
         acts = pack.acts
         previews.append(
             StrategyPreview(
@@ -200,7 +187,7 @@ def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOption
         PolicyError: the policy is wrong.
         SessionError: ADK takes no agent of that name.
     """
-    pack = preview(session, policy=policy, **agent).pack
+    pack, _ = preview(session, policy=policy, **agent)
     reader, name = Reader(), pack.source.request.model
     return last_unread(pack, session.events, lambda content: reader.content(content, name))
 

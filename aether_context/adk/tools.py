@@ -39,6 +39,7 @@ from aether_context.evidence.record import size_words
 from aether_context.evidence.show import show, tokens_of
 from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_of, current_step, knowledge, read_plan
 from aether_context.state.board import TaskBoard, change_plan
+from aether_context.state.schema import PlanShape
 from aether_context.store import PackStore
 from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.spellings import as_kind
@@ -91,14 +92,11 @@ async def keep_evidence(
     if store is None:
         raise StoreError("there is no store for evidence: give store, or add ContextPackPlugin to the app's plugins")
     covers = (covers,) if isinstance(covers, str) else tuple(covers)
-    asked = [words_of(context.user_content)]
-    plan = read_plan(context.session.state.get("plan"), Problems()).plan
-    if plan is not None:
-        current = current_step(plan, context.agent_name)
-        asked += [current.text] if current is not None else []
-        steps = [*([current] if current is not None else []), *plan.steps]
-        items = {item.id: item.text for step in steps for item in acceptance_of(plan, step)}
-        asked += [items[name] for name in covers if name in items]
+    plan = read_plan(context.session.state.get("plan"), Problems()).plan or PlanShape()
+    current = [*filter(None, [current_step(plan, context.agent_name)])]
+    items = {item.id: item.text for step in (*current, *plan.steps) for item in acceptance_of(plan, step)}
+    asked = [words_of(context.user_content), *(step.text for step in current)]
+    asked += [items[name] for name in covers if name in items]
     query = "\n".join(text[:ASKED_CHARACTERS] for text in asked if text)
     data, record, own_lines = await asyncio.to_thread(_described, content, source, media_type, query)
     own = {"agent": context.agent_name, "invocation": context.invocation_id, "time": time_of(context)}

@@ -78,7 +78,6 @@ class PackSpan:
         self.error, self.recording = "", False
         self._began = time.perf_counter()
         self._labels = {_AGENT: agent, _MODEL: model}
-        self._attributes: dict[str, str | int | bool] = {}
 
     def __enter__(self) -> PackSpan:
         with _harmless():
@@ -118,7 +117,7 @@ class PackSpan:
             "aether_context.prefix.broken_by": pack.prefix.broken_by,
             "aether_context.degradations": len(pack.verdict.problems),
         }
-        self._attributes = {key: value for key, value in attributes.items() if value}
+        self._span.set_attributes({key: value for key, value in attributes.items() if value})
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """The request leaves, or does not."""
@@ -129,7 +128,7 @@ class PackSpan:
         with _harmless():
             _duration.record(time.perf_counter() - self._began, self._labels | failed)
             if self.recording:
-                self._span.set_attributes({**self._labels, **self._attributes, **failed})
+                self._span.set_attributes({**self._labels, **failed})
                 if failed:
                     self._span.set_status(trace.StatusCode.ERROR)
                 self._span.end()

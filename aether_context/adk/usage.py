@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from cachetools import LRUCache
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
-from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import ConfigDict, TypeAdapter
 
@@ -24,7 +23,7 @@ from aether_context.adk.bounds import in_thread, within
 from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
-from aether_context.pack import METADATA, Calibration, Content, Identity, Pack, PackInput, noted, valid
+from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput, noted, valid
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -34,7 +33,6 @@ from aether_context.tokens.framing import framing_of
 from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
 from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, report
-from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
 #
@@ -84,7 +82,6 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: st
     output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
         output = usage.total_token_count - prompt - used
-    cached = usage.cached_content_token_count
     if cached is None and bare_model_name(model or "").startswith("gemini"):
         cached = 0
     return Reported(
@@ -99,15 +96,13 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: st
 class _Call(NamedTuple):
     """The latest call of one agent and branch, from its request to its answer.
 
-    ``expected`` is its usage as far as it is estimated before it. ``contents`` are the number of its contents and the
-    last of them, ``passed`` a limit that it passes all the same.
+    ``expected`` is its usage as far as it is estimated before it, ``passed`` a limit that it passes all the same.
     """
 
     invocation: str
     model: str
     time: float
     expected: CallUsage
-    contents: tuple[int, Content | None] = (0, None)
     passed: BudgetExceededError | None = None
 
 
@@ -153,7 +148,7 @@ class Ledgers:
 
     def enter(self, call: ModelCall) -> NearLimit | None:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
-        if call.is_live:
+        if call.invocation.live_request_queue is not None:
             return None
         key, agent, events = session_key(call.context), call.context.agent_name, call.context.session.events
         with self._lock:
@@ -173,21 +168,22 @@ class Ledgers:
         Raises:
             BudgetExceededError: the call would pass a limit, and ``on_budget`` is ``raise``.
         """
-        if call.is_live:
+        if call.invocation.live_request_queue is not None:
             return None
         key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
-        branch, time = call.invocation.branch or "", pack.identity.last_event_time
+        branch = call.invocation.branch or ""
         with self._lock:
             session = self._session(key)
-            begun = _begun(call, pack, session.calls.get((branch, agent)))
+            begun = _begun(call, pack)
             accounts = list(self._accounts(key, begun.invocation, branch, agent))
             planned = None
             if limited := [account for account in accounts if account.limits.measures]:
-                config, prices = call.request.config, prices_of(model, time)
-                if prices is None and any("cost" in account.limits.measures for account in limited):
-                    self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
+                config = call.request.config
                 output_limit = (config.max_output_tokens or None) if config is not None else None
-                planned = session.ledger.estimate(pack.tokens.expected, output_limit=output_limit, prices=prices)
+                planned = session.ledger.estimate(pack.tokens.expected, output_limit=output_limit)
+                planned = planned.priced(model, pack.identity.last_event_time)
+                if planned.cost_usd is None and any("cost" in account.limits.measures for account in limited):
+                    self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
                 for account in limited:
                     error = account.ledger.check(planned, account.limits, **account.where)
                     if error is None:
@@ -273,15 +269,8 @@ def note(near: NearLimit) -> str:
     return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
 
 
-def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
-    """A call as it is about to be made."""
-    model, sent, layers = call.request.model or "", pack.contents, pack.allocation.layers
-    # Where the contents go on from those of the call before, only the framing of new ones is counted.
-    formatting, (known, last) = 0, before.contents if before is not None else (0, None)
-    if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
-        formatting = before.expected.formatting_tokens
-    else:
-        known = 0
+def _begun(call: ModelCall, pack: Pack) -> _Call:
+    model, layers = call.request.model or "", pack.allocation.layers
     framing = framing_of(model)
     expected = CallUsage(
         input_tokens=pack.tokens.expected,
@@ -290,10 +279,9 @@ def _begun(call: ModelCall, pack: Pack, before: _Call | None) -> _Call:
         estimate=pack.tokens.expected if not pack.source.host.passthrough_reason else None,
         system_tokens=layers["system"].used,
         tool_tokens=layers["tools"].used,
-        formatting_tokens=formatting + sum(frame_of(item.content, framing) for item in sent[known:]),
+        formatting_tokens=sum(frame_of(item.content, framing) for item in pack.contents),
     )
-    contents = (len(sent), sent[-1].content if sent else None)
-    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected, contents)
+    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected)
 
 
 def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: CallUsage | None) -> CallUsage | None:
@@ -361,7 +349,6 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
 
 
 def _recorded(error: BudgetExceededError) -> dict[str, JSON]:
-    """The numbers of an error as JSON."""
     values = {name: getattr(error, name) for name in ("scope", "name", "measure", "limit", "used", "planned")}
     return {name: float(value) if isinstance(value, Decimal) else value for name, value in values.items()}
 
@@ -385,11 +372,8 @@ def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
 
 # What providers report, kept for the next estimate: a baseline for each conversation, a ratio for each user and model.
 #
-# A ratio stands in the session's state and, across sessions, in the store. The baseline stands in the metadata of each
-# answer, so that it costs no state, and every process goes on from it alike. Between a request and its answer it is
-# kept here.
-
-_STATE_KEY = "aether:calibration"
+# A ratio stands in the store. The baseline stands in the metadata of each answer, so that it costs no state, and every
+# process goes on from it alike. Between a request and its answer it is kept here.
 
 
 class _Reports(NamedTuple):
@@ -424,18 +408,18 @@ class Calibrations:
         self._write = write
         self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
+        self._stored: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
-    async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
+    async def begin(self, source: PackInput, counter: str) -> None:
         """Reads the ratio that another process may have left, where this one knows none yet. Never raises."""
         owner = _owner(source, counter)
         if self._ratios.get(owner) is not None:
             return
-        found = [valid(RATIO, _ratios(state).get(owner.by))]
+        stored = None
         with contextlib.suppress(Exception):  # the store fails, or takes longer
-            reading = in_thread(partial(self._store.calibration, *owner))
-            found.append(valid(RATIO, await within(0.5, reading)))
-        known = (ratio for ratio in found if ratio is not None)
-        self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
+            stored = valid(RATIO, await within(0.5, in_thread(partial(self._store.calibration, *owner))))
+        for ratios in (self._ratios, self._stored):
+            ratios.put(owner, stored or TokenRatio())
 
     def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
         """What a request is estimated by, after what the session's events say of the last one."""
@@ -478,30 +462,18 @@ class Calibrations:
             told["reports"] = _REPORTS.dump_python(reports, mode="json")
         return told
 
-    def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
-        """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
-        owner, ratios = _owner(source, counter), _ratios(state)
+    def save(self, source: PackInput, counter: str) -> None:
+        """Puts a ratio that moved into the store's queue."""
+        owner = _owner(source, counter)
         ratio = self._ratios.get(owner)
-        if ratio is not None and ratio.samples and ratio.moved(valid(RATIO, ratios.get(owner.by))):
-            recorded = RATIO.dump_python(ratio)
-            state[_STATE_KEY] = {**ratios, owner.by: recorded}
-            if store:
-                self._write(source.identity, owner.by, recorded)
+        if ratio is not None and ratio.moved(self._stored.get(owner)):
+            self._stored.put(owner, ratio)
+            self._write(source.identity, owner.by, RATIO.dump_python(ratio))
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
-    return _Owner(source.identity.app, source.identity.user, _by(source.request.model, counter))
-
-
-@lru_cache(maxsize=100)
-def _by(model: str, counter: str) -> str:
-    return f"{model}-{short(hash_text(counter), 6)}"
-
-
-def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
-    """The ratios in a session's state, by model and counter."""
-    ratios = state.get(_STATE_KEY)
-    return ratios if isinstance(ratios, Mapping) else {}
+    by = f"{source.request.model}-{short(hash_text(counter), 6)}"
+    return _Owner(source.identity.app, source.identity.user, by)
 
 
 def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:

@@ -3,13 +3,12 @@
     aether:windows    windows that refusals have taught, by model and endpoint, in a session's state
 
 A refusal is learned for the process and for the session. ADK drops the state of a call that fails, so it is written
-again with the next call, and by the plugin in an event of its own at the end of the run that failed.
+again with the next call.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +54,6 @@ class Windows:
 
     def __init__(self) -> None:
         self._learned: SharedLRU[str, int] = SharedLRU(1_000)
-        self._lock = threading.Lock()
 
     def window(self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any]) -> Window:
         """The window of an agent's request: the smallest where several models may be asked."""
@@ -64,8 +62,8 @@ class Windows:
 
     def learn(
         self, agent: object, pack: Pack, refused: Overflow, model: str | None, policy: PackPolicy, state: State
-    ) -> bool:
-        """Takes in the refusal of a pack, and says whether the window is another now.
+    ) -> None:
+        """Takes in the refusal of a pack.
 
         A refusal without a number, or whose number is no less than the window, takes a tenth off.
 
@@ -80,11 +78,10 @@ class Windows:
         if not 0 < tokens < source.window:
             tokens = min(source.window, pack.tokens.expected) * 9 // 10
         tokens = max(LEAST_TOKENS, tokens)
-        with self._lock:
-            before = self._window(served, policy, state).tokens
-            if tokens >= before:
-                return False
-            self._learned.put(served.key, tokens)
+        before = self._window(served, policy, state).tokens
+        if tokens >= before:
+            return
+        self._learned.put(served.key, tokens)
         self.keep([served], state)
         stated = policy.window_of(served.name)
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
@@ -95,7 +92,6 @@ class Windows:
             before,
             undercut,
         )
-        return True
 
     def keep(self, models: Sequence[ServedModel], state: State) -> None:
         """Puts what this process has learned of models into a session's state, where it is not there."""

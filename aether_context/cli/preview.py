@@ -27,13 +27,12 @@ def show(
     session = read_session(path)
     overrides = {"max_input_tokens": window} if window is not None else {}
     loaded_policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides)
-    made = preview(session, policy=loaded_policy, **call)
-    manifest = made.recording.manifest
+    pack, manifest = preview(session, policy=loaded_policy, **call)
     if as_json and request:
-        click.echo(request_json(made.pack).encode())
+        click.echo(request_json(pack).encode())
     elif as_json:
         print_json(manifest.model_dump(mode="json"))
     elif request:
-        print_request(view_of(made.pack, manifest), everything=everything)
+        print_request(view_of(pack, manifest), everything=everything)
     else:
-        print_pack(view_of(made.pack, manifest), everything=everything)
+        print_pack(view_of(pack, manifest), everything=everything)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import sub
 
 from aether_context.errors import StepTooLarge
 from aether_context.pack import FIXED_LAYERS, FLEXIBLE_LAYERS, Allocation, Layer, LayerTokens, Signals
@@ -193,18 +194,12 @@ def spend(allocation: Allocation, used: Mapping[Layer, int]) -> Allocation:
     layers = {layer: account for layer, account in allocation.layers.items() if layer != "slack"}
     if all(account.used == used[layer] for layer, account in layers.items()):
         return allocation
-    over = {layer: max(0, used[layer] - account.final) for layer, account in layers.items()}
-    spare = {layer: max(0, account.final - used[layer]) for layer, account in layers.items()}
-    lent = min(sum(over.values()), sum(spare.values()))
-    borrowed = dict(zip(layers, whole(lent, list(over.values())), strict=True))
-    lent_out = dict(zip(layers, whole(lent, list(spare.values())), strict=True))
+    over = [max(0, used[layer] - account.final) for layer, account in layers.items()]
+    spare = [max(0, account.final - used[layer]) for layer, account in layers.items()]
+    lent = min(sum(over), sum(spare))
+    moved = dict(zip(layers, map(sub, whole(lent, over), whole(lent, spare)), strict=True))
     spent: dict[Layer, LayerTokens] = {
-        layer: replace(
-            account,
-            lent=account.lent + borrowed[layer] - lent_out[layer],
-            final=account.final + borrowed[layer] - lent_out[layer],
-            used=used[layer],
-        )
+        layer: replace(account, lent=account.lent + moved[layer], final=account.final + moved[layer], used=used[layer])
         for layer, account in layers.items()
     }
     return allocation._replace(layers={**allocation.layers, **spent})

@@ -41,8 +41,6 @@ from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
-# The policy's strategies.
-
 
 def trim_early(draft: Draft) -> None:
     """Applies the policy's early strategies, in their order."""
@@ -84,7 +82,6 @@ def compact(draft: Draft) -> None:
 
 
 def _apply(draft: Draft, result: Decision) -> None:
-    """Writes a strategy's decision into the draft."""
     history, account = draft.history, draft.account
     draft.history = history = history._replace(
         normalize=history.normalize or result.normalize,
@@ -229,9 +226,6 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,
     )
-
-
-# The water marks.
 
 
 def _budget(draft: Draft) -> Budget:
@@ -379,11 +373,8 @@ def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
     items, counter, budget = draft.history.items, draft.counter, draft.budget
     last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
-    tokens_by_index = {
-        at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())
-    }
-    targets = [at for at, tokens in tokens_by_index.items() if tokens]
-    sizes = [size for tokens in tokens_by_index.values() for size in tokens]
+    tokens = {at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())}
+    targets, sizes = [at for at in tokens if tokens[at]], [size for inside in tokens.values() for size in inside]
     if not sizes:
         return
     beside = draft.spoken(items) - sum(sizes)
@@ -573,7 +564,6 @@ def _request_tokens(draft: Draft) -> int:
 
 
 def _leave_out_summary(draft: Draft) -> None:
-    """The summary of earlier cuts goes."""
     if draft.history.summary:
         before = draft.spoken()
         draft.history = draft.history._replace(summary="", summary_place=0)

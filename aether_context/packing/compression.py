@@ -140,9 +140,6 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
         _tightened(draft, "task", draft.measured["task"] - freed, touched)
 
 
-# The allocation of a pack, or the refusal of a step that is too large, with the texts that make it so.
-
-
 def allocate(draft: Draft) -> None:
     """Allocates the window.
 
@@ -154,7 +151,7 @@ def allocate(draft: Draft) -> None:
     try:
         draft.allocation = divided(measured=draft.measured)
     except StepTooLarge as error:
-        too_large = error.naming(_texts(draft))
+        too_large = StepTooLarge(window=error.window, slack=error.slack, measured=error.measured, texts=_texts(draft))
         if draft.policy.on_invalid != "warn":
             raise too_large from None
         draft.account = draft.account._replace(too_large=f"step_too_large: {too_large}")

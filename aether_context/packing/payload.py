@@ -428,8 +428,6 @@ def _is_listed(uri: str, text: str) -> bool:
     return bool(uri) and (f"\n- {uri} " in text or f"\n- {uri}\n" in text)
 
 
-# The payload in the human message.
-
 _LEAST_HEAD = 32
 
 

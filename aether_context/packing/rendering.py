@@ -70,8 +70,6 @@ def _member(item: Outgoing, place: int) -> tuple[int, int]:
     return item.members[place] if item.members else (item.origin, place)
 
 
-# The outgoing request and the account of it.
-
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8
 _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "strategy"}
@@ -390,16 +388,14 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     if was_cut and summary and grown and at_summary:
         # What ends the common prefix is a summary that only grew: a cache serves all of it that was there before.
         shared += draft.counter.count(summary_message(summary))
-    broken_by: PrefixBreak | None = None
-    if shared_blocks < len(before):
-        if previous.system.digest != sent.system.digest:
-            broken_by = "system_changed"
-        elif [tool.digest for tool in previous.tools] != [tool.digest for tool in sent.tools]:
-            broken_by = "tools_changed"
-        elif was_cut:
-            broken_by = "cut"
-        elif source.request.rewritten:
-            broken_by = "history_rewritten"
-        else:
-            broken_by = "new_invocation" if source.request.first_call else "payload_changed"
-    return Prefix(shared_tokens=shared, broken_by=broken_by)
+    if shared_blocks == len(before):
+        return Prefix(shared_tokens=shared, broken_by=None)
+    causes: dict[PrefixBreak, bool] = {
+        "system_changed": previous.system.digest != sent.system.digest,
+        "tools_changed": [tool.digest for tool in previous.tools] != [tool.digest for tool in sent.tools],
+        "cut": was_cut,
+        "history_rewritten": source.request.rewritten,
+        "new_invocation": source.request.first_call,
+        "payload_changed": True,
+    }
+    return Prefix(shared_tokens=shared, broken_by=next(cause for cause, holds in causes.items() if holds))

@@ -124,9 +124,6 @@ def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Cand
     return tuple(replace(candidate, tokens=counter.count(candidate.line) + 1) for candidate in candidates)
 
 
-# What the layers ask for: the allocator's inputs, read off the pack so far.
-
-
 def wanted(draft: Draft) -> dict[Layer, int]:
     """The tokens that memory, evidence and conversation would use if nothing limited them."""
     spoken = draft.spoken()

@@ -19,8 +19,6 @@ from aether_context.text.spellings import folded
 _LEAST_TOOLS = 10
 """So many relevant tools are declared at least; an agent with no more of them has all declared."""
 
-# Which declarations are sent where a step names no tools and all of them are more than fit their share.
-
 
 _WIRE = canonical_json(
     {
@@ -123,8 +121,6 @@ def _best(
             room -= costs[name]
             yield name
 
-
-# Which declarations are sent: all, the step's, or all with calls restricted to the step's.
 
 _EXAMPLE = re.compile(r"(?i)examples?\b[^:\n]{0,60}:|e\.g\.|for example\b|```")
 """Where an example begins: the word alone begins one where a colon follows on its line."""

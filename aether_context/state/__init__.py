@@ -2,7 +2,7 @@
 
 from aether_context.state.candidates import Plan, note_id, read_state, unique
 from aether_context.state.plans import acceptance_of, current_step, read_plan
-from aether_context.state.schema import EvidenceShape, NoteShape, Problems, StepShape, state_schema
+from aether_context.state.schema import EvidenceShape, NoteShape, Problems, StepShape
 
 __all__ = [
     "EvidenceShape",
@@ -15,6 +15,5 @@ __all__ = [
     "note_id",
     "read_plan",
     "read_state",
-    "state_schema",
     "unique",
 ]

@@ -7,68 +7,59 @@ A URI that was not in the request is fabricated, and an answer that cites one is
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.pack import AcceptanceItem
+from aether_context.pack import NOTHING, AcceptanceItem
 from aether_context.text.entities import SCHEME, artifact_uris
 
 By: TypeAlias = Literal["evidence", "check", "critic", "nothing"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """The judgement of one judge on one item."""
+class Judgement(NamedTuple):
+    """The judgement of one judge on one item; ``passed`` is None where nothing judged it."""
 
-    passed: bool
-    by: By
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result for one item; ``passed`` is None where nothing judged it."""
-
-    item: AcceptanceItem
     passed: bool | None
     by: By
     reason: str = ""
 
-    def to_json(self) -> dict[str, JSON]:
-        return {"id": self.item.id, "passed": self.passed, "by": self.by, "reason": self.reason}
 
+class Verdict(NamedTuple):
+    """The result for an answer: a judgement for each item, and the URIs that it cites.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The result for an answer: a finding for each item, and the URIs that it cites."""
+    ``problems`` say what went wrong on the way to it, and ``critic`` what the critic cost.
+    """
 
-    findings: tuple[Finding, ...]
+    items: tuple[tuple[AcceptanceItem, Judgement], ...]
     cited: tuple[str, ...] = ()
     fabricated: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    critic: Mapping[str, int] = NOTHING
 
     @property
     def passed(self) -> bool:
         """Whether no item failed and no URI is fabricated. Items that nothing judged do not count."""
-        return not self.fabricated and all(finding.passed is not False for finding in self.findings)
+        return not self.fabricated and all(judgement.passed is not False for _, judgement in self.items)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """What is missing or wrong, a line each; empty for an answer that passed."""
         failed = (
-            f"{finding.item.id}: {finding.item.text} ({finding.reason})"
-            for finding in self.findings
-            if finding.passed is False
+            f"{item.id}: {item.text} ({judgement.reason})"
+            for item, judgement in self.items
+            if judgement.passed is False
         )
         invented = (f"{uri} was never in the request: cite only what was" for uri in self.fabricated)
         return (*failed, *invented)
 
     def to_json(self) -> dict[str, JSON]:
+        more: dict[str, JSON] = {"problems": list(self.problems), "critic": dict(self.critic)}
         return {
             "passed": self.passed,
-            "items": [finding.to_json() for finding in self.findings],
+            "items": [{"id": item.id, **judgement._asdict()} for item, judgement in self.items],
             "cited": list(self.cited),
             "fabricated": list(self.fabricated),
+            **{name: value for name, value in more.items() if value},
         }
 
 
@@ -92,17 +83,14 @@ def examine(
     # One call for all texts: each call tests every known address for unusual characters.
     request_uris = set(artifact_uris("\n".join(shown), covers)).difference(invented) if SCHEME in answer else set()
     cited = tuple(dict.fromkeys(artifact_uris(answer, request_uris)))
-    findings = []
+    found: list[tuple[AcceptanceItem, Judgement]] = []
     for item in items:
         judgements = list(judged.get(item.id, ()))
         if item.needs_evidence:
             proven = any(not covers.get(uri) or item.id in covers[uri] for uri in cited if uri in request_uris)
             reason = "" if proven else "cites no artifact:// URI from the request that proves it"
-            judgements.insert(0, Judgement(passed=proven, by="evidence", reason=reason))
-        if not judgements:
-            findings.append(Finding(item=item, passed=None, by="nothing"))
-            continue
-        worst = next((judgement for judgement in judgements if not judgement.passed), judgements[-1])
-        findings.append(Finding(item=item, passed=worst.passed, by=worst.by, reason=worst.reason))
+            judgements.insert(0, Judgement(proven, "evidence", reason))
+        last = judgements[-1] if judgements else Judgement(None, "nothing")
+        found.append((item, next((judgement for judgement in judgements if not judgement.passed), last)))
     fabricated = tuple(uri for uri in cited if uri not in request_uris)
-    return Verdict(findings=tuple(findings), cited=cited, fabricated=fabricated)
+    return Verdict(tuple(found), cited, fabricated)

@@ -13,13 +13,13 @@ when that worker runs again it finds the step claimed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from aether_context.canonical import plain
-from aether_context.errors import BoardError
+from aether_context.errors import BoardError, listed
 from aether_context.pack import AcceptanceItem
 from aether_context.state.plans import Reading, acceptance_of, done_steps, read_plan, read_step, ready_steps
 from aether_context.state.schema import WRITING, NoteShape, PlanShape, Problems, SessionState, StepShape, read_shape
@@ -53,7 +53,7 @@ class TaskBoard:
         """
         match = next((step for step in self.steps if step.id == name), None)
         if match is None:
-            known = _names(step.id for step in self.steps)
+            known = listed(step.id for step in self.steps)
             raise BoardError(f"there is no step {name!r}: the steps are {known}", step=name)
         return match
 
@@ -99,11 +99,11 @@ class TaskBoard:
         problems = {
             "is done": step.status == "done",
             f"is claimed by {step.claimed_by!r}": step.status == "claimed" and step.claimed_by != by,
-            f"waits for {_names(waiting)}": bool(waiting),
+            f"waits for {listed(waiting)}": bool(waiting),
         }
         for problem in (problem for problem, holds in problems.items() if holds):
             ready = [step.id for step in self.ready()]
-            advice = f"claim one of {_names(ready)}" if ready else "no step can be claimed now"
+            advice = f"claim one of {listed(ready)}" if ready else "no step can be claimed now"
             raise BoardError(f"step {name!r} {problem}: {advice}", step=name)
         return self._with_step(step.model_copy(update={"status": "claimed", "claimed_by": by}))
 
@@ -206,14 +206,14 @@ def _check(steps: Sequence[StepShape]) -> None:
     for step in steps:
         if unknown := [dependency for dependency in step.depends_on if dependency not in counts]:
             raise BoardError(
-                f"step {step.id!r} depends on {_names(unknown)}, not on the board: its steps are {_names(counts)}",
+                f"step {step.id!r} depends on {listed(unknown)}, not on the board: its steps are {listed(counts)}",
                 step=step.id,
             )
     try:
         TopologicalSorter({step.id: step.depends_on for step in steps}).prepare()
     except CycleError as error:
         circle = sorted(set(error.args[1]))
-        raise BoardError(f"steps {_names(circle)} wait for each other", step=circle[0]) from error
+        raise BoardError(f"steps {listed(circle)} wait for each other", step=circle[0]) from error
 
 
 def _merged(notes: Sequence[str], new_notes: Sequence[str]) -> tuple[str, ...]:
@@ -236,7 +236,3 @@ def _written(shape: PlanShape | StepShape, left: Mapping[str, Any]) -> dict[str,
         | shape.model_dump(mode="json", exclude_defaults=True)
         | tools
     )
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"

@@ -11,6 +11,7 @@ from aether_context.canonical import hash_text, short
 from aether_context.pack import Candidate, Step, Validity
 from aether_context.state.plans import acceptance_of, current_step, done_steps, lists_tools, read_plan
 from aether_context.state.schema import (
+    LONG_AGO,
     EvidenceShape,
     KnowledgeShape,
     NoteShape,
@@ -22,7 +23,6 @@ from aether_context.state.schema import (
     read_tools,
 )
 
-_LONG_AGO = -62_135_596_800.0
 _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 
 
@@ -145,9 +145,6 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
     )
 
 
-# Candidates for a pack.
-
-
 def note_id(note: NoteShape, source: str = "note") -> str:
     """A note's own id, else one from its text."""
     return note.id or f"{source}_{short(hash_text(note.text))}"
@@ -193,7 +190,7 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozens
         text=note.text,
         digest=hash_text(note.text),
         time=note.time,
-        expires=_LONG_AGO if note.step_id in done else expires,
+        expires=LONG_AGO if note.step_id in done else expires,
         kind="preference" if note.kind == "preference" else "app_note",
     )
 

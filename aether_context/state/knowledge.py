@@ -11,13 +11,13 @@ value whole, so notes and summaries should be short. Unknown fields stay as they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from aether_context.canonical import hash_text, short
-from aether_context.errors import KnowledgeError
+from aether_context.errors import KnowledgeError, listed
 from aether_context.state.candidates import evidence_id, note_id, read_state
 from aether_context.state.plans import acceptance_of, current_step, done_steps, read_plan
 from aether_context.state.schema import (
@@ -30,7 +30,6 @@ from aether_context.state.schema import (
     Shape,
     read_shape,
 )
-from aether_context.tokens import TokenCounter, counter_for
 
 _Shape = TypeVar("_Shape", bound=Shape)
 
@@ -39,15 +38,13 @@ def add_note(
     state: SessionState,
     text: str,
     *,
-    id: str | None = None,
     time: float | None = None,
     ttl_seconds: float | None = None,
     step_id: str | None = None,
 ) -> NoteShape:
-    """Writes a working note; one with the same id is replaced.
+    """Writes a working note, in the place of one with the same text.
 
     Args:
-        id: its id; by default one made from its text.
         time: when it was made, seconds since 1970 UTC.
         ttl_seconds: how long it is true after that time.
         step_id: the step it belongs to. When that step is done, the note moves to it and is in no later pack.
@@ -66,9 +63,9 @@ def add_note(
         step_ids = dict.fromkeys(step.id for step in (*plan.steps, *filter(None, [plan.step])) if step.id)
         if step_id not in step_ids or step_id in done_steps(plan.steps):
             problem = "is done: leave step_id out, or name an open step"
-            unknown = f"there is no step {step_id!r}: the steps are {_names(step_ids)}"
+            unknown = f"there is no step {step_id!r}: the steps are {listed(step_ids)}"
             raise KnowledgeError(f"step {step_id!r} {problem}" if step_id in step_ids else unknown, field="step_id")
-    return _put_note(state, "notes", "note", text, id=id, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
+    return _put_note(state, "notes", "note", text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
 
 
 def add_decision(state: SessionState, text: str, *, reason: str = "", time: float | None = None) -> NoteShape:
@@ -103,7 +100,7 @@ def find_note(state: SessionState, id: str) -> NoteShape:
     notes = [*_listed(state, "notes")[1], *kept]
     named = [read_shape(NoteShape, note, "", Problems()) for note in notes if id and _id(NoteShape, note) == id]
     if not named or named[0] is None:
-        names = _names(filter(None, (_id(NoteShape, note) for note in notes)))
+        names = listed(filter(None, (_id(NoteShape, note) for note in notes)))
         raise KnowledgeError(f"there is no note {id!r}: the notes are {names}", field="id")
     return named[0]
 
@@ -115,20 +112,14 @@ def add_evidence(
     summary: str,
     covers: Sequence[str] = (),
     time: float | None = None,
-    text: str | None = None,
-    id: str | None = None,
-    counter: TokenCounter | None = None,
 ) -> EvidenceShape:
-    """Writes an evidence record; one with the same id is replaced.
+    """Writes an evidence record, in the place of one with the same address and summary.
 
     Args:
         uri: address of its whole content.
         summary: what it shows, in a line or two.
         covers: ids of the acceptance items that it proves.
         time: when it was made, seconds since 1970 UTC.
-        text: its whole content, of which only the hash and the number of tokens are kept.
-        id: its id; by default one made from address and summary.
-        counter: counts the tokens; the built-in estimate for an unknown model by default.
 
     Returns:
         The record as it is in the state.
@@ -137,11 +128,7 @@ def add_evidence(
         KnowledgeError: address or summary is missing or too long, or ``covers`` names an item that no checklist has.
     """
     _check_not_empty("evidence", uri=uri, summary=summary)
-    measured: dict[str, Any] = {}
-    if text is not None:
-        measured = {"hash": hash_text(text), "tokens": (counter or counter_for("")).count(text)}
-    items = (covers,) if isinstance(covers, str) else tuple(covers)
-    record = _shape(EvidenceShape, id=id, uri=uri, summary=summary, covers=items, time=time, **measured)
+    record = _shape(EvidenceShape, uri=uri, summary=summary, covers=covers, time=time)
     record = record.model_copy(update={"id": evidence_id(record)})
     with WRITING:
         plan = _plan(state)
@@ -149,7 +136,7 @@ def add_evidence(
         steps = [*filter(None, [current_step(plan)]), *plan.steps]
         item_ids = dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step))
         for unknown in (item for item in record.covers if item not in item_ids):
-            known = f"covers takes {_names(item_ids)}"
+            known = f"covers takes {listed(item_ids)}"
             message = f"no acceptance item is named {unknown!r}: {known}" if item_ids else ""
             raise KnowledgeError(message or "the plan has no acceptance items: leave covers empty", field="covers")
         _put(state, "evidence", record)
@@ -216,7 +203,3 @@ def _id(kind: type[Shape], item: object) -> str:
     if isinstance(shape, EvidenceShape):
         return evidence_id(shape)
     return note_id(shape) if isinstance(shape, NoteShape) else ""
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"

@@ -111,16 +111,9 @@ def _says_much(text: str) -> bool:
 def lists_tools(plan: object) -> bool:
     """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list. One
     too large to be searched is assumed to list some."""
-    text = plan if isinstance(plan, str) else canonical_json(plain(_unfolded(data_of(plan))))
+    text = plan if isinstance(plan, str) else canonical_json(plain(data_of(plan)))
     text = text.replace("\\n", "\n").replace('\\"', '"')
     return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
-
-
-def _unfolded(value: object) -> Any:
-    value = opened(value)
-    if isinstance(value, Mapping):
-        return {key: _unfolded(item) for key, item in value.items()}
-    return [_unfolded(item) for item in value] if isinstance(value, list) else value
 
 
 # Where in a value the plan is.
@@ -249,8 +242,6 @@ class _Reader:
 
     def read(self, known: Known, left: Mapping[str, Any], ends_early: bool = False) -> Reading:
         problems = self.problems
-        if ends_early:
-            problems.note("state plan: its JSON text ends before it is complete")
         given = known.pop("steps", [])
         lists = [value for value in given if _are_steps(value)]
         known.setdefault("task", []).extend(value for value in given if isinstance(value, str) and value not in lists)
@@ -361,8 +352,6 @@ class _Reader:
     def _say_done(self, known: Known) -> None:
         lists = [(name, opened(value)) for name in ("done", "results", "done_index") for value in known.pop(name, [])]
         for name, value in lists:
-            if isinstance(value, bool) or status_of(value):
-                continue
             items: list[Any] = each([value])
             if isinstance(value, Mapping):  # what came of each
                 items = [key for key, item in value.items() if item not in (False, None, "")]
@@ -520,9 +509,6 @@ def _status(known: Known) -> str:
                 return meaning
     has_result = any(not isinstance(value, bool) for value in known.get("result", ()))
     return "done" if has_result and "status" not in known else ""
-
-
-# The step that the plan is at.
 
 
 def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:

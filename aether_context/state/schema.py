@@ -32,7 +32,7 @@ _MOST_PROBLEMS = 50
 _MOST_KEY = 60
 _MOST_ENTRIES = 200
 _MOST_DEPTH = 24
-_LONG_AGO = -62_135_596_800.0
+LONG_AGO = -62_135_596_800.0
 _LISTS = frozenset(
     ["acceptance", "tools", "constraints", "depends_on", "notes", "open_questions", "next", "stop_when", "covers"]
 )
@@ -153,9 +153,7 @@ class Shape(BaseModel):
 
 
 _Any = TypeVar("_Any", bound=Shape)
-Time = Annotated[
-    float, Field(ge=_LONG_AGO, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)
-]
+Time = Annotated[float, Field(ge=LONG_AGO, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)]
 Text = Annotated[str, Field(max_length=_MOST_TEXT), BeforeValidator(_as_text)]
 Name = Annotated[str, BeforeValidator(_as_name)]
 Count = Annotated[int | None, Field(ge=0), BeforeValidator(spellings.as_count)]
@@ -303,8 +301,6 @@ class EvidenceShape(Shape):
     """Ids of the acceptance items that it proves."""
     time: Time | None = None
     """When it was made, seconds since 1970 UTC."""
-    tokens: Count = None
-    """Tokens of its whole content."""
     hash: Name = ""
     """Tagged hash of its whole content, ``sha256:…``."""
 
@@ -598,8 +594,3 @@ def _tool_names(item: object) -> list[str]:
         return _tool_names(next((item[key] for key in _NAME_KEYS if item.get(key)), None))
     parts = re.split("[,;，；、\n]", _ARGUMENTS.sub("", item[:_MOST_TEXT])) if isinstance(item, str) else []
     return [part.strip() for part in parts if folded(part) and len(part) <= 200]
-
-
-def state_schema() -> dict[str, Any]:
-    """The JSON Schema of the state that this package reads."""
-    return StateShape.model_json_schema() | {"$schema": "https://json-schema.org/draft/2020-12/schema"}

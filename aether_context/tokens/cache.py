@@ -63,15 +63,9 @@ class PackCounter:
         """Tokens of a text; 0 for none."""
         if not text:
             return 0
-        tokens = self._texts.get(text)
-        if tokens is None:
-            key = short(hash_text(text), 16)
-            tokens = self._known_count(key)
-            if tokens is None:
-                tokens = self.counter.count(text)
-                self._cache.counts.put(f"{self._scope}:{key}", tokens)
-            self.counts[key] = self._texts[text] = tokens
-        return tokens
+        if text not in self._texts:
+            self._texts[text] = self.count_all((text,))[0]
+        return self._texts[text]
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of many texts, counted in one pass."""
@@ -132,7 +126,10 @@ class PackCounter:
             items: key, tokens of media, and the item. Media are not cached: models of one family differ in them.
             write: returns the text of an item that is counted, and the tokens of its framing.
         """
-        known = {key: self.counts.get(key) or self._known_count(key, media) for key, media, _ in items}
+        known = {key: self.counts.get(key) or self._recorded.get(key) for key, _, _ in items}
+        for key, media, _ in items:
+            if known[key] is None and (cached := self._cache.counts.get(f"{self._scope}:{key}")) is not None:
+                known[key] = cached + media
         missing = {key: (media, *write(item)) for key, media, item in items if known[key] is None}
         counted = self.counter.count_all([text for _, text, _ in missing.values()]) if missing else []
         for (key, (media, _, frame)), tokens in zip(missing.items(), counted, strict=True):
@@ -152,12 +149,6 @@ class PackCounter:
             else:
                 texts.append(part.text)
         return "\n".join(filter(None, texts)), frame_of(content, self.framing)
-
-    def _known_count(self, key: str, media: int = 0) -> int | None:
-        if key in self._recorded:
-            return self._recorded[key]
-        cached = self._cache.counts.get(f"{self._scope}:{key}")
-        return None if cached is None else cached + media
 
 
 def frame_of(content: Content, framing: Framing) -> int:

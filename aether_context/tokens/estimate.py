@@ -179,7 +179,6 @@ def fold(points: Ints) -> bytes:
 
 
 def _contexts(points: Ints, known: Bytes) -> Ints:
-    """The context of each character."""
     current, previous = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
     mixed: Ints = current * np.uint32(0x9E3779B1) + previous * np.uint32(0x85EBCA77)
     wordless = current >= WORDLESS

@@ -21,7 +21,7 @@ from aether_context.canonical import JSON
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import valid
 from aether_context.policy import Amount, Limit, LimitSettings, Measure
-from aether_context.usage.prices import Prices, prices_of
+from aether_context.usage.prices import prices_of
 
 Scope: TypeAlias = Literal["session", "invocation", "agent"]
 
@@ -274,20 +274,11 @@ class TokenLedger:
         self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
         self._latest: deque[CallUsage] = deque(maxlen=256)
 
-    def estimate(
-        self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None
-    ) -> CallUsage:
-        """What a call is expected to use: without an ``output_limit`` the session's p90 of output, 0 before the first
-        answer; all input is uncached."""
+    def estimate(self, input_tokens: int, *, output_limit: int | None = None) -> CallUsage:
+        """What a call is expected to use, without its cost: without an ``output_limit`` the session's p90 of output, 0
+        before the first answer; all input is uncached."""
         output = output_limit if output_limit is not None else self.output_p90 or 0
-        cost = prices.cost(input_tokens=input_tokens, output_tokens=output) if prices is not None else None
-        return CallUsage(
-            input_tokens=input_tokens,
-            output_tokens=output,
-            input_estimated=True,
-            output_estimated=True,
-            cost_usd=cost,
-        )
+        return CallUsage(input_tokens=input_tokens, output_tokens=output, input_estimated=True, output_estimated=True)
 
     @property
     def output_p90(self) -> int | None:

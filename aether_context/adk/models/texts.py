@@ -62,9 +62,7 @@ class AuxiliaryModel:
                 field=self._field,
             ) from error
 
-    async def ask(
-        self, name: str, instruction: str, material: JSON, key: str, cost: Cost, schema: types.Schema | None = None
-    ) -> list[dict[str, JSON]]:
+    async def ask(self, name: str, instruction: str, material: JSON, key: str, cost: Cost) -> list[dict[str, JSON]]:
         """The objects that a model lists under a key of its answer.
 
         Raises what the model raises, and ValueError where the answer holds no JSON object.
@@ -77,7 +75,6 @@ class AuxiliaryModel:
                 system_instruction=instruction,
                 temperature=0.0,
                 response_mime_type="application/json",
-                response_schema=schema,
             ),
         )
         cost.requests += 1
@@ -93,8 +90,6 @@ class AuxiliaryModel:
         return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-# Summaries by an ADK model: asked for in one structured request, kept by content, waited for up to a deadline.
-
 _BATCH_CHARACTERS = 48_000
 """Texts of one request; a longer one gets a request of its own."""
 
@@ -107,22 +102,6 @@ For each item write a summary of at most max_words words, in the language of its
   Keep what the user asked and decided, results, identifiers, paths, numbers, errors, and what is still open.
 Say nothing that the text does not say. Copy names, numbers and identifiers exactly.
 Answer with JSON only: {"summaries": [{"id": 1, "text": "…"}]}, an entry for each item."""
-
-_ANSWER: JSON = {
-    "type": "OBJECT",
-    "properties": {
-        "summaries": {
-            "type": "ARRAY",
-            "items": {
-                "type": "OBJECT",
-                "properties": {"id": {"type": "INTEGER"}, "text": {"type": "STRING"}},
-                "required": ["id", "text"],
-            },
-        }
-    },
-    "required": ["summaries"],
-}
-
 
 _MOST_LATE = 2
 """So many late answers in a row turn a model's summaries off in a session."""
@@ -233,9 +212,7 @@ class ModelSummarizer:
         ]
         name = policy.compress.summarizer
         try:
-            entries = await self._model.ask(
-                name, _INSTRUCTION, items, "summaries", written.cost, types.Schema.model_validate(_ANSWER)
-            )
+            entries = await self._model.ask(name, _INSTRUCTION, items, "summaries", written.cost)
         except BaseException as error:
             written.problems.append(f"summarizer: {type(failure(error)).__name__}")
             return

@@ -14,8 +14,8 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from aether_context.adk.bounds import Waits
-from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, masked_aside, words_of
+from aether_context.adk.bounds import Waits, aside
+from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
 from aether_context.adk.request.history import History, Row, first_position
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
@@ -133,7 +133,7 @@ class Gatherer:
         block = preloaded(request.contents, asked)
         raw = list(request.contents)
         if block is not None:
-            del raw[block.position]
+            del raw[block[0]]
         setting = getattr(call.invocation.run_config, "get_session_config", None)
         loads = _loads(call, setting) if setting is not None else ""
         tracked = _is_tracked(call, raw, loads)
@@ -208,7 +208,7 @@ class Gatherer:
         problems = [*source.problems, *unsent]
         anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
-        candidates, embedder = planned.candidates + (block.memories if block is not None else ()), ""
+        candidates, embedder = planned.candidates + (block[1] if block is not None else ()), ""
         if last is not None and goes_on:
             # What an earlier call of this invocation found.
             before = last.pack.source
@@ -477,7 +477,7 @@ async def _memories(
     query = searched(" ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text))))
     if preloaded or not query:
         return found, ""
-    query = await masked_aside(call.policy.mask, query)
+    query = await aside(len(query), partial(call.policy.mask, query))
     room = call.window.tokens * _TOKEN_CHARACTERS
     try:
         if not isinstance(service, HybridMemoryService):

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cache
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
@@ -179,15 +179,11 @@ def request_index_of(contents: Sequence[types.Content], asked: types.Content | N
     return quoted if human is None else human
 
 
-class Preloaded(NamedTuple):
-    """The position of a block of preloaded memories, and the memories in it."""
-
-    position: int
-    memories: tuple[Candidate, ...]
-
-
-def preloaded(contents: Sequence[types.Content], asked: types.Content | None) -> Preloaded | None:
-    """The block that ADK's ``preload_memory`` put among the request's last user contents, if it did."""
+def preloaded(
+    contents: Sequence[types.Content], asked: types.Content | None
+) -> tuple[int, tuple[Candidate, ...]] | None:
+    """The block that ADK's ``preload_memory`` put among the request's last user contents: its position, and the
+    memories in it; None where there is none."""
     for at in range(len(contents) - 1, -1, -1):
         parts = contents[at].parts or ()
         if contents[at].role != "user" or any(part.function_response for part in parts):
@@ -208,7 +204,7 @@ def preloaded(contents: Sequence[types.Content], asked: types.Content | None) ->
                 time, lines = line.removeprefix("Time: "), []
             elif line.strip():
                 lines.append(line)
-        return Preloaded(at, tuple(memories))
+        return at, tuple(memories)
     return None
 
 

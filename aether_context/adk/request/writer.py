@@ -174,8 +174,6 @@ def uploaded_anew(request: LlmRequest, models: Sequence[ServedModel]) -> str:
     return next((_UPLOADED.format(kind) for kind in kinds if kind and not kind.startswith(_INLINE)), "")
 
 
-# The tool by which a model asks for tools that its request does not declare.
-
 _MOST_FOUND = 5
 
 

@@ -1,4 +1,4 @@
-"""An ADK artifact service on any fsspec URL, and ``artifact://`` URIs of either kind as bytes."""
+"""An ADK artifact service on any fsspec URL."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from google.genai import types
 from typing_extensions import override
 
 from aether_context.canonical import canonical_json, plain
-from aether_context.errors import ArtifactError, BlobNotFound, StoreError
-from aether_context.evidence import evidence_key
-from aether_context.store import PackStore
-from aether_context.store.artifacts import ArtifactFiles, Owner, Version, located
+from aether_context.errors import StoreError
+from aether_context.store.artifacts import ArtifactFiles, Owner, Version
 from aether_context.store.files import Files
 
 SCHEME = "fsspec"
@@ -193,61 +191,6 @@ def register_artifact_service(*protocols: str) -> None:
 
     for protocol in protocols or PROTOCOLS:
         get_service_registry().register_artifact_service(f"{SCHEME}+{protocol}", service)
-
-
-async def resolve(
-    uri: str,
-    *,
-    app: str,
-    user: str,
-    session: str,
-    artifacts: BaseArtifactService | None = None,
-    store: PackStore | None = None,
-) -> bytes:
-    """The bytes that an ``artifact://`` URI stands for in a session.
-
-    Args:
-        uri: relative to the session (``artifact://tasks/42/report.md``), looked for in the store and then among its
-            artifacts, or absolute as ADK writes it (``artifact://apps/…/versions/3``).
-        artifacts: the app's artifact service.
-        store: the store of packs.
-
-    Raises:
-        ArtifactError: it is no such URI, is of another app, user or session, or names what is not there.
-        StoreError: the store could not be read.
-    """
-    owner, name, version = located(uri, (app, user, session))
-    if store is not None and version is None:
-        stored = await asyncio.to_thread(_stored, store, uri, name, app, user, session)
-        if stored is not None:
-            return stored
-    filename = name if owner[2:] else f"{_USER}{name}"
-    part = None
-    if artifacts is not None:
-        try:
-            part = await artifacts.load_artifact(
-                app_name=app, user_id=user, session_id=session, filename=filename, version=version
-            )
-        except ValueError as error:  # ADK's services refuse names that the others take
-            raise ArtifactError(f"artifact URI {uri!r} cannot be loaded: {error}") from error
-    if part is None:
-        raise ArtifactError(f"artifact URI {uri!r} names what is not there: it was deleted, or never saved")
-    if part.inline_data is not None and part.inline_data.data is not None:
-        return part.inline_data.data
-    if part.text is not None:
-        return part.text.encode("utf-8", "surrogatepass")
-    raise ArtifactError(f"artifact URI {uri!r} stands for a file elsewhere, which is not loaded here")
-
-
-def _stored(store: PackStore, uri: str, name: str, app: str, user: str, session: str) -> bytes | None:
-    """What a store of packs holds for an address, a tool's output or what a message lost; None for nothing."""
-    for record in store.evidence(app, user, session) if evidence_key(uri) else ():
-        if record.uri == uri:
-            try:
-                return store.evidence_data(app, user, record.digest)
-            except BlobNotFound as error:
-                raise ArtifactError(f"artifact URI {uri!r} is not kept any more: call {record.source} again") from error
-    return store.message(app, user, session, name)
 
 
 def _parsed(uri: str, agents_dir: str | None) -> tuple[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cachetools import LRUCache
@@ -101,32 +102,29 @@ class Recorder:
         """Queues a pack; gives its number in its session: one more than the last that this process or an event of the
         session knows."""
         of_call, session = _call_key(pack.identity), (pack.identity.app, pack.identity.user, pack.identity.session)
-        forms: list[Pack] = []
-        """The masked form, made once, however often it is tried to write it."""
+        # Masked once, however often it is tried to write it.
+        masked = cache(partial(self._masked.of, pack, policy, pack_id(pack.identity, pack.source.step)))
         with self._starting:
             if session not in self._numbers:
                 self._numbers[session], self._earlier[session] = max(map(pack_of_event, events), default=(0, ""))
             number = self._numbers[session] = self._numbers[session] + 1
 
         def write() -> None:
-            key = agent_key(pack.identity)
-            if not forms:
-                forms.append(self._masked.of(pack, policy, pack_id(pack.identity, pack.source.step)))
             recording = record(
-                forms[0],
+                masked(),
                 policy,
                 counter,
                 self._tip(pack.identity),
                 number=number,
                 before=self._digest_before(session, number),
-                sent=pack if forms[0] is not pack else None,
+                sent=pack if masked() is not pack else None,
             )
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
             if manifest.pack_id != recording.manifest.pack_id:
                 logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
                 recording = recording.changed(pack_id=manifest.pack_id)
-            self._tips[key] = pack.identity.invocation, recording.tip
+            self._tips[agent_key(pack.identity)] = pack.identity.invocation, recording.tip
             self._digests[session] = number, manifest.digest
             if outcome is None:
                 self._written[of_call] = (manifest, recording.data)
