@@ -117,7 +117,7 @@ _KNOWLEDGE: dict[str, Any] = {
 # and is sent the results of its calls as the model got to see them: shortened, where the pack had to shorten them.
 
 _R = TypeVar("_R")
-_Play: TypeAlias = Generator[list[types.Part], list[str], _R]
+_Play: TypeAlias = Generator[list[types.Part], list[str] | None, _R]
 _HIT = re.compile(r"^(\S+\.py):(\d+): (.*)$", re.MULTILINE)
 _FILE = re.compile(r"^(\S+\.py) (\d+) (\d+)$", re.MULTILINE)
 
@@ -223,21 +223,15 @@ class Folder:
 
 
 class ScriptedModel(BaseLlm):
-    """Plays the script."""
-
     _play: _Play[None] = PrivateAttr(default_factory=_script)
-    _begun: bool = PrivateAttr(default=False)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        if self._begun:
-            # What the calls before returned, as it stands at the request's end.
-            parts = (llm_request.contents[-1].parts if llm_request.contents else None) or ()
-            found = [part.function_response.response for part in parts if part.function_response is not None]
-            move = self._play.send([str(next(iter((response or {"": ""}).values()))) for response in found])
-        else:
-            self._begun, move = True, next(self._play)
+        # What the calls before returned, as it stands at the request's end; the script begins with nothing.
+        parts = (llm_request.contents[-1].parts if llm_request.contents else None) or ()
+        found = [part.function_response.response for part in parts if part.function_response is not None]
+        move = self._play.send([str(next(iter((response or {"": ""}).values()))) for response in found] or None)
         # 0 is "no data" to the packs; without any usage ADK logs a warning at every call.
         usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
         yield LlmResponse(content=types.Content(role="model", parts=move), usage_metadata=usage)

@@ -14,6 +14,7 @@ import operator
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,55 +39,49 @@ _ESCAPES = ("\\n", "\\r", "\\t")
 _TOKEN_END = re.compile(r"[\w-]*+")
 
 
+@dataclass(frozen=True, slots=True)
 class _Rule:
     """Masks what a pattern finds.
 
-    Args:
-        near: the patterns by what stands where they begin; None where they may begin anywhere.
+    ``near`` are the patterns by what stands where they begin; None where they may begin anywhere.
     """
 
-    def __init__(
-        self,
-        name: str,
-        pattern: str = "",
-        near: Mapping[str, Sequence[str]] | None = None,
-        *,
-        needs: str = "",
-        check: Callable[[str], int] = len,
-        is_token: bool = False,
-    ) -> None:
-        self._name, self._pattern, self._near, self._needs = f"[{name}]", pattern, near, needs
-        self._check, self._is_token = check, is_token
+    mask: str
+    pattern: str = ""
+    near: Mapping[str, Sequence[str]] | None = None
+    needs: str = ""
+    check: Callable[[str], int] = len
+    is_token: bool = False
 
     def __call__(self, text: str) -> str:
-        if self._needs not in text:
+        if self.needs not in text:
             return text
-        if self._near is None:
-            return _compiled(self._pattern).sub(self._masked, text)
-        searched = text if self._is_token else text.lower()
-        near = tuple(begin for begin in self._near if begin in searched)
+        if self.near is None:
+            return _compiled(self.pattern).sub(self._masked, text)
+        searched = text if self.is_token else text.lower()
+        near = tuple(begin for begin in self.near if begin in searched)
         pieces: list[str] = []
         end = 0
-        for place in _any_of(near, self._is_token).finditer(text) if near else ():
+        for place in _any_of(near, self.is_token).finditer(text) if near else ():
             at = place.start()
             # A letter before a token makes it a part of a word, but for that of a line's end written as ``\\n``.
-            is_inside = self._is_token and at and text[at - 1].isalnum() and text[max(0, at - 2) : at] not in _ESCAPES
+            is_inside = self.is_token and at and text[at - 1].isalnum() and text[max(0, at - 2) : at] not in _ESCAPES
             if at < end or is_inside:
                 continue
-            for pattern in self._near[place[0] if self._is_token else place[0].lower()]:
+            for pattern in self.near[place[0] if self.is_token else place[0].lower()]:
                 if (found := _compiled(pattern).match(text, at)) is not None:
                     pieces += (text[end:at], self._masked(found))
-                    rest = _TOKEN_END.match(text, found.end()) if self._is_token else None
+                    rest = _TOKEN_END.match(text, found.end()) if self.is_token else None
                     end = found.end() if rest is None else rest.end()
                     break
         return "".join((*pieces, text[end:])) if pieces else text
 
     def _masked(self, found: re.Match[str]) -> str:
         """A match with its mask; what its groups hold stays before that."""
-        if self._check is len:
-            return "".join((*filter(None, found.groups()), self._name))
-        size = self._check(found[0])
-        return f"{self._name}{found[0][size:]}" if size else found[0]
+        if self.check is len:
+            return "".join((*filter(None, found.groups()), self.mask))
+        size = self.check(found[0])
+        return f"{self.mask}{found[0][size:]}" if size else found[0]
 
 
 @cache
@@ -98,12 +93,11 @@ def _data() -> Mapping[str, Any]:
 
 @cache
 def _rules() -> Mapping[str, Sequence[_Rule]]:
-    """The rules by name."""
     rules: dict[str, list[_Rule]] = {name: [] for name in RULES}
     for rule in _data()["rules"]:
         near = dict.fromkeys(rule["near"], (rule["pattern"],)) if "near" in rule else None
         check = _CHECKS.get(rule.get("check", ""), len)
-        rules[rule["name"]].append(_Rule(rule["name"], rule["pattern"], near, needs=rule.get("needs", ""), check=check))
+        rules[rule["name"]].append(_Rule(f"[{rule['name']}]", rule["pattern"], near, rule.get("needs", ""), check))
     tokens: dict[str, list[str]] = {}
     own = _data()["tokens"]
     kept = own["betterleaks"].values()
@@ -115,7 +109,7 @@ def _rules() -> Mapping[str, Sequence[_Rule]]:
         begin: [pattern for size in range(len(begin), 0, -1) for pattern in tokens.get(begin[:size], ())]
         for begin in tokens
     }
-    rules["key"].append(_Rule("key", near=shorter, is_token=True))
+    rules["key"].append(_Rule("[key]", near=shorter, is_token=True))
     return rules
 
 
@@ -137,13 +131,11 @@ def _any_of(begins: Sequence[str], exactly: bool) -> re.Pattern[str]:
 
 
 def _account(text: str) -> int:
-    length, size, end = _data()["iban"].get(text[:2], 0), 0, 0
-    while size < length and end < len(text):
-        size += text[end] != " "
-        end += 1
-    number = text[:end].replace(" ", "")
-    if not length or size < length or text[end : end + 1].isalnum():
+    length = _data()["iban"].get(text[:2], 0)
+    found = re.match(rf"(?: *[^ ]){{{length}}}", text) if length else None
+    if found is None or text[found.end() : found.end() + 1].isalnum():
         return 0
+    number, end = found[0].replace(" ", ""), found.end()
     digits = "".join(str(int(letter, 36)) for letter in number[4:] + number[:4])
     return end if int(digits) % 97 == 1 else 0
 

@@ -27,16 +27,12 @@ PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 _OPERANDS: Mapping[str, str] = {
     "PACK": "A call's number, `latest`, the beginning of a pack's id, or the hash at its end.",
-    "OTHER": "The same.",
+    "OTHER": "Another one.",
     "PACK_IDS": "The beginnings of packs' ids, or the hashes at their ends.",
-    "QUERY": "What is looked for, in plain words.",
     "SESSION.json": "An exported session.",
-    "SESSION": "The session's id.",
-    "STORE": "The store; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
+    "STORE": "The store. Also `AETHER_CONTEXT_STORE`.",
     "STORES": "The same, of any number of stores.",
     "TEXT": "Some words, as somebody remembers them.",
-    "URI": "The memory service: its file or folder, or its URI.",
-    "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }
 """What a command's arguments are, by name; click has help for options alone."""
 API = (
@@ -114,12 +110,14 @@ def manifest_fields() -> str:
         "calibration",
         "strategy_acts",
         "anchors",
+        "rows.content_hash",
     }
     shown = ("allocation", "rows", "truncation_events", "prefix")
     rows = [[f"`{name}`", _brief(about)] for name, about in _descriptions(Manifest).items() if name not in internal]
     for name in shown:
         (inner,) = set(_models(Manifest.model_fields[name].annotation))
-        rows += [[f"`{name}.{field}`", _brief(about)] for field, about in _descriptions(inner).items()]
+        inside = {f"{name}.{field}": about for field, about in _descriptions(inner).items()}
+        rows += [[f"`{path}`", _brief(about)] for path, about in inside.items() if path not in internal]
     return _table(["field", "what it is"], rows)
 
 
@@ -332,7 +330,7 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
     first, *others = (_line(paragraph) for paragraph in (command.help or "").split("\n\n"))
     yield from (first, *(one for one in others if "xit code" in one))
     shared = [row[0] for row in _shared(cli.main)]
-    rows = [row for one in command.params for row in _parameter(one) if row[0] not in shared]
+    rows = [row for one in command.params for row in _parameter(one) if row[0] not in shared or row[1] == "required"]
     if name and rows:
         yield _list(rows)
     for inner in sorted(subcommands):
@@ -344,7 +342,8 @@ def _shared(group: click.Group) -> list[list[str]]:
     rows = [row for one in group.commands.values() for parameter in one.params for row in _parameter(parameter)]
     often = [row for row in rows if row[0].startswith("`-") and rows.count(row) > 2]
     shared = [row for at, row in enumerate(often) if often.index(row) == at]
-    return [*shared, ["`--json`", "", "The same for programs, as JSON; null is unknown."]]
+    pack = ["`PACK`", "", _OPERANDS["PACK"]]
+    return [*shared, ["`--json`", "", "The same for programs, as JSON; null is unknown."], pack]
 
 
 def _parameter(one: click.Parameter) -> Iterator[list[str]]:

@@ -87,6 +87,21 @@ def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
     assert 0 < costs[0] < costs[1]
 
 
+def test_requests_larger_than_the_window_fail_wherever_packs_are_verified(tmp_path: Path) -> None:
+    demo = ran(tmp_path, 700)
+    large = next(one for one in demo.manifests if one.over_window)
+    fault = f"{large.pack_id}: the request passes the window by {large.over_window:,} tokens"
+    assert demo.code == 1
+    assert f"{fault}\n" in demo.output
+    assert "choose a larger --window" in demo.output
+    for words in (["verify"], ["verify", large.pack_id], ["verify", "--replay", large.pack_id]):
+        result = CliRunner().invoke(main, [*words, "--store", str(tmp_path)])
+        assert result.exit_code == 1
+        assert f"failed  {fault}\n" in result.output
+    result = CliRunner().invoke(main, ["replay", large.pack_id, "--store", str(tmp_path)])
+    assert result.exit_code == 0
+
+
 def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
     result = CliRunner().invoke(main, ["demo", "--model", "gemini-2.5-flash", "--store", str(tmp_path)])

@@ -34,7 +34,7 @@ from plans import planned
 from scripted import Chat, Scripted, Sent, call, faults
 
 from aether_context import Manifest, PackPolicy
-from aether_context.cli.verification import Verifier
+from aether_context.store.verification import Verifier
 
 
 def read_page(name: str) -> str:

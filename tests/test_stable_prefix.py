@@ -14,10 +14,9 @@ from packs import answered, called, lines, rendered, said, tool, trim
 
 from aether_context.conversation import Conversation, Decision, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.normalization import PLACEHOLDER, STRIPPED_TAG
 from aether_context.conversation.stable_prefix import (
     BOUNDARY,
-    PLACEHOLDER,
-    STRIPPED_TAGS,
     StablePrefix,
     bytes_to_tokens,
     estimate,
@@ -230,7 +229,7 @@ def test_results_without_ids_are_told_apart_by_name_and_position() -> None:
 
 def test_tags_are_stripped_with_what_they_hold_line_breaks_included() -> None:
     content = said("before <checkpoint_id>12\n34</checkpoint_id>after")
-    (made,) = normalize([content], strip_tags=["checkpoint_id"])
+    (made,) = normalize([content])
     assert made.content.text == "before after"
 
 
@@ -245,7 +244,7 @@ def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
 
 def test_the_defaults_are_those_of_the_design() -> None:
     assert (SETTINGS.threshold, SETTINGS.keep_last_messages) == (0.8, 10)
-    assert (PLACEHOLDER, STRIPPED_TAGS) == ("[trimmed]", ("checkpoint_id",))
+    assert (PLACEHOLDER, STRIPPED_TAG) == ("[trimmed]", "checkpoint_id")
 
 
 sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)

@@ -20,9 +20,18 @@ from aether_context.policy import PROFILES
 from aether_context.tuning.grid import grid
 from aether_context.tuning.recordings import Folder, folders
 from aether_context.tuning.simulation import Played, play
-from aether_context.tuning.statistics import difference, effective, holm, needed_sessions
 from aether_context.tuning.tuner import Recordings, executor
-from aether_context.tuning.verdict import Verdict, adjusted, compare, decide, search
+from aether_context.tuning.verdict import (
+    Verdict,
+    adjusted,
+    compare,
+    decide,
+    difference,
+    effective,
+    holm,
+    needed_sessions,
+    search,
+)
 
 
 def played(store, policy=SMALL, profile="chat"):

@@ -6,6 +6,7 @@ A net of bytes stands behind it for calls before which nothing was reported.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ from plans import cached_input_costs
 from scripted import Chat, Scripted, call, look_up, new_store, was_cut
 
 from aether_context import PackPolicy, PackStore
-from aether_context.canonical import hash_text, short
+from aether_context.adk import ContextPackPlugin
 from aether_context.pack import Calibration, Content, Pack, valid
 from aether_context.packing import build_pack
 from aether_context.packing.compaction import sent_bytes
@@ -293,17 +295,23 @@ def test_estimates_close_in_on_what_a_provider_reports():
 
 
 @pytest.mark.parametrize(("written", "used"), [(9e9, 1.0), (1.7, 1.7)])
-def test_a_ratio_in_a_store_that_is_out_of_its_bounds_moves_nothing(written: float, used: float):
-    chat = talk(8)
-    chat.say(*[f"question {at}" for at in range(8)])
-    manifest = chat.manifests()[-1]
-    by = f"{manifest.model}-{short(hash_text(manifest.counter), 6)}"
-    assert chat.store.calibration("shop", "ann", by)["value"] > 1.1
-    chat.store.write_calibration("shop", "ann", by, {"value": written, "counted_tokens": 50_000, "samples": 9})
-    other = Chat(store=chat.store, script=["ok"])
-    other.llm.usage = False
-    other.say("more")
-    assert other.manifests()[-1].calibration == (None if used == 1.0 else Calibration(ratio=used, samples=9))
+def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds(written: float, used: float):
+    taught = talk(8)
+    taught.say(*[f"question {at}" for at in range(8)])
+    (key,) = asyncio.run(taught.held()).state["aether:calibration"]
+
+    def poison(tool_context: ToolContext) -> str:
+        """Writes a ratio."""
+        tool_context.state["aether:calibration"] = {key: {"value": written, "counted_tokens": 50_000, "samples": 10**9}}
+        return "done"
+
+    chat = Chat(script=[call("poison"), "ok", "ok"], tools=[poison])
+    chat.llm.usage = False
+    chat.say("go", "again")
+    plugin = ContextPackPlugin(store=chat.store, on_error="raise")
+    other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok", "ok"])
+    other.say("more", "and more")
+    assert other.manifests()[-1].calibration.ratio == used
 
 
 FRUGAL_WINDOW = 16_000

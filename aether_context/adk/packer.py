@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -39,6 +41,7 @@ from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Calibrations, Ledgers, note, reported
+from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Windows, served_models
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
@@ -174,6 +177,7 @@ class RequestPacker:
         self._windows = Windows()
         self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
         self._kept: SharedLRU[AgentKey, int] = SharedLRU(_MOST_CALLS)
+        self._refused: SharedLRU[str, object] = SharedLRU(_MOST_CALLS)
         self._first_tries: SharedLRU[AgentKey, FirstTry] = SharedLRU(_MOST_CALLS)
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
@@ -297,6 +301,19 @@ class RequestPacker:
             await self._failed(context, request, error)
             return None
 
+    async def on_run_error(self, invocation: InvocationContext) -> None:
+        """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
+        learned = self._refused.pop(invocation.invocation_id)
+        try:
+            if learned is not None:
+                # By the user, since ADK resumes a session with the agent that spoke last.
+                actions = EventActions(state_delta={WINDOWS: learned})
+                event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
+                await invocation.session_service.append_event(invocation.session, event)
+        except Exception as error:  # the next call keeps it, then
+            logger.info("a learned window is not in the session yet: %s", type(error).__name__)
+        await self.flush(invocation=invocation)
+
     # the way of a model call
 
     async def _pack(
@@ -386,7 +403,7 @@ class RequestPacker:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last, name = read.call.policy, read.call.last, pick.counter.name
-        await self._calibrations.begin(read.source, name)
+        await self._calibrations.begin(read.source, name, read.call.state)
         if last is None or last.counter != name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
         known = self._calibrations.calibration(read.source, name, read.call.context.session.events)
@@ -423,7 +440,7 @@ class RequestPacker:
 
         Returns an answer in the model's place where a limit stands against the call.
         """
-        call, source, records = read.call, pack.source, read.call.policy.record != "off"
+        call, source = read.call, pack.source
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
@@ -450,9 +467,10 @@ class RequestPacker:
             models = served_models(call.invocation.agent, call.model)
             mark_prefix(call, models)
             self._windows.keep(models, call.context.state)
-            if source.request.first_call and records:
-                self._calibrations.save(source, read.counter)
+            if source.request.first_call:
+                self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
+        records = call.policy.record != "off"
         number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
         cost = read.summary_cost
         made = PreviousCall(name, pack, call.policy, call.planned, read.counter, number, cutoff, cost, read.length)
@@ -554,7 +572,8 @@ class RequestPacker:
             if refused is not None:
                 # A provider that names its limit knows it better than any list: it is the model's window from now on.
                 agent = context.get_invocation_context().agent
-                self._windows.learn(agent, pack, refused, model, last.policy, context.state)
+                if self._windows.learn(agent, pack, refused, model, last.policy, context.state):
+                    self._refused.put(context.invocation_id, context.state.get(WINDOWS))
                 if refused.sent is not None:  # by so much the estimate of the request was wrong
                     self._calibrations.reported(pack, last.counter, refused.sent)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:

@@ -146,7 +146,7 @@ class ContextPackPlugin(BasePlugin):
         await self._packer.flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._packer.flush(invocation=invocation_context)
+        await self._packer.on_run_error(invocation_context)
 
     async def close(self) -> None:
         await self._packer.flush(timeout_seconds=4.0)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import ConfigDict, TypeAdapter
 
@@ -372,8 +373,11 @@ def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
 
 # What providers report, kept for the next estimate: a baseline for each conversation, a ratio for each user and model.
 #
-# A ratio stands in the store. The baseline stands in the metadata of each answer, so that it costs no state, and every
-# process goes on from it alike. Between a request and its answer it is kept here.
+# A ratio stands in the session's state and, across sessions, in the store. The baseline stands in the metadata of each
+# answer, so that it costs no state, and every process goes on from it alike. Between a request and its answer it is
+# kept here.
+
+_STATE_KEY = "aether:calibration"
 
 
 class _Reports(NamedTuple):
@@ -408,18 +412,18 @@ class Calibrations:
         self._write = write
         self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
-        self._stored: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
-    async def begin(self, source: PackInput, counter: str) -> None:
+    async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
         """Reads the ratio that another process may have left, where this one knows none yet. Never raises."""
         owner = _owner(source, counter)
         if self._ratios.get(owner) is not None:
             return
-        stored = None
+        found = [valid(RATIO, _ratios(state).get(owner.by))]
         with contextlib.suppress(Exception):  # the store fails, or takes longer
-            stored = valid(RATIO, await within(0.5, in_thread(partial(self._store.calibration, *owner))))
-        for ratios in (self._ratios, self._stored):
-            ratios.put(owner, stored or TokenRatio())
+            reading = in_thread(partial(self._store.calibration, *owner))
+            found.append(valid(RATIO, await within(0.5, reading)))
+        known = (ratio for ratio in found if ratio is not None)
+        self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
     def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
         """What a request is estimated by, after what the session's events say of the last one."""
@@ -462,18 +466,26 @@ class Calibrations:
             told["reports"] = _REPORTS.dump_python(reports, mode="json")
         return told
 
-    def save(self, source: PackInput, counter: str) -> None:
-        """Puts a ratio that moved into the store's queue."""
-        owner = _owner(source, counter)
+    def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
+        """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
+        owner, ratios = _owner(source, counter), _ratios(state)
         ratio = self._ratios.get(owner)
-        if ratio is not None and ratio.moved(self._stored.get(owner)):
-            self._stored.put(owner, ratio)
-            self._write(source.identity, owner.by, RATIO.dump_python(ratio))
+        if ratio is not None and ratio.samples and ratio.moved(valid(RATIO, ratios.get(owner.by))):
+            recorded = RATIO.dump_python(ratio)
+            state[_STATE_KEY] = {**ratios, owner.by: recorded}
+            if store:
+                self._write(source.identity, owner.by, recorded)
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
     by = f"{source.request.model}-{short(hash_text(counter), 6)}"
     return _Owner(source.identity.app, source.identity.user, by)
+
+
+def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
+    """The ratios in a session's state, by model and counter."""
+    ratios = state.get(_STATE_KEY)
+    return ratios if isinstance(ratios, Mapping) else {}
 
 
 def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:

@@ -3,7 +3,7 @@
     aether:windows    windows that refusals have taught, by model and endpoint, in a session's state
 
 A refusal is learned for the process and for the session. ADK drops the state of a call that fails, so it is written
-again with the next call.
+again with the next call, and by the plugin in an event of its own at the end of the run that failed.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Windows:
 
     def learn(
         self, agent: object, pack: Pack, refused: Overflow, model: str | None, policy: PackPolicy, state: State
-    ) -> None:
-        """Takes in the refusal of a pack.
+    ) -> bool:
+        """Takes in the refusal of a pack, and says whether the window is another now.
 
         A refusal without a number, or whose number is no less than the window, takes a tenth off.
 
@@ -80,7 +80,7 @@ class Windows:
         tokens = max(LEAST_TOKENS, tokens)
         before = self._window(served, policy, state).tokens
         if tokens >= before:
-            return
+            return False
         self._learned.put(served.key, tokens)
         self.keep([served], state)
         stated = policy.window_of(served.name)
@@ -92,6 +92,7 @@ class Windows:
             before,
             undercut,
         )
+        return True
 
     def keep(self, models: Sequence[ServedModel], state: State) -> None:
         """Puts what this process has learned of models into a session's state, where it is not there."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,17 +15,17 @@ from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 
 
-def show(url: str, *, file: str | None, app: str | None, user: str | None, session: str | None, **address: Any) -> None:
+def show(url: str, *, file: str | None, host: str, port: int, token: str | None, **selection: str | None) -> None:
     """Serves a store, or writes one session into a file."""
     if file is not None:
-        _write_report(url, file, app=app, user=user, session=session)
-    elif session or app or user:
+        _write_report(url, file, selection)
+    elif any(selection.values()):
         raise click.UsageError("--session, --app and --user say which session --report FILE writes")
     else:
-        _serve(url, **address)
+        _serve(url, host, port, token)
 
 
-def _serve(url: str, *, host: str, port: int, token: str | None) -> None:
+def _serve(url: str, host: str, port: int, token: str | None) -> None:
     """Serves a store until it is stopped; only this machine may read it where there is no token."""
     if token is None and not _is_loopback(host):
         raise click.UsageError(
@@ -57,15 +57,14 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _write_report(url: str, file: str, *, app: str | None, user: str | None, session: str | None) -> None:
+def _write_report(url: str, file: str, selection: Mapping[str, str | None]) -> None:
     from aether_context.viewer import report
     from aether_context.viewer.calls import Calls, Session, by_session
 
     store, folder = packs.require(PackStore(url)), Path(file).parent
     if not folder.is_dir():
         raise click.UsageError(f"--report {file}: there is no folder {folder}: make it first, or name another file")
-    sessions = by_session(store.places(app, user, session))
-    whose = packs.whose(app=app, user=user, session=session)
+    sessions, whose = by_session(store.places(**selection)), packs.whose(**selection)
     if not sessions:
         raise PackNotFound(f"no packs{whose} in {store.url}: `{store.command('list')}` shows what is there")
     if len(sessions) > 1:

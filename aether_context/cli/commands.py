@@ -171,12 +171,11 @@ def diff() -> None:
     A single PACK, by default the newest one, is compared with the pack before it of the same agent. `replay --policy`
     shows what another policy would have sent.
 
-    Exit codes: 0 the same request is sent, 1 the requests differ, 2 wrong usage, 3 a pack or a part of it cannot be
-    read, or is not what was written.
+    The exit code is 3 also where a pack is not what was written.
     """
 
 
-@_command("reasons.show", 'why "blue kayak"', 'why "blue kayak" --session s1 --call 23')
+@_command("inspection.show_places", 'why "blue kayak"', 'why "blue kayak" --session s1 --call 23')
 @click.argument("text")
 @_store_option
 @_packs_of
@@ -195,7 +194,7 @@ def why() -> None:
     """
 
 
-@_command("verification.show_verification", "verify", "verify --replay", "verify 9f86d081 --store memory://packs")
+@_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081 --store memory://packs")
 @click.argument("pack_ids", nargs=-1)
 @_store_option
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again and check its checksum.")
@@ -207,7 +206,11 @@ def verify() -> None:
     """
 
 
-@_command("preview.show", "preview session.json", 'preview session.json --message "Go on." --policy research --request')
+@_command(
+    "inspection.show_preview",
+    "preview session.json",
+    'preview session.json --message "Go on." --policy research --request',
+)
 @click.argument("path", metavar="SESSION.json")
 @click.option("--message", metavar="TEXT", help="The user's next message.")
 @_policy_option("The policy; else AETHER_CONTEXT_POLICY, else chat.")
@@ -292,7 +295,7 @@ def usage() -> None:
 
 
 @_command(
-    "retention.forget_files",
+    "stores.forget_files",
     "forget --app shop --user ann --yes",
     "forget --app shop --user ann --session s1",
     "forget --older-than 30 --yes",

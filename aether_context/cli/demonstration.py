@@ -8,13 +8,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from aether_context.cli.packs import pack_name
 from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import FAILED, WRONG_USAGE, head, print_table, say
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.reading import WHY, Comparison
 from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import name_of
 from aether_context.store.verification import Verifier
 
 _PACKAGE = Path(__file__).parent.parent
@@ -62,7 +62,6 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
         for line in (*f"agent: {answer}".splitlines(), ""):
             say(line)
     _show_calls(manifests)
-    fits = _show_too_large(manifests)
     _show_left_out(manifests)
     head("The same run without the plugin")
     print_comparison(Comparison(manifests, priced_as=model or LIKE))
@@ -72,14 +71,16 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     head("Checked")
     say(f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")
     for place, fault in faults.items():
-        say(f"  - {pack_name(place)}: {fault}")
+        say(f"  - {name_of(place)}: {fault}")
+    if any(manifest.over_window for manifest in manifests):
+        say(f"  The layers {', '.join(FIXED_LAYERS)} are never cut: choose a larger --window.")
     say()
     if manifests and not store.url.startswith("memory://"):
         shown = next((manifest for manifest in manifests if manifest.truncation_events), manifests[-1])
         head("Next")
         for command in ("list", f"inspect {shown.number}", f"replay {shown.number}", "why settings", "verify"):
             say(f"  {store.command(command)}")
-    return 0 if manifests and fits and not faults else FAILED
+    return 0 if manifests and not faults else FAILED
 
 
 def _show_calls(manifests: Sequence[Manifest]) -> None:
@@ -99,19 +100,6 @@ def _show_calls(manifests: Sequence[Manifest]) -> None:
     say()
     print_table(("", ""), _COLUMNS.items())
     say()
-
-
-def _show_too_large(manifests: Sequence[Manifest]) -> bool:
-    """Says which requests are larger than the window, and what they consist of; True where none is."""
-    over = {number: manifest for number, manifest in enumerate(manifests, 1) if manifest.over_window}
-    if over:
-        largest = max(over.values(), key=lambda manifest: manifest.request_tokens)
-        must = " + ".join(f"{layer} {largest.allocation[layer].used:,}" for layer in FIXED_LAYERS)
-        head("Larger than the window")
-        say(f"  Calls {', '.join(map(str, over))} were sent although they are larger than {largest.window:,} tokens.")
-        say(f"  The largest takes {largest.request_tokens:,}, of which {must} are never cut. Choose a larger --window.")
-        say()
-    return not over
 
 
 def _show_left_out(manifests: Sequence[Manifest]) -> None:

@@ -1,26 +1,36 @@
-"""`aether-context inspect`, `replay` and `diff`: a recorded pack, its request built again, and two packs compared."""
+"""`aether-context inspect`, `replay`, `diff`, `why` and `preview`: a recorded pack, its request built again, two packs
+compared, what became of some words, and a pack that was not sent yet."""
 
 from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
 
 import click
 
 from aether_context.cli import packs
 from aether_context.cli.rendering import difference_json, print_difference, print_pack, print_request
-from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, say, tell
+from aether_context.cli.terminal import FAILED, NOT_THERE, head, plain, print_json, say, tell
 from aether_context.errors import ChecksumMismatch, PackNotFound
+from aether_context.packing.payload import minute
 from aether_context.policy import PackPolicy
 from aether_context.reading import (
+    Answer,
     Difference,
+    Span,
     call_titles,
     difference,
     read_view,
     session_packs,
     view_of,
     view_under,
+    why,
 )
-from aether_context.reading.sessions import read_back
-from aether_context.store import Manifest
+from aether_context.reading.sessions import read_back, reads_told
+from aether_context.store import Manifest, PackStore
 from aether_context.store.manifest import ContentList
+from aether_context.store.recording import request_json
 from aether_context.store.replay import Replayer
 from aether_context.store.verification import Verifier
 
@@ -111,3 +121,75 @@ def _show_difference(result: Difference, everything: bool, as_json: bool) -> Non
         print_json(difference_json(result))
     else:
         print_difference(result, everything=everything)
+
+
+# `aether-context why`: what became of some words, call by call.
+
+_FEW = 6
+
+
+def show_places(
+    url: str, text: str, *, call: int | None, everything: bool, as_json: bool, **selection: str | None
+) -> int:
+    """Prints the places that hold the words."""
+    answer = why(packs.require(PackStore(url)), text, call=call, **selection)
+    if as_json:
+        print_json(asdict(answer))
+    else:
+        _print_answer(answer, everything)
+    return 0 if answer.places else FAILED
+
+
+def _print_answer(answer: Answer, everything: bool) -> None:
+    if answer.places and not answer.exact:
+        say("no place holds the text as it is; these hold all of its words", "yellow")
+    for place in answer.places if everything else answer.places[:_FEW]:
+        who, when = place.who != place.kind and f" of {place.who}", place.time and f", {minute(place.time)}"
+        head(f"{place.kind}{who or ''}, for {place.agent} in session {place.session}{when or ''}")
+        say(f"  “{plain(answer.excerpt(place))}”")
+        for span in place.spans:
+            say(f"  {_span(span)}", "green" if span.holds else "yellow")
+        if place.uri:
+            say(f"  all of it is at {place.uri}: {reads_told(place.read_back)}")
+    if len(answer.places) > _FEW and not everything:
+        say(f"… and {len(answer.places) - _FEW} more places (--all shows them)")
+    for note in answer.notes:
+        tell(note)
+
+
+def _span(span: Span) -> str:
+    calls = f"call {span.first}" if span.first == span.last else f"calls {span.first}-{span.last}"
+    if span.form == "whole" and span.holds is not False:
+        return f"{calls}: whole"
+    held = {True: "the words stand there", False: "without these words", None: "its text is not recorded"}[span.holds]
+    said = {"absent": "not in the request", "left_out": "left out"}.get(span.form, f"{span.form}, {held}")
+    elsewhere = f"; the words also stand in {', '.join(span.elsewhere[:3])}" if span.elsewhere else ""
+    settings = f" (would keep it: {span.settings})" if span.settings else ""
+    return f"{calls}: {said}: {span.act}{elsewhere}{settings}"
+
+
+# `aether-context preview`: what the next model call of a session would be sent.
+
+
+def show_preview(
+    *, path: str, policy: str | None, window: int | None, request: bool, everything: bool, as_json: bool, **call: Any
+) -> None:
+    """Prints the next pack, or its request.
+
+    Args:
+        call: arguments of `preview`: the message, and the agent's name, model and instruction.
+    """
+    from aether_context.adk.preview import preview, read_session
+
+    session = read_session(path)
+    overrides = {"max_input_tokens": window} if window is not None else {}
+    loaded_policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides)
+    pack, manifest = preview(session, policy=loaded_policy, **call)
+    if as_json and request:
+        click.echo(request_json(pack).encode())
+    elif as_json:
+        print_json(manifest.model_dump(mode="json"))
+    elif request:
+        print_request(view_of(pack, manifest), everything=everything)
+    else:
+        print_pack(view_of(pack, manifest), everything=everything)

@@ -7,21 +7,12 @@ from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, pr
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import name_of
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
 
 # Finding packs. See `PackStore` for what a place is.
-
-
-def pack_name(place: str) -> str:
-    """The id of the pack at a place."""
-    return place.rsplit("/", 1)[-1]
-
-
-def fault(place: str, error: Exception) -> str:
-    """Why the pack at a place cannot be used. Errors of this package already name the pack."""
-    return str(error) if isinstance(error, AetherContextError) else f"{pack_name(place)}: {error!r}"
 
 
 def require(store: PackStore) -> PackStore:
@@ -31,11 +22,11 @@ def require(store: PackStore) -> PackStore:
     return store
 
 
-def whose(*, app: str | None, user: str | None, session: str | None) -> str:
+def whose(**selection: str | None) -> str:
     """The selection of app, user and session for the middle of a sentence; empty where there is none."""
-    names = (("app", app), ("user", user), ("session", session))
-    selection = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
-    return f" of {selection}" if selection else ""
+    given = [(name, selection.get(name)) for name in ("app", "user", "session")]
+    words = " ".join(f"{name} {value!r}" for name, value in given if value is not None)
+    return f" of {words}" if words else ""
 
 
 def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
@@ -48,15 +39,14 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
     """
     require(store)
     if pack is not None and pack.isdecimal() and len(pack) <= _MOST_DIGITS:
-        calls = [one for one in session_packs(store, session=session) if one.caller is None or session is not None]
-        for manifest in calls:
-            if manifest.number == int(pack):
-                return store.place(manifest)
+        for call in session_packs(store, session=session):
+            if call.number == int(pack) and (call.caller is None or session is not None):
+                return store.place(call)
     if pack not in (None, "latest"):
         return store.find(pack)
     newest = store.places(session=session)[-1:]
     if not newest:
-        raise PackNotFound(f"no packs{whose(app=None, user=None, session=session)} in {store.url}")
+        raise PackNotFound(f"no packs{whose(session=session)} in {store.url}")
     return newest[0]
 
 
@@ -69,28 +59,24 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 # `aether-context list`: a row per pack.
 
 
-def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> int:
-    """Prints the list."""
+def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
-    places = store.places(app=app, user=user, session=session)
-    packs: dict[str, Manifest] = {}
-    unreadable: dict[str, AetherContextError] = {}
-    values: list[JSON] = []
+    places = store.places(**selection)
+    packs, values, unreadable = list[Manifest](), list[JSON](), dict[str, AetherContextError]()
     for place in places[-limit:] if limit else places:
-        name = pack_name(place)
         try:
-            packs[name] = store.read(place)
-            values.append(_value(store, packs[name]))
+            packs.append(store.read(place))
+            values.append(_value(store, packs[-1]))
         except AetherContextError as error:
-            unreadable[name] = error
-            values.append({"pack_id": name, "error": plain(error)})
+            unreadable[name_of(place)] = error
+            values.append({"pack_id": name_of(place), "error": plain(error)})
     if as_json:
         print_json(values)
     elif not places:
-        tell(f"no packs{whose(app=app, user=user, session=session)} in {store.url}")
+        tell(f"no packs{whose(**selection)} in {store.url}")
     else:
         columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
-        print_table(columns, map(_row, packs.values()))
+        print_table(columns, map(_row, packs))
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
         if limit and len(places) > limit:

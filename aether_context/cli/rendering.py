@@ -113,13 +113,10 @@ def _signals(manifest: Manifest) -> Lines:
 def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     """What a prefix cache could serve, what the provider reported, and what became of the answer."""
     shared, broken = manifest.prefix.shared_tokens, manifest.prefix.broken_by
-    if shared is None:
-        why = "this is the first request" if broken is None else "the request before is not known"
-        servable = f"unknown: {why}"
-    else:
-        total = f"{manifest.counted_tokens:,}"
-        prefix_end = f"broken by {broken}" if broken else "nothing broke the prefix"
-        servable = f"{shared:,} of {total} counted tokens in common with the request before; {prefix_end}"
+    servable = f"unknown: {'the request before is not known' if broken else 'this is the first request'}"
+    if shared is not None:
+        servable = f"{shared:,} of {manifest.counted_tokens:,} counted tokens in common with the request before; "
+        servable += f"broken by {broken}" if broken else "nothing broke the prefix"
     facts = [("could be served", servable)]
     if not isinstance(outcome, dict):
         return aligned(("", ""), [*facts, ("provider served", "unknown: no outcome is recorded")])
@@ -309,11 +306,11 @@ def _who(difference: Difference) -> Lines:
 def _layer_changes(difference: Difference) -> Lines:
     rows: list[tuple[object, ...]] = []
     for change in difference.layers:
-        sides = [
-            side or LayerTokens(floor=0, nominal=0, lent=0, final=0, used=0) for side in (change.before, change.after)
-        ]
-        used = [side.used for side in sides]
-        rows.append((change.layer, _arrow(*(side.final for side in sides)), _arrow(*used), increase(*used)))
+        final, used = (
+            [getattr(side, name) if side is not None else 0 for side in (change.before, change.after)]
+            for name in ("final", "used")
+        )
+        rows.append((change.layer, _arrow(*final), _arrow(*used), increase(*used)))
     tokens = [view.manifest.counted_tokens for view in (difference.before, difference.after)]
     rows.append(("all", "", _arrow(*tokens), increase(*tokens)))
     return aligned(("layer", ">final", ">used", ">difference"), rows)

@@ -17,21 +17,19 @@ import click
 
 from aether_context import errors
 from aether_context.canonical import JSON, canonical_json
+from aether_context.text.decoding import escaped
 
 FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
 """Exit codes; 0 is fine."""
 
-_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _MOST_IN_CELL = 80
 
 
 def exit_code(error: errors.AetherContextError) -> int:
     if isinstance(error, errors.PolicyError):
         return WRONG_USAGE
-    if isinstance(error, errors.ReplayIncomplete):
-        return NOT_THERE
     failures = errors.BudgetExceededError, errors.ChecksumMismatch, errors.ContextOptimizationError, errors.ReplayError
-    return FAILED if isinstance(error, failures) else NOT_THERE
+    return FAILED if isinstance(error, failures) and not isinstance(error, errors.ReplayIncomplete) else NOT_THERE
 
 
 def plain(text: object, limit: int | None = None) -> str:
@@ -39,9 +37,7 @@ def plain(text: object, limit: int | None = None) -> str:
     line = str(text)
     if limit is not None and len(line) > limit:
         line = line[: limit - 1] + "…"
-    if line.isascii() and line.isprintable():
-        return line
-    return "".join(ascii(char)[1:-1] if unicodedata.category(char) in _UNPRINTABLE else char for char in line)
+    return escaped(line)
 
 
 def say(text: object = "", colour: str | None = None) -> None:
@@ -50,7 +46,6 @@ def say(text: object = "", colour: str | None = None) -> None:
 
 
 def head(text: object) -> None:
-    """Prints a heading."""
     click.secho(plain(text), bold=True)
 
 

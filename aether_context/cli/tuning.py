@@ -13,9 +13,8 @@ from aether_context.canonical import JSON, hash_json, short
 from aether_context.cli.terminal import FAILED, head, print_json, print_table, progress, say, tell
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid as policies_of
-from aether_context.tuning.statistics import Difference
 from aether_context.tuning.tuner import Recordings, Tuner, executor
-from aether_context.tuning.verdict import Compared, Verdict, adjusted
+from aether_context.tuning.verdict import Compared, Difference, Verdict, adjusted
 
 
 def tune(

@@ -28,65 +28,42 @@ class _Group:
     unanswered: int = 0
     failed: int = 0
 
-    def add(self, manifest: Manifest, outcome: JSON) -> None:
-        if not isinstance(outcome, dict):
+    def add(self, manifest: Manifest, outcome: Mapping[str, JSON] | None) -> None:
+        if outcome is None:
             self.unanswered += 1
             return
-        call = answered(manifest, outcome)
+        call = CallUsage.of_outcome(outcome, manifest.request_tokens)
         if call is None:
             self.failed += 1
             return
-        self.totals = self.totals.plus(Totals.of(call))
+        system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
+        call = replace(call, system_tokens=system, tool_tokens=tools)
+        self.totals = self.totals.plus(Totals.of(call.priced(manifest.model, manifest.last_event_time)))
         input_tokens = outcome.get("input_tokens")
         if isinstance(input_tokens, int) and not call.input_estimated and not manifest.passthrough_reason:
             self.pairs.append((manifest.request_tokens, input_tokens))
 
     def figures(self) -> dict[str, JSON]:
         """The figures of the calls; None is unknown."""
-        totals, close = self.totals, accuracy(self.pairs)
-        cost = totals.known_cost_usd
-        return {
-            "calls": totals.calls,
+        totals, cost = self.totals, self.totals.known_cost_usd
+        names: tuple[str, ...] = ("calls", "input_tokens", "output_tokens", "total_tokens", "cached_share")
+        names += ("system_tokens", "tool_tokens", "unpriced_calls")
+        return {name: getattr(totals, name) for name in names} | {
             "unanswered": self.unanswered,
             "failed": self.failed,
-            "input_tokens": totals.input_tokens,
-            "output_tokens": totals.output_tokens,
-            "total_tokens": totals.total_tokens,
             "cached_tokens": totals.cached_tokens if totals.cached_share is not None else None,
-            "cached_share": totals.cached_share,
-            "system_tokens": totals.system_tokens,
-            "tool_tokens": totals.tool_tokens,
             "unreported_inputs": totals.estimated_inputs,
             "unreported_outputs": totals.estimated_outputs,
             "cost_usd": None if cost is None else float(cost),
-            "unpriced_calls": totals.unpriced_calls,
             "estimate": {
-                **close._asdict(),
+                **accuracy(self.pairs)._asdict(),
                 "estimated_tokens": sum(estimated for estimated, _ in self.pairs),
                 "reported_tokens": sum(reported for _, reported in self.pairs),
             },
         }
 
 
-def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | None:
-    """What a call used and cost; None where it failed without usage."""
-    call = CallUsage.of_outcome(outcome, manifest.request_tokens)
-    if call is None:
-        return None
-    system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
-    call = replace(call, system_tokens=system, tool_tokens=tools)
-    return call.priced(manifest.model, manifest.last_event_time)
-
-
-def _sides(compared: Comparison) -> JSON:
-    sides = {"packed": compared.packed, "unpacked": compared.unpacked}
-    return {
-        name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
-        for name, side in sides.items()
-    }
-
-
-def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> int:
+def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls.
 
     Args:
@@ -95,14 +72,14 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    all_calls, unreadable = _Group(), []
+    all_calls, unreadable = _Group(), list[AetherContextError]()
     compared = Comparison()
-    for place in store.places(app=app, user=user, session=session):
+    for place in store.places(**selection):
         try:
             manifest = store.read(place)
             outcome = store.outcome(manifest)
-        except (AetherContextError, LookupError, ValueError) as error:
-            unreadable.append(packs.fault(place, error))
+        except AetherContextError as error:
+            unreadable.append(error)
             continue
         compared.add(manifest)
         for act in manifest.strategy_acts:
@@ -121,9 +98,13 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     if as_json:
         groups_json = [dict(zip(by, key, strict=True)) | figures for key, figures in rows]
         report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
-        print_json(report | {"comparison": _sides(compared), "unreadable": len(unreadable)})
+        sides = {
+            name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
+            for name, side in (("packed", compared.packed), ("unpacked", compared.unpacked))
+        }
+        print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
     elif not groups:
-        tell(f"no packs{packs.whose(app=app, user=user, session=session)} in {store.url}")
+        tell(f"no packs{packs.whose(**selection)} in {store.url}")
     else:
         _print(by, rows, all_calls.figures(), acts)
         say()

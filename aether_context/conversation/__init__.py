@@ -18,13 +18,11 @@ from aether_context.conversation.anchors import (
     unregister_anchor,
     validate,
 )
-from aether_context.conversation.normalization import Normal, normalize
+from aether_context.conversation.normalization import normalize
 from aether_context.conversation.strategies import (
     Selection,
-    Shape,
     register_strategy,
     select_strategy,
-    shape_of,
     strategies_of,
     strategy_names,
     unregister_strategy,
@@ -45,11 +43,9 @@ __all__ = [
     "Budget",
     "Conversation",
     "Decision",
-    "Normal",
     "Removed",
     "Replaced",
     "Selection",
-    "Shape",
     "Strategy",
     "decided",
     "identify",
@@ -60,7 +56,6 @@ __all__ = [
     "registered_anchors",
     "select_strategy",
     "selected",
-    "shape_of",
     "standing_anchors",
     "strategies_of",
     "strategy_names",

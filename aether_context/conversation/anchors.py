@@ -137,10 +137,7 @@ def hold(
         most: tokens that they may take together with the units that ``stay`` anyway.
     """
     unit_of = {positions[index]: at for at, unit in enumerate(units) for index in unit.indices}
-    opening: dict[int, int] = {}
-    for at, unit in enumerate(units):
-        if unit.kind == "human":
-            opening.setdefault(unit.turn, at)
+    opening = {unit.turn: at for at, unit in reversed([*enumerate(units)]) if unit.kind == "human"}
     held_units: set[int] = set()
     notes: list[str] = []
     used = sum(tokens[index] for at in stay for index in units[at].indices)

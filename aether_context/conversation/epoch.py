@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 from aether_context.canonical import short
@@ -76,11 +77,8 @@ def is_live(epoch: Epoch, place: int) -> bool:
 
 
 def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Sorted indices as half-open ranges."""
-    ranges: list[tuple[int, int]] = []
-    for index in sorted(indices):
-        if ranges and ranges[-1][1] == index:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return tuple(ranges)
+    """Indices as half-open ranges, sorted."""
+    # In a run of indices each is as far from its place as the one before.
+    runs = groupby(enumerate(sorted(indices)), key=lambda placed: placed[1] - placed[0])
+    members = ([index for _, index in run] for _, run in runs)
+    return tuple((run[0], run[-1] + 1) for run in members)

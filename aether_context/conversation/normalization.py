@@ -7,7 +7,6 @@ tools.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -15,6 +14,12 @@ from typing import NamedTuple
 
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content, Part
+
+PLACEHOLDER = "[trimmed]"
+"""What stands in a message with nothing left in it, and in the place of a text or a tool's response."""
+STRIPPED_TAG = "checkpoint_id"
+"""The name of the XML element that is taken out of every message, with its content."""
+_OPENER, _CLOSER = f"<{STRIPPED_TAG}>", f"</{STRIPPED_TAG}>"
 
 
 class Normal(NamedTuple):
@@ -28,19 +33,15 @@ class Normal(NamedTuple):
     members: tuple[tuple[int, int], ...]
 
 
-def normalize(contents: Sequence[Content], *, strip_tags: Sequence[str] = (), empty: str = "[trimmed]") -> list[Normal]:
+def normalize(contents: Sequence[Content]) -> list[Normal]:
     """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
 
     A content that needs none of it comes back as the same object. Of several responses to one call the last stays, at
     the place of the first. The call is known by the response's id, without one by its name, and by position: the n-th
     response of an id or a name answers the n-th call of it before, and what goes beyond the calls answers them over
     again.
-
-    Args:
-        strip_tags: names of XML elements that are taken out, with what is between their tags.
-        empty: the text of a message with nothing left in it.
     """
-    stripped = [_stripped(content, tuple(strip_tags), empty) for content in contents]
+    stripped = [*map(_stripped, contents)]
     normal: list[Normal] = []
     calls: Sequence[Part] = ()
     for _, members in groupby(range(len(stripped)), key=lambda at: _kind(stripped[at])):
@@ -67,27 +68,20 @@ def _answered_once(
     pieces: Sequence[tuple[int, int, Part]], earlier_calls: Sequence[Part]
 ) -> list[tuple[int, int, Part]]:
     """The pieces with the last response to each call only, at the place of the first."""
-    calls = Counter(_named(call) for call in earlier_calls)
+    calls = Counter(map(_named, earlier_calls))
     seen: Counter[tuple[str, str]] = Counter()
-    places: dict[tuple[tuple[str, str], int], int] = {}
-    answered_pieces: list[tuple[int, int, Part]] = []
-    for piece in pieces:
+    # Other parts are known by where they stand, so that each of them is kept.
+    answered: dict[tuple[tuple[str, str], int], tuple[int, int, Part]] = {}
+    for at, piece in enumerate(pieces):
         part = piece[2]
-        if part.kind != "response":
-            answered_pieces.append(piece)
-            continue
-        name = _named(part)
-        number = seen[name]
-        seen[name] += 1
-        if calls[name] or part.call_id:
-            number %= max(1, calls[name])
-        key = (name, number)
-        if key in places:
-            answered_pieces[places[key]] = piece
-        else:
-            places[key] = len(answered_pieces)
-            answered_pieces.append(piece)
-    return answered_pieces
+        name, number = ("", ""), at
+        if part.kind == "response":
+            name = _named(part)
+            number, seen[name] = seen[name], seen[name] + 1
+            if calls[name] or part.call_id:
+                number %= max(1, calls[name])
+        answered[name, number] = piece
+    return [*answered.values()]
 
 
 def _named(part: Part) -> tuple[str, str]:
@@ -95,33 +89,19 @@ def _named(part: Part) -> tuple[str, str]:
     return ("id", part.call_id) if part.call_id else ("name", part.name)
 
 
-def _stripped(content: Content, tags: tuple[str, ...], empty: str) -> Content:
+def _stripped(content: Content) -> Content:
     parts = list(content.parts)
     for at, part in enumerate(parts):
-        if part.kind == "text" and any(f"<{tag}>" in part.text for tag in tags):
-            text = _without_elements(part.text, tags)
-            if text != part.text:
-                parts[at] = part_of({"text": text if text.strip() else empty})
+        if part.kind == "text" and (text := _without_elements(part.text)) != part.text:
+            parts[at] = part_of({"text": text if text.strip() else PLACEHOLDER})
     return content if tuple(parts) == content.parts else content_of_parts(content.role, parts)
 
 
-def _without_elements(text: str, tags: tuple[str, ...]) -> str:
-    """A text without the elements that are closed; from a tag that opens one, the next that closes it counts.
-
-    A name that nothing closes any more is not looked for again, so that openers without end cost one look.
-    """
+def _without_elements(text: str) -> str:
+    """A text without the elements that are closed; from a tag that opens one, the next that closes it counts."""
     texts: list[str] = []
     position = 0
-    open_ended: set[str] = set()
-    for opener in re.finditer(rf"<({'|'.join(map(re.escape, tags))})>", text):
-        name = opener.group(1)
-        if opener.start() < position or name in open_ended:
-            continue
-        closer = f"</{name}>"
-        end = text.find(closer, opener.end())
-        if end < 0:
-            open_ended.add(name)
-            continue
-        texts.append(text[position : opener.start()])
-        position = end + len(closer)
+    while (start := text.find(_OPENER, position)) >= 0 and (end := text.find(_CLOSER, start)) >= 0:
+        texts.append(text[position:start])
+        position = end + len(_CLOSER)
     return "".join([*texts, text[position:]])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from aether_context.pack import Content, Part, Quote
 
@@ -32,16 +32,9 @@ def attributed(content: Content) -> Content:
     first = content.parts[0] if content.parts else None
     if content.role != "user" or first is None or not opens(first.text if first.kind == "text" else None):
         return content
-    quotes: list[Quote] = []
-    for at, part in enumerate(content.parts[1:], start=1):
-        if part.kind in ("call", "response"):
-            return content
-        if part.kind == "text":
-            quote = _quote(part.text, at)
-            if quote is None:
-                return content
-            quotes.append(quote)
-    if len(content.parts) < 2:
+    found = [_quote(part.text, at) for at, part in enumerate(content.parts) if at and part.kind == "text"]
+    quotes = [quote for quote in found if quote is not None]
+    if len(content.parts) < 2 or len(quotes) < len(found) or content.calls or content.responses:
         return content
     return replace(content, agent=quotes[0].agent if quotes else NAMELESS, quotes=tuple(quotes))
 
@@ -66,9 +59,8 @@ def said(texts: Sequence[str]) -> Said | None:
     """
     if len(texts) < 2 or not opens(texts[0]):
         return None
-    quotes = [_quote(text, at) for at, text in enumerate(texts[1:], start=1)]
-    words = [quote for quote in quotes if quote is not None and quote.kind == "said"]
-    if len(words) < len(quotes):
+    words = [quote for text in texts[1:] if (quote := _quote(text)) is not None and quote.kind == "said"]
+    if len(words) < len(texts) - 1:
         return None
     return Said(agent=words[0].agent, words="\n".join(quote.text for quote in words).strip())
 
@@ -79,8 +71,7 @@ def says(texts: Sequence[str | None]) -> bool:
     Args:
         texts: of the message's parts, in their order.
     """
-    quotes = (_quote(text or "", at) for at, text in enumerate(texts))
-    return any(quote is not None and quote.kind == "said" for quote in quotes)
+    return any((quote := _quote(text or "")) is not None and quote.kind == "said" for text in texts)
 
 
 def requoted(part: Part, text: str) -> str:
@@ -89,16 +80,14 @@ def requoted(part: Part, text: str) -> str:
     return f"{head}{BEGIN}\n{text}\n{END}"
 
 
-def _quote(text: str, at: int) -> Quote | None:
-    head, mark, quoted = text.partition(f":\n{BEGIN}\n")
-    if not mark or not quoted.endswith(f"\n{END}"):
-        return None
+def _quote(text: str, at: int = 0) -> Quote | None:
+    """What the part at a place quotes; None where it is no quote."""
+    head, _, quoted = text.partition(f":\n{BEGIN}\n")
     match = _HEAD.fullmatch(head)
-    if match is None:
+    if match is None or not quoted.endswith(f"\n{END}"):
         return None
-    quoted_text = quoted.removesuffix(f"\n{END}")
-    if match["call"] is not None:
-        return Quote(kind="call", agent=match["agent"], text=quoted_text, at=at, name=match["call"])
-    if match["response"] is not None:
-        return Quote(kind="response", agent=match["agent"], text=quoted_text, at=at, name=match["response"])
-    return Quote(kind="said", agent=match["agent"], text=quoted_text, at=at)
+    name = match["call"] if match["response"] is None else match["response"]
+    kind: Literal["said", "call", "response"] = "said"
+    if name is not None:
+        kind = "call" if match["response"] is None else "response"
+    return Quote(kind=kind, agent=match["agent"], text=quoted.removesuffix(f"\n{END}"), at=at, name=name or "")

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.normalization import PLACEHOLDER
 from aether_context.conversation.strategy import Conversation, Decision, Replaced, decided
 from aether_context.conversation.turns import Unit, cut, units
 from aether_context.pack import Content, Part, Reason, Tool
@@ -29,10 +30,6 @@ BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
 
 _LAST = "last_hash"
-PLACEHOLDER = "[trimmed]"
-"""What a text or a tool's response is replaced by."""
-STRIPPED_TAGS = ("checkpoint_id",)
-"""Names of XML elements that are taken out of every message, with their content."""
 # The strategy's own estimate, in tokens but for the first two; see `estimate` and `estimate_tool_overhead`.
 _BYTES_PER_TOKEN = 3.5
 _SAFETY, _TOOL_FACTOR = 1.05, 1.2
@@ -43,8 +40,6 @@ _CALL_BYTES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StablePrefix:
-    """The strategy ``stable_prefix``."""
-
     settings: StablePrefixSettings
     name: ClassVar[str] = "stable_prefix"
     early: ClassVar[bool] = True

@@ -29,7 +29,7 @@ from aether_context.pack import Content, Reason
 from aether_context.policy import ConversationSettings
 from aether_context.text.shorten import level
 
-RECAP_SHARE = 0.5
+RECAP_SHARE = 0.3
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
 _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
 _BULLET = "- a"
@@ -427,17 +427,10 @@ def _form(content: Content) -> tuple[object, ...]:
 
 # Which strategy suits a conversation, by its shape.
 
-ShapeKind: TypeAlias = Literal["short", "loop", "dialogue", "session"]
+Shape: TypeAlias = Literal["short", "loop", "dialogue", "session"]
 
 
-class Shape(NamedTuple):
-    """What a conversation looks like, and how many turns it has."""
-
-    kind: ShapeKind
-    turns: int
-
-
-def shape_of(conversation: Conversation) -> Shape:
+def _shape(conversation: Conversation) -> Shape:
     """The shape of a conversation, from the tokens of its contents alone.
 
     ``short`` fits under the mark for cuts. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
@@ -446,14 +439,14 @@ def shape_of(conversation: Conversation) -> Shape:
     tokens, contents, mark = conversation.tokens, conversation.contents, conversation.budget.cut_above
     total = sum(tokens)
     tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
-    turns: Counter[int] = Counter({0: 0})
+    turns = Counter({0: 0})
     for unit in units(contents):
         turns[unit.turn] += sum(tokens[at] for at in unit.indices)
     if total <= mark:
-        return Shape("short", len(turns))
+        return "short"
     if max(turns.values()) > mark:
-        return Shape("loop", len(turns))
-    return Shape("dialogue" if tools < total / 2 else "session", len(turns))
+        return "loop"
+    return "dialogue" if tools < total / 2 else "session"
 
 
 class Selection(NamedTuple):
@@ -464,7 +457,7 @@ class Selection(NamedTuple):
     shape: Shape
 
 
-_RULES: Mapping[ShapeKind, tuple[str, str]] = {
+_RULES: Mapping[Shape, tuple[str, str]] = {
     "short": ("epochs", "it fits, and nothing is cut"),
     "loop": ("epochs", "one turn alone passes the mark: the cut goes through it, and the entity table counts"),
     "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
@@ -475,6 +468,6 @@ _RULES: Mapping[ShapeKind, tuple[str, str]] = {
 def select_strategy(conversation: Conversation) -> Selection:
     """The strategy that suits a conversation, by what the strategies did to recorded runs of each shape, in tokens kept
     for what they cost: tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them."""
-    shape = shape_of(conversation)
-    strategy, rule = _RULES[shape.kind]
-    return Selection(strategy=strategy, rule=f"{shape.kind}: {rule}", shape=shape)
+    shape = _shape(conversation)
+    strategy, rule = _RULES[shape]
+    return Selection(strategy=strategy, rule=f"{shape}: {rule}", shape=shape)

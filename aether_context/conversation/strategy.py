@@ -20,7 +20,7 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.summary import Summaries, recap, summary_message
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
-from aether_context.tokens import TokenCounter, counter_for
+from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.framing import framing_of
 
@@ -124,34 +124,28 @@ class Conversation:
         tools: Sequence[Tool] = (),
         anchors: Sequence[Anchor] = (),
         state: Mapping[str, Mapping[str, JSON]] | None = None,
-        summary: str = "",
-        counter: TokenCounter | None = None,
-        model: str = "",
     ) -> Conversation:
-        """A conversation outside any pack.
+        """A conversation outside any pack, counted by the built-in estimate.
 
         Args:
             window: the most input tokens.
             budget: its division; by default a tenth is slack and the water marks are 0.8 and 0.5.
-            counter: counts tokens; the built-in estimate for ``model`` by default.
         """
-        pack_counter = PackCounter(counter or counter_for(model), framing=framing_of(model))
-        fixed = pack_counter.system(system, declares=bool(tools)) + sum(pack_counter.tools(tools))
+        counter = PackCounter(counter_for(""), framing=framing_of(""))
+        fixed = counter.system(system, declares=bool(tools)) + sum(counter.tools(tools))
         humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
         return cls(
             contents=tuple(contents),
             raws=tuple(contents),
-            tokens=tuple(pack_counter.contents(contents)),
+            tokens=tuple(counter.contents(contents)),
             request_index=next(humans, None),
             positions=tuple(range(len(contents))),
             budget=budget or Budget.of(window, fixed=fixed),
-            counter=pack_counter,
+            counter=counter,
             system=system,
             tools=tuple(tools),
             anchors=tuple(anchors),
             state=state or {},
-            summary=summary,
-            summary_tokens=summary_tokens(pack_counter, summary),
         )
 
     @property

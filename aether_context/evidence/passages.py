@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
 from aether_context.text import Counts
@@ -45,14 +46,8 @@ class Findings:
 def read_lines(view: View, start: int, count: int, *, max_tokens: int, counter: Counts) -> Passage:
     """As many of ``count`` lines from ``start`` on as the budget takes; of the first one at least the beginning."""
     stop = min(len(view.lines), start + count)
-    left = max_tokens
-    at = start
-    while at < stop:
-        cost = counter.count(view.line(at)) + 1
-        if cost > left:
-            break
-        left -= cost
-        at += 1
+    used = accumulate(counter.count(view.line(at)) + 1 for at in range(start, stop))
+    at = start + len([*takewhile(lambda tokens: tokens <= max_tokens, used)])
     if at > start or start >= stop:
         return Passage(start=start, stop=at, text="\n".join(map(view.line, range(start, at))))
     return Passage(start=start, stop=start + 1, text=beginning(view.line(start), max_tokens, counter))
@@ -139,4 +134,4 @@ class Searcher:
             Entry(id=str(at), text="\n".join(map(self.view.line, range(*passage))))
             for at, passage in enumerate(self._passages)
         )
-        return HybridIndex(entries, self._embedder, redact=self._redact, passages=False)
+        return HybridIndex(entries, self._embedder, redact=self._redact)

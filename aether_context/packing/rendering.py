@@ -10,7 +10,6 @@ from aether_context.canonical import hash_text, short
 from aether_context.conversation import normalize
 from aether_context.conversation.content_json import content_of_parts
 from aether_context.conversation.epoch import as_ranges, is_live
-from aether_context.conversation.stable_prefix import PLACEHOLDER, STRIPPED_TAGS
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import units
@@ -50,7 +49,7 @@ def _normalized(contents: Sequence[Outgoing], counter: PackCounter) -> tuple[Out
     One that needs none of it stays the same object.
     """
     outgoing = []
-    for normal in normalize([item.content for item in contents], strip_tags=STRIPPED_TAGS, empty=PLACEHOLDER):
+    for normal in normalize([item.content for item in contents]):
         first = contents[normal.sources[0]]
         if normal.content is not first.content:
             first = Outgoing(

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import takewhile
 from typing import Literal, TypeAlias, get_args
 
 from aether_context.pack import LAYERS, Form, Layer, LayerTokens, PrefixBreak, Row
@@ -146,11 +147,8 @@ def difference(before: PackView, after: PackView) -> Difference:
     shared, parting = None, None
     if before.request is not None and after.request is not None:
         pairs = tuple(_aligned(before.request, after.request))
-        same = 0
-        for before_piece, after_piece in zip(before.request, after.request, strict=False):
-            if before_piece.digest != after_piece.digest:
-                break
-            same += 1
+        both = zip(before.request, after.request, strict=False)
+        same = len([*takewhile(lambda pair: pair[0].digest == pair[1].digest, both)])
         shared = sum(piece.tokens for piece in after.request[:same])
         reason = new.prefix.broken_by if new.call_before == old.pack_id and old.session_key == new.session_key else None
         parting = _parting(before.request[same:], after.request[same:], reason)

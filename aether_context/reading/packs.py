@@ -148,11 +148,9 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
         if request and manifest.texts:
             try:
                 view = replace(view, request=tuple(_pieces(replayer.replay(manifest).pack)))
-            except ReplayIncomplete as error:
-                if all(link.texts for link in replayer.line(manifest)):
-                    gaps.append(f"{error}: the request is not shown")
             except AetherContextError as error:
-                gaps.append(f"{error}: the request is not shown")
+                if not isinstance(error, ReplayIncomplete) or all(link.texts for link in replayer.line(manifest)):
+                    gaps.append(f"{error}: the request is not shown")
     try:
         view = replace(view, outcome=replayer.store.outcome(manifest))
     except StoreError as error:
@@ -284,7 +282,6 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
 
 
 def _part_text(part: Part) -> str:
-    """A part as text for people."""
     if part.kind == "text":
         return part.text
     if part.kind == "media":

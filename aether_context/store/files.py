@@ -12,12 +12,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.errors import AetherContextError, MissingExtra, StoreError
@@ -40,12 +39,9 @@ _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
 LATE_SECONDS = 0.3
 """So long may a run wait for what is done at once by a store that works."""
 _LOOK_SECONDS = 0.05
-_QUIET_SECONDS = 10.0
 _MOST_HANGING, _HANGING_SECONDS = 8, 60.0
 
 _memory_lock = threading.Lock()
-_Answer: TypeAlias = "SimpleQueue[tuple[Any, Exception | None]]"
-"""Gets what a call gave, or raised."""
 
 
 class File(NamedTuple):
@@ -63,16 +59,14 @@ class File(NamedTuple):
 class Calls:
     """Calls of one file system, each in a thread that is left behind where the call hangs.
 
-    While one hangs the others fail at once; each minute one is tried all the same, until eight threads hang. Threads
-    end when nothing was called for a while, and none of them keeps the process from ending.
+    While one hangs the others fail at once; each minute one is tried all the same, until eight threads hang. None of
+    them keeps the process from ending.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._waiting: SimpleQueue[tuple[Callable[[], Any], _Answer]] = SimpleQueue()
-        self._idle = 0
-        self.hanging: set[_Answer] = set()
+        self.hanging: set[Future[Any]] = set()
         self._try_at = 0.0
 
     def run(self, act: Callable[[], _R], seconds: float) -> _R:
@@ -80,52 +74,29 @@ class Calls:
         if self._process != os.getpid():  # a forked process has no threads of its parent
             Calls.__init__(self)
         began = time.monotonic()
-        answer: _Answer = SimpleQueue()
+        answer = Future[_R]()
         with self._lock:
             if self.hanging and (len(self.hanging) >= _MOST_HANGING or began < self._try_at):
                 raise StoreError("the store does not answer: calls before this one hang")
             self._try_at = began + _HANGING_SECONDS
-            self._waiting.put((act, answer))
-            if self._idle:
-                self._idle -= 1
-            else:
-                threading.Thread(target=self._work, name="aether-context-store", daemon=True).start()
-        while True:
-            with suppress(Empty):
-                result, error = answer.get(timeout=_LOOK_SECONDS)
-                break
+        threading.Thread(target=self._work, args=(act, answer), name="aether-context-store", daemon=True).start()
+        while not wait([answer], _LOOK_SECONDS).done:
             passed = time.monotonic() - began
             with self._lock:
-                if answer.empty() and (passed > seconds or (self.hanging and passed > LATE_SECONDS)):
+                if not answer.done() and (passed > seconds or (self.hanging and passed > LATE_SECONDS)):
                     self.hanging.add(answer)
                     raise StoreError(f"the store does not answer within {passed:.1f} s")
-        if error is not None:
-            raise error
-        given: _R = result
-        return given
+        return answer.result()
 
-    def _work(self) -> None:
-        while True:
-            try:
-                act, answer = self._waiting.get(timeout=_QUIET_SECONDS)
-            except Empty:
-                with self._lock:
-                    if self._waiting.empty():
-                        self._idle -= 1
-                        return
-                continue
-            given: tuple[Any, Exception | None]
-            try:
-                given = act(), None
-            except Exception as error:
-                given = None, error
-            except BaseException as error:  # here it would not end the program, but silently end the thread
-                given = None, StoreError(f"the store's client raised {type(error).__name__}: {error}")
-            with self._lock:
-                self._idle += 1
-                self.hanging.discard(answer)
-                answer.put(given)
-            del act, answer, given  # nothing is kept until the next call
+    def _work(self, act: Callable[[], _R], answer: Future[_R]) -> None:
+        try:
+            answer.set_result(act())
+        except Exception as error:
+            answer.set_exception(error)
+        except BaseException as error:  # here it would not end the program, but silently end the thread
+            answer.set_exception(StoreError(f"the store's client raised {type(error).__name__}: {error}"))
+        with self._lock:
+            self.hanging.discard(answer)
 
 
 class Files:
@@ -450,15 +421,10 @@ def _files_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[File]:
 
 def _modified(entry: Mapping[str, Any]) -> float | None:
     """When a file was written, under whatever name and in whatever form the backend gives it."""
-    for key in ("mtime", "LastModified", "updated", "last_modified", "created"):
-        value = entry.get(key)
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, (int, float)):
-            return float(value)
-    return None
+    names = ("mtime", "LastModified", "updated", "last_modified", "created")
+    value = next((entry[name] for name in names if entry.get(name) is not None), None)
+    value = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return value.timestamp() if isinstance(value, datetime) else value
 
 
 def write_local(path: str, data: bytes, *, is_new: bool, mode: int = 0o666, sync: bool = False) -> bool:
@@ -475,11 +441,10 @@ def write_local(path: str, data: bytes, *, is_new: bool, mode: int = 0o666, sync
         os.makedirs(os.path.dirname(path), exist_ok=True)
         handle = os.open(draft, _DRAFT_FLAGS, mode)
     try:
-        with open(handle, "wb", buffering=0) as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+        with open(handle, "wb") as file:
+            file.write(data)
             if sync:
+                file.flush()
                 os.fsync(file.fileno())
         if is_new:
             try:

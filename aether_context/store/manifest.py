@@ -215,8 +215,7 @@ class Manifest(_Record):
     saved: Mapping[str, str] = {}
     """Addresses of texts that were taken out of messages, each with the hash of what the store holds of it."""
     superseded: Mapping[str, str] = {}
-    """Those of ``artifact_uris`` whose result is out of date, each with the address of the latest: a later result of
-    the same call, or a later text from the same source, that differs."""
+    """Those of ``artifact_uris`` whose result is out of date, each with the address of the latest that differs."""
     degradations: tuple[str, ...] = ()
     """What could not be done as asked, in words."""
     request_tokens: int
@@ -226,8 +225,8 @@ class Manifest(_Record):
     counted_tokens: int = 0
     """Tokens of the request by the counter, before calibration."""
     whole_history_tokens: int = 0
-    """Tokens, by the counter, of what the host would have sent by itself, an estimate: the whole history with whole
-    results, and all declarations, but for the tools that read evidence, their calls and what they gave."""
+    """Tokens, by the counter, of what the host would have sent by itself, an estimate. That is the whole history with
+    whole results, and all declarations, but for the tools that read evidence, their calls and what they gave."""
     whole_history_breaks: bool = False
     """Whether the host's own request does not begin as the one before: instruction, declarations or history changed."""
     over_window: int = 0
@@ -248,8 +247,8 @@ class Manifest(_Record):
     checksum: str
     """Hash over the request that was sent."""
     masked_checksum: str = ""
-    """Hash over the canonical JSON of the request with what ``redact`` masks in it, which is what is recorded and what
-    a replay gives; empty where nothing is masked in it."""
+    """Hash over the canonical JSON of the request with what ``redact`` masks in it; empty where it masks nothing. The
+    masked request is what is recorded, and what a replay gives."""
     digest: str = ""
     """Hash over this manifest without this field and the next."""
     signature: str = ""

@@ -124,11 +124,6 @@ def _number(text: str) -> float:
     return int(text) if text.lstrip("-").isdecimal() else value
 
 
-def read_manifest(data: bytes) -> dict[str, JSON]:
-    """The fields of the manifest in a file; the rest is not read. Errors as for `fields_of`."""
-    return fields_of(read_member(data, MANIFEST_BYTES)[0])
-
-
 def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
     """The lines with manifest, texts and outcome of a file, the outcome None where it has none; `ManifestError` where
     they are damaged."""

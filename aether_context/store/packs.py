@@ -33,10 +33,11 @@ from aether_context.store.files import Files, segment
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment
 from aether_context.store.pack_file import (
     ENDING,
+    MANIFEST_BYTES,
     fields_of,
     parsed,
     read_lines,
-    read_manifest,
+    read_member,
     read_outcome,
     with_outcome,
 )
@@ -100,13 +101,16 @@ class PackStore:
             outcome: how the model call ended, where that is known already.
         """
         manifest, pack_id, number = recording.manifest, recording.manifest.pack_id, 1
+        folder, files = self.files.place(*manifest.session_key), self.files.name_files(*manifest.session_key)
         for uri, text in recording.saved.items():
-            path = f"{self.files.place(*manifest.session_key)}/{uri.removeprefix(SCHEME)}"
-            self.files.create(path, text.encode("utf-8", "surrogatepass"))
-        for path, data in self.files.name_files(*manifest.session_key).items():
+            files[f"{folder}/{uri.removeprefix(SCHEME)}"] = text.encode("utf-8", "surrogatepass")
+        for path, data in files.items():
             self.files.create(path, data)
         while not self._create(recording, outcome):
-            if self._has_equal(recording.manifest):
+            stored = ""
+            with suppress(ManifestError, PackNotFound):  # one that cannot be read is another one, and blocks no write
+                stored = self.read(self.place(recording.manifest)).digest
+            if stored == recording.manifest.digest:
                 if outcome is not None:
                     self.write_outcome(recording.manifest, outcome)
                 break
@@ -118,18 +122,11 @@ class PackStore:
         data = recording.data if outcome is None else with_outcome(recording.data, recording.manifest.digest, outcome)
         return self.files.create(f"{self.place(recording.manifest)}{ENDING}", data)
 
-    def _has_equal(self, manifest: Manifest) -> bool:
-        """Whether an equal manifest is stored. One that cannot be read counts as another, and blocks no write."""
-        try:
-            return self.read(self.place(manifest)).digest == manifest.digest
-        except (ManifestError, PackNotFound):
-            return False
-
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        for _, places in groupby(self.places(app, user, session), key=lambda place: _name(place).split("_")[1]):
+        for _, places in groupby(self.places(app, user, session), key=lambda place: name_of(place).split("_")[1]):
             manifests = []
             for place in places:
                 with suppress(PackNotFound):  # deleted since the packs were listed
@@ -152,15 +149,15 @@ class PackStore:
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
         places = self.places(app, user)
-        matches = [place for place in places if _name(place) == pack_id] or [
+        matches = [place for place in places if name_of(place) == pack_id] or [
             place
             for place in places
-            if pack_id and (_name(place).startswith(prefix) or _name(place).rsplit("_", 1)[-1].startswith(pack_id))
+            if pack_id and (name_of(place).startswith(prefix) or name_of(place).rsplit("_", 1)[-1].startswith(pack_id))
         ]
         if not matches:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
         if len(matches) > 1:
-            names = ", ".join(map(_name, matches[:3]))
+            names = ", ".join(map(name_of, matches[:3]))
             raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({names}, …): give more of the id")
         return matches[0]
 
@@ -169,9 +166,9 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         try:
-            return Manifest.of(read_manifest(self._data(place)))
+            return Manifest.parse(read_member(self._data(place), MANIFEST_BYTES)[0])
         except ManifestError as error:
-            raise type(error)(f"{error} (pack {_name(place)}, {self._url_of(place)})") from error
+            raise type(error)(f"{error} (pack {name_of(place)}, {self.files.url_of(place + ENDING)})") from error
 
     def parts(self, place: str) -> tuple[Manifest, dict[str, JSON], dict[str, JSON] | None]:
         """Manifest, texts and outcome of the pack at a place, each as it was written; errors as for `read`."""
@@ -196,10 +193,8 @@ class PackStore:
             raise PackNotFound(f"{place}{ENDING} is not there")
         return data
 
-    def extended(self, manifest: Manifest) -> Manifest | None:
-        """The manifest that this one extends, None where it extends none; `PackNotFound` where it is missing."""
-        if manifest.extends is None:
-            return None
+    def extended(self, manifest: Manifest) -> Manifest:
+        """The manifest that this one extends; `PackNotFound` where it is missing."""
         try:
             return self.read(f"{self.place(manifest).rpartition('/')[0]}/{manifest.extends}")
         except PackNotFound as error:
@@ -209,16 +204,15 @@ class PackStore:
         """The texts that are new with a pack; empty where none are recorded.
 
         Raises:
-            BlobNotFound: the pack is not there.
+            PackNotFound: the pack is not there.
             ChecksumMismatch: they are not those that the manifest names.
         """
         if not manifest.texts:
             return {}
         place = self.place(manifest)
+        data = self._data(place)
         try:
-            _, line, _ = read_lines(self._data(place))
-        except PackNotFound as error:
-            raise BlobNotFound(f"the texts of {manifest.pack_id} are not in {self.url}") from error
+            _, line, _ = read_lines(data)
         except ManifestError as error:
             raise ChecksumMismatch(f"the texts in {place}{ENDING} are not what was written: {error}") from error
         return _texts(manifest, line)
@@ -335,14 +329,11 @@ class PackStore:
 
     def uri(self, manifest: Manifest) -> str:
         """The URL of the pack's file."""
-        return self._url_of(self.place(manifest))
+        return self.uri_of(*manifest.session_key, manifest.pack_id)
 
     def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
         """The URL of a pack's file, which need not exist yet."""
-        return self._url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}")
-
-    def _url_of(self, place: str) -> str:
-        return self.files.url_of(f"{place}{ENDING}")
+        return self.files.url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}{ENDING}")
 
     def evidence_path(self, app: str, user: str, digest: str) -> str:
         """The path of a piece of a user's evidence."""
@@ -365,15 +356,15 @@ class PackStore:
         listings = self.files.at_once(lambda folder: self.files.files(f"{folder}/packs"), sessions)
         entries = (entry_of(file, self.files.root) for files in listings for file in files)
         packs = [entry.file.path.removesuffix(ENDING) for entry in entries if entry is not None]
-        return sorted(packs, key=lambda pack: (_name(pack), pack))
+        return sorted(packs, key=lambda pack: (name_of(pack), pack))
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
         if name is not None:
             return [f"{folder}/{segment(name)}" for folder in folders]
         listings = self.files.at_once(self.files.folders, folders)
-        inner = (folder for listing in listings for folder in listing if _name(folder) not in excluded)
-        return [folder for folder in inner if is_segment(_name(folder))]
+        inner = (folder for listing in listings for folder in listing if name_of(folder) not in excluded)
+        return [folder for folder in inner if is_segment(name_of(folder))]
 
 
 def hashed(data: bytes) -> bytes:
@@ -396,5 +387,6 @@ def _texts(manifest: Manifest, line: bytes) -> dict[str, JSON]:
     return texts
 
 
-def _name(path: str) -> str:
+def name_of(path: str) -> str:
+    """The last segment of a path: of a pack's place its id."""
     return path.rsplit("/", 1)[-1]

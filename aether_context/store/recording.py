@@ -35,7 +35,6 @@ from aether_context.pack import (
     Pack,
     Request,
     Row,
-    Signals,
     Step,
     Tool,
 )
@@ -56,21 +55,21 @@ class Tip(NamedTuple):
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
-    among these. ``rows`` and ``counts`` are the keys of the rows
-    and token counts that the chain holds, ``held`` the hashes of its epochs' texts, settings and policies; ``setting``
-    is that of the last one. ``host`` is a hash of the host's system instruction and declarations.
+    among these. ``rows`` and ``counts`` are the keys of the rows and token counts that the chain holds, ``held`` the
+    hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of the
+    host's system instruction and declarations. A chain that begins has the defaults.
     """
 
-    pack_id: str
-    counted: tuple[str, str]
-    log: Mapping[str, tuple[int, ...]]
-    logged: int
-    rows: frozenset[str]
-    counts: frozenset[str]
-    held: frozenset[str]
-    setting: str
-    epoch: Epoch
-    host: str
+    pack_id: str = ""
+    counted: tuple[str, str] = ("", "")
+    log: Mapping[str, tuple[int, ...]] = NOTHING
+    logged: int = 0
+    rows: frozenset[str] = frozenset()
+    counts: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    setting: str = ""
+    epoch: Epoch | None = None
+    host: str = ""
 
 
 class Recording(NamedTuple):
@@ -109,6 +108,8 @@ class Setting:
 SETTING = TypeAdapter(Setting)
 OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
 """The fields of a `Setting` that are the request's."""
+_OF_TOOLS = ("mode", "left_out", "kept", "scores", "embedder", "allowed")
+"""The fields of a manifest's `ToolScope` that are those of the pack's selection."""
 _MOST_WORDS = 120
 _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
@@ -138,23 +139,18 @@ def record(
     source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
     counted = (counter, request.model)
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
-    extended = None if starts_chain else tip
+    chain = Tip() if tip is None or starts_chain else tip
 
     outcomes = pack.rows
     keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
-    known_rows = extended.rows if extended is not None else frozenset()
     rows = tuple(
-        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known_rows or not is_content(outcome)
+        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in chain.rows or not is_content(outcome)
     )
-    known_counts = extended.counts if extended is not None else frozenset()
-    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in known_counts}
-    for outcome in outcomes:
-        if is_content(outcome):
-            counts.pop(short(outcome.hash, 16), None)
+    with_count = chain.counts | {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
+    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
-    log = extended.log if extended is not None else NOTHING
-    first_free = extended.logged if extended is not None else 0
+    log = chain.log
     places: list[int] = []
     new: list[Content] = []
     for content in request.contents:
@@ -162,12 +158,12 @@ def record(
         at = bisect_left(known, after)
         if at == len(known):
             new.append(content)
-        places.append(known[at] if at < len(known) else first_free + len(new) - 1)
+        places.append(known[at] if at < len(known) else chain.logged + len(new) - 1)
     contents = ContentList(added=tuple(content.digest for content in new), ranges=as_ranges(places))
     new_wires = {content.digest: content.wire for content in new if content.digest not in log}
     if new:
         log = dict(log)
-        for place, content in enumerate(new, first_free):
+        for place, content in enumerate(new, chain.logged):
             log[content.digest] = (*log.get(content.digest, ()), place)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
@@ -176,9 +172,8 @@ def record(
         epoch_before, texts_before = _without_texts(source.epoch)
         epoch_texts |= texts_before
 
-    held = extended.held if extended is not None else frozenset()
-    settings = None if policy.digest in held else json.loads(policy.canonical)
-    held |= {policy.digest}
+    settings = None if policy.digest in chain.held else json.loads(policy.canonical)
+    held = chain.held | {policy.digest}
     texts, setting_digest = b"", ""
     if policy.record == "full":
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
@@ -206,16 +201,16 @@ def record(
     )
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
-    breaks = source.request.rewritten or (tip is not None and tip.host != host)
-    signals, verdict = {name: getattr(allocation.signals, name) for name in Signals._fields}, pack.verdict
+    breaks = request.rewritten or (tip is not None and tip.host != host)
+    verdict = pack.verdict
     uris = tuple(sorted(verdict.artifact_uris))
     manifest, manifest_fields = Manifest(
         pack_id=pack_id(identity, step),
         number=number,
         before=before,
-        extends=extended.pack_id if extended is not None else None,
+        extends=chain.pack_id or None,
         call_before=source.previous.pack_id or None,
-        **{name: getattr(identity, name) for name in Identity._fields},
+        **identity._asdict(),
         **{name: getattr(source.host, name) for name in OF_HOST},
         window=source.window,
         output_tokens=source.output_tokens,
@@ -251,23 +246,17 @@ def record(
         settings=settings,
         counter=counter,
         layer_budgets={
-            layer: LayerBudget(
-                tokens=tokens.final,
-                share=tokens.final * 10_000 // budget_base / 10_000,
-            )
+            layer: LayerBudget(tokens=tokens.final, share=tokens.final * 10_000 // budget_base / 10_000)
             for layer, tokens in allocation.layers.items()
         },
         allocation=allocation.layers,
         weights={layer: round(weight, 6) for layer, weight in allocation.weights.items()},
-        signals={name: round(value, 6) if isinstance(value, float) else value for name, value in signals.items()},
+        signals={
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in allocation.signals._asdict().items()
+        },
         tools=ToolScope(
-            mode=pack.tools.mode,
-            sent=tuple(tool.name for tool in pack.tools.sent),
-            left_out=pack.tools.left_out,
-            kept=pack.tools.kept,
-            scores=pack.tools.scores,
-            embedder=pack.tools.embedder,
-            allowed=pack.tools.allowed,
+            sent=tuple(tool.name for tool in pack.tools.sent), **{name: getattr(pack.tools, name) for name in _OF_TOOLS}
         ),
         contents=contents,
         positions=as_ranges(request.positions),
@@ -278,13 +267,13 @@ def record(
         truncation_events=pack.events,
         strategy_acts=pack.acts,
         epoch=epoch,
-        epoch_before=None if extended is not None and extended.epoch == epoch_before else epoch_before,
+        epoch_before=None if chain.epoch == epoch_before else epoch_before,
         artifact_uris=uris,
         saved={uri: hash_text(text) for uri, text in pack.to_store.saved.items()},
         superseded={uri: source.host.readings[uri] for uri in uris if source.host.readings.get(uri)},
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
-        setting=setting_digest if extended is None or extended.setting != setting_digest else "",
+        setting=setting_digest if chain.setting != setting_digest else "",
         texts=hash_bytes(texts) if texts else "",
         stages=stage_hashes(pack),
     ).sealed()
@@ -293,9 +282,9 @@ def record(
         pack_id=manifest.pack_id,
         counted=counted,
         log=log,
-        logged=first_free + len(new),
+        logged=chain.logged + len(new),
         rows=frozenset(keys),
-        counts=frozenset(pack.to_store.counts) | known_counts,
+        counts=frozenset(pack.to_store.counts) | chain.counts,
         held=held,
         setting=setting_digest,
         epoch=epoch,

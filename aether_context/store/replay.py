@@ -13,7 +13,7 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
-from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
+from aether_context.errors import PackNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     Candidate,
     Content,
@@ -91,7 +91,6 @@ class Replayer:
         waiting, names = [manifest], {manifest.pack_id}
         while (extended := waiting[-1].extends) is not None and extended not in self._resolved:
             link = self._links.get(extended) or self.store.extended(waiting[-1])
-            assert link is not None
             if link.pack_id in names:
                 raise ReplayError(f"{link.pack_id} extends itself: its manifest is not what was written")
             waiting.append(link)
@@ -178,7 +177,7 @@ class Replayer:
         if manifest.texts not in self._texts:
             try:
                 self.take(manifest, self.store.texts(manifest))
-            except BlobNotFound:
+            except PackNotFound:
                 missing.append(f"the texts of {manifest.pack_id}")
                 return {}
         return self._texts[manifest.texts]
@@ -193,7 +192,6 @@ class Replayer:
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
-        self.resolve(manifest)
         links = (link for link in self.line(manifest) if link.policy == manifest.policy)
         settings = next((link.settings for link in links if link.settings is not None), None)
         if settings is None:

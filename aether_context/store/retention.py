@@ -82,13 +82,10 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
             forgotten.append((manifests[old[0].stem].session_key, numbers))
         stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry not in old]
         named = {name.rsplit("/", 1)[-1] for one in stay for name in (*one.artifact_uris, *one.saved)}
-        for entry in of_session:
-            if entry.kind == "message" and is_old(entry) and entry.file.name not in named and not damaged:
-                gone.append(entry)
-            elif entry.kind == "record" and is_old(entry) and not damaged:
-                digits = _digest_of(store, entry)[:16]
-                if not any(name.startswith(digits) for name in named):
-                    gone.append(entry)
+        for entry in of_session if not damaged else ():
+            if entry.kind in ("message", "record") and is_old(entry):
+                begins = entry.file.name if entry.kind == "message" else _digest_of(store, entry)[:16]
+                gone += [] if any(name.startswith(begins) for name in named) else [entry]
     gone += [entry for entry in entries if entry.kind in ("turns", "summary", "calibration") and is_old(entry)]
     proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in gone}
     gone += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]

@@ -39,14 +39,12 @@ class Verification:
         faults: what is wrong, by the path below the base of the store: of a file, or of the folder that lacks one.
         foreign: paths of files that are not this package's. They are no fault.
         unrecorded: number of packs that cannot be replayed, since their policy records hashes only.
-        end_checked: whether a session said which pack is its last.
     """
 
     packs: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     unrecorded: int = 0
-    end_checked: bool = False
 
 
 class Verifier:
@@ -71,13 +69,17 @@ class Verifier:
 
         Args:
             place: it is fastest to check the places of one session one after the other.
-            chain: whether the packs before it in its chain must be sound as well, as they must for a replay.
+            chain: whether only a replay is asked for: the packs before it in its chain must be sound then as well, and
+                its size does not matter.
         """
         folder = place.rsplit("/", 1)[0]
         if folder != self._folder:
             self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self._store), {}, set()
+        over = ""
         try:
             manifest = self.manifest(place)
+            if manifest.over_window and not chain:
+                over = f"the request passes the window by {manifest.over_window:,} tokens"
             if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, chain or self._replays)):
                 return fault
             if self._replays:
@@ -88,7 +90,7 @@ class Verifier:
             self.unrecorded += 1
         except AetherContextError as error:
             return str(error)
-        return ""
+        return over
 
     def _chain_fault(self, extended: str | None, whole: bool) -> str:
         """What is wrong with the pack that another one extends, and where ``whole`` is set with those before it."""
@@ -174,9 +176,6 @@ def verify(
                     manifests.append(verifier.manifest(place))
                 except AetherContextError:
                     damaged += 1
-                    continue
-                if over := manifests[-1].over_window:
-                    faults[entry.file.path] += f"the request passes the window by {over:,} tokens"
         saved = {uri.rsplit("/", 1)[-1]: digest for manifest in manifests for uri, digest in manifest.saved.items()}
         for entry in of_folder:
             if entry.kind != "pack" and not (damaged and entry.kind == "message" and entry.file.name not in saved):
@@ -186,7 +185,6 @@ def verify(
         found.faults |= {path.removeprefix(f"{root}/"): fault for path, fault in faults.items() if fault}
     if last_number and of_session not in entries:
         found.faults[of_session] = f"none of its {last_number:,} packs is there"
-    found.end_checked = last_number > 0
     found.unrecorded = verifier.unrecorded
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -17,6 +18,8 @@ from pydantic_core import from_json
 
 from aether_context.canonical import JSON, plain
 
+_NOT_PLAIN = re.compile(r"[^ -~]")
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _MOST_LAYERS = 4
 _MOST_PYTHON = 400_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -57,6 +60,16 @@ def printable(text: str) -> str:
         lines = text.replace("\r\n", "\n").split("\n")
         text = "\n".join(line[line.rfind("\r", 0, len(line.rstrip("\r"))) + 1 :] for line in lines)
     return text
+
+
+def escaped(text: str, kept: str = "") -> str:
+    """A text with escapes for characters that move a cursor, hide or reorder text, but for those that are kept."""
+    return _NOT_PLAIN.sub(
+        lambda found: (
+            ascii(found[0])[1:-1] if unicodedata.category(found[0]) in _UNSEEN and found[0] not in kept else found[0]
+        ),
+        text,
+    )
 
 
 def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | None:

@@ -19,6 +19,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
@@ -100,12 +101,10 @@ def entity_table(
     present_mentions = [mentions(content, subjects) for content, subjects in _with_subjects(present)]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
     best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
-    for content, subjects in reversed([*_with_subjects(contents)]):
-        for entity, rank in mentions(content, subjects):
-            best[entity] = _stronger(best.get(entity, rank), rank)
-    for rank, entities in parse(earlier).items():
-        for entity in entities:
-            best[entity] = _stronger(best.get(entity, rank), rank)
+    removed = [mentions(content, subjects) for content, subjects in reversed([*_with_subjects(contents)])]
+    tabled = [[(entity, rank) for entity in entities] for rank, entities in parse(earlier).items()]
+    for entity, rank in chain.from_iterable([*removed, *tabled]):
+        best[entity] = _stronger(best.get(entity, rank), rank)
     known_entities = [entity for entities in parse(known).values() for entity in entities]
     outdated = _outdated(
         [*(entity for ranked in reversed(present_mentions) for entity, _ in ranked), *best, *known_entities]
@@ -385,10 +384,8 @@ def _parts_with_rank(content: Content) -> Iterator[tuple[_Kind, str, JSON, Rank]
             yield part.kind, part.name, json.loads(part.text), _TOOL_RANKS[part.kind]
 
 
-_URI = re.compile(rf"""(?<="){SCHEME}[^"\\\n]{{1,200}}\.\w{{1,8}}(?=")|{SCHEME}\w[^\s"'`<>()\[\]{{}}|\\^,;#]*""")
+_URI = rf"""(?<="){SCHEME}[^"\\\n]{{1,200}}\.\w{{1,8}}(?=")|{SCHEME}\w[^\s"'`<>()\[\]{{}}|\\^,;#]*"""
 """An address that fills a JSON string, and may hold blanks, or that ends at the next character no address has."""
-
-_CONTINUES = re.compile(r"[./-]?\w")
 
 
 def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
@@ -400,25 +397,9 @@ def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
     if SCHEME not in text:
         return []
     unusual = {uri for uri in known if uri.startswith(SCHEME) and artifact_uris(uri) != [uri]}
-    lengths = sorted(set(map(len, unusual)), reverse=True)
-    uris: list[str] = []
-    start = text.find(SCHEME)
-    while start >= 0:
-        end = next(
-            (
-                start + size
-                for size in lengths
-                if text[start : start + size] in unusual and _CONTINUES.match(text, start + size) is None
-            ),
-            0,
-        )
-        if end:
-            uris.append(text[start:end])
-        elif (match := _URI.match(text, start)) is not None:
-            end = match.end()
-            uris.append(match.group().rstrip(".:!?*_~…"))
-        start = text.find(SCHEME, end or start + len(SCHEME))
-    return uris
+    written = "|".join(map(re.escape, sorted(unusual, key=len, reverse=True)))
+    pattern = rf"({written})(?![./-]?\w)|{_URI}" if unusual else _URI
+    return [match[0] if match.lastindex else match[0].rstrip(".:!?*_~…") for match in re.finditer(pattern, text)]
 
 
 def entities_of(text: str) -> Iterator[str]:

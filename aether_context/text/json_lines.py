@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from aether_context.canonical import JSON
 from aether_context.text.decoding import decoded, read_json, read_python
@@ -50,6 +50,8 @@ LONGEST, PIECE = 240, 200
 _LONG_TEXT = 400
 _MOST_COLUMNS = 40
 LEAST_ROWS = 3
+CLOSING = ("}", "]")
+"""The texts of lines that close what another one opens."""
 
 
 class Line(NamedTuple):
@@ -59,7 +61,6 @@ class Line(NamedTuple):
     """
 
     text: str
-    role: Literal["value", "open", "close"]
     parent: int
     key: str | None = None
     end: int = -1
@@ -81,23 +82,23 @@ def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: in
         value = [piece for line in value.split("\n") for piece in pieces(line, LONGEST)]
     whole = compact(value)
     if not isinstance(value, (dict, list)) or depth > _DEEPEST or len(whole) <= LONGEST:
-        lines.append(Line(whole, "value", parent, key))
+        lines.append(Line(whole, parent, key))
         return
     value = _as_table(value) or value
     at = len(lines)
     opening, ending = "{}" if isinstance(value, dict) else "[]"
-    lines.append(Line(opening, "open", parent, key))
+    lines.append(Line(opening, parent, key))
     for name, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
         _add(lines, item, name, at, depth + 1)
-    lines.append(Line(ending, "close", at))
-    lines[at] = Line(opening, "open", parent, key, len(lines) - 1)
+    lines[at] = lines[at]._replace(end=len(lines))
+    lines.append(Line(ending, at))
 
 
 def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
     """The JSON of chosen lines, each on a line of its own, with notes of what is missing."""
     kept: set[int] = set()  # the chosen lines, and those that open and close what they stand in
     for at in chosen:
-        at = lines[at].parent if lines[at].role == "close" else at
+        at = lines[at].parent if lines[at].text in CLOSING else at
         while at >= 0 and at not in kept:
             kept.update((at, lines[at].end) if lines[at].end >= 0 else (at,))
             at = lines[at].parent
@@ -115,7 +116,7 @@ def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
             named = parent >= 0 and lines[parent].text == "{"
             write(f'"… {span(following, at)} …"', f"…{following + 1}" if named else None, False)
         if at < len(lines):
-            write(lines[at].text, lines[at].key, lines[at].role == "close")
+            write(lines[at].text, lines[at].key, lines[at].text in CLOSING)
         following = at + 1
     return "\n".join(out)
 
@@ -155,17 +156,15 @@ def _as_table(value: JSON) -> dict[str, JSON] | None:
     """An array of objects that have the same keys and flat values, as columns and rows."""
     if not isinstance(value, list) or len(value) < LEAST_ROWS or not isinstance(value[0], dict):
         return None
-    columns: list[JSON] = list(value[0])
-    rows: list[JSON] = []
-    if not 1 < len(columns) <= _MOST_COLUMNS:
+    columns = list(value[0])
+
+    def is_row(row: JSON) -> bool:
+        has_keys = isinstance(row, dict) and row.keys() == value[0].keys()
+        return has_keys and not any(isinstance(item, (dict, list)) for item in row.values())
+
+    if not (1 < len(columns) <= _MOST_COLUMNS and all(map(is_row, value))):
         return None
-    for row in value:
-        if not isinstance(row, dict) or row.keys() != value[0].keys():
-            return None
-        if any(isinstance(item, (dict, list)) for item in row.values()):
-            return None
-        rows.append([row[str(name)] for name in columns])
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": [[row[name] for name in columns] for row in value]}
 
 
 # Scalars with the records that they belong to.
@@ -204,14 +203,9 @@ class Leaf(NamedTuple):
     record: str = ""
 
 
-def leaves(value: JSON, record: str = "") -> Iterator[Leaf]:
-    """The texts and numbers in a value that belongs to a ``record``, in order, without numbers of fewer than three
-    characters."""
-    yield from _leaves(value, "", record, "", 0)
-
-
-def _leaves(value: JSON, key: str, record: str, naming: str, depth: int) -> Iterator[Leaf]:
-    """The leaves of the value at a key in a record; ``naming`` is the field that names the records of a list."""
+def leaves(value: JSON, record: str = "", key: str = "", naming: str = "", depth: int = 0) -> Iterator[Leaf]:
+    """The texts and numbers in the value at a key in a record, in order, without numbers of fewer than three
+    characters; ``naming`` is the field that names the records of a list."""
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):
@@ -223,17 +217,17 @@ def _leaves(value: JSON, key: str, record: str, naming: str, depth: int) -> Iter
             inner = f"{record} {_line(key)}".lstrip()
         for field, item in value.items():
             # The field that names the record belongs to what is around it.
-            yield from _leaves(item, field, record if field == naming else inner, "", depth + 1)
+            yield from leaves(item, record if field == naming else inner, field, "", depth + 1)
     elif isinstance(value, list):
         naming = _naming_field([item for item in value if isinstance(item, dict)], key)
         for item in value:
             is_nameless = not is_id(key) and not isinstance(item, (dict, list))  # a number of many has no name
-            yield from _leaves(item, "" if is_nameless else key, record, naming, depth + 1)
+            yield from leaves(item, record, "" if is_nameless else key, naming, depth + 1)
     elif value is not None and not isinstance(value, bool):
         text = decoded(value) if isinstance(value, str) else str(value)
         parsed_value = read(text)
         if parsed_value is not None:
-            yield from _leaves(parsed_value, key, record, "", depth + 1)
+            yield from leaves(parsed_value, record, key, "", depth + 1)
         elif not is_number(text.strip()):
             yield Leaf(text, _line(key), record)
         elif key and not key.isdecimal() and (record or len(text) >= _FEWEST):  # an index names nothing

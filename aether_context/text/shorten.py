@@ -14,6 +14,7 @@ from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import entities_of
 from aether_context.text.json_lines import (
+    CLOSING,
     LONGEST,
     PIECE,
     Line,
@@ -125,12 +126,12 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
     mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
     dense = _dense(mentioned, cost)
     # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
-    rankings = [(0.15, _errors(texts)), (0.3, _most_relevant(texts, query)), (0.3, dense)]
+    rankings = [(0.15, _errors(texts)), (0.3, _best_first(_relevance(texts, query))), (0.3, dense)]
     if view.outline and len(numbers) < total:
         # The first and the last one of many records say what they hold.
         parents = [view.outline[number].parent for number in numbers]
         ((parent, _),) = Counter(parents).most_common(1)
-        records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in ("]", "}")]
+        records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in CLOSING]
         rankings[2:2] = [(0.0, [at]) for at in (records[0], records[-1])]
 
     def written(chosen: set[int]) -> str:
@@ -289,10 +290,9 @@ def _relevance(lines: Sequence[str], query: str) -> list[float]:
     return [sum(1 / frequency[word] for word in words) for words in shared_words]
 
 
-def _most_relevant(lines: Sequence[str], query: str) -> list[int]:
-    """The indices of the lines that share words with the query, the most relevant first."""
-    scores = _relevance(lines, query)
-    return sorted((at for at in range(len(lines)) if scores[at] > 0), key=lambda at: (-scores[at], at))
+def _best_first(worth: Sequence[float]) -> list[int]:
+    """The indices of lines that have any worth."""
+    return sorted((at for at in range(len(worth)) if worth[at] > 0), key=lambda at: (-worth[at], at))
 
 
 def _errors(texts: Sequence[str]) -> list[int]:
@@ -301,18 +301,14 @@ def _errors(texts: Sequence[str]) -> list[int]:
     if not any(hint in together for hint in _ERROR_HINTS):
         return []
     found: dict[str, list[int]] = {}
-    at = 0
-    while at < len(texts):
-        if not _ERROR.search(texts[at]):
-            at += 1
-            continue
-        block = [at]
-        while len(block) < _LONGEST_ERROR and block[-1] + 1 < len(texts) and _CONTINUED.match(texts[block[-1] + 1]):
-            block.append(block[-1] + 1)
-        shape = re.sub(r"\d+", "0", texts[at])
-        found.pop(shape, None)
-        found[shape] = block
-        at = block[-1] + 1
+    block: list[int] = []
+    for at, text in enumerate(texts):
+        if at - 1 in block[-1:] and len(block) < _LONGEST_ERROR and _CONTINUED.match(text):
+            block.append(at)
+        elif _ERROR.search(text):
+            block, shape = [at], re.sub(r"\d+", "0", text)
+            found.pop(shape, None)
+            found[shape] = block
     return [line for block in found.values() for line in block]
 
 
@@ -324,7 +320,7 @@ def _dense(mentioned: Sequence[Sequence[str]], cost: Sequence[float]) -> list[in
         names = {*entities} - seen
         seen |= names
         worth.append(sum(min(len(name), 24) for name in names) / (tokens + _NOTE_TOKENS))
-    return sorted((at for at in range(len(worth)) if worth[at] > 0), key=lambda at: (-worth[at], at))
+    return _best_first(worth)
 
 
 # What is taken, and how it is written.

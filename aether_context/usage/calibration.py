@@ -15,7 +15,7 @@ from pydantic import Field, Strict, TypeAdapter
 from aether_context.pack import Calibration
 
 _LEAST, _MOST = 0.6, 1.7
-"""Bounds of a ratio, which also hold for wrong reports and for what stands in a store."""
+"""Bounds of a ratio, which also hold for wrong reports and for what is written into a session's state."""
 _PRIOR_TOKENS, _MEMORY_TOKENS = 1_000, 50_000
 """Weights in counted tokens: that of the initial ratio, 1, and the most that what was learned before can have."""
 _LARGEST_GROWTH = 60_000
@@ -51,7 +51,7 @@ class TokenRatio:
         clipped = min(max(reported, expected / 1.5), expected * 1.5)
         value = (self.value * self.counted_tokens + clipped) / (self.counted_tokens + counted)
         return TokenRatio(
-            # Rounded, so that it stays the same when it is read back from a store.
+            # Rounded, so that it stays the same when it is read back from a session's state.
             value=round(min(_MOST, max(_LEAST, value)), 6),
             counted_tokens=min(_MEMORY_TOKENS, self.counted_tokens + counted),
             samples=self.samples + 1,
@@ -93,7 +93,7 @@ class UsageBaseline(NamedTuple):
 
 
 RATIO = TypeAdapter(TokenRatio)
-"""Reads and writes ratios in a store."""
+"""Reads and writes ratios in session state and the store."""
 
 
 def report(

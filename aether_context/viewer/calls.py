@@ -70,7 +70,6 @@ class Calls:
         self._answered: LRUCache[str, Call] = LRUCache(_MOST_CALLS)
 
     def of(self, places: Iterable[str]) -> list[Call]:
-        """The calls of the packs at places."""
         calls = {place: self._answered.get(place) for place in places}
         missing = [place for place, call in calls.items() if call is None]
         for place, call in zip(missing, self._store.files.at_once(self._read, missing), strict=True):

@@ -1,14 +1,12 @@
 """From values to HTML: templates, links and escaped texts.
 
-Every value that a template writes goes through `visible` and is then escaped.
+Every value that a template writes is shown without hidden characters, and is then escaped for HTML.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
-import unicodedata
 from decimal import Decimal
 from functools import cache
 from importlib.resources import files
@@ -22,6 +20,7 @@ from aether_context.pack import LAYERS
 from aether_context.packing.payload import minute
 from aether_context.reading import WHY
 from aether_context.reading.sessions import reads_told
+from aether_context.text.decoding import escaped
 
 if TYPE_CHECKING:
     import jinja2
@@ -29,18 +28,6 @@ if TYPE_CHECKING:
 STYLE = files("aether_context.viewer").joinpath("viewer.css").read_text(encoding="utf-8")
 STYLE_SOURCE = f"'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
 """The style sheet as a content security policy names it."""
-_PLAIN = re.compile(r"[ -~\n\t]*")
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-
-
-def visible(text: str) -> str:
-    """A text with escapes for characters that are invisible or that change the direction of others."""
-    if _PLAIN.fullmatch(text):
-        return text
-    return "".join(
-        ascii(character)[1:-1] if unicodedata.category(character) in _UNSEEN and character not in "\n\t" else character
-        for character in text
-    )
 
 
 class Links(NamedTuple):
@@ -76,7 +63,7 @@ def environment() -> jinja2.Environment:
         raise MissingExtra("viewer", "packs in a browser") from error
 
     def finalize(value: object) -> object:
-        return value if isinstance(value, Markup) else visible(str(value)) if value is not None else ""
+        return value if isinstance(value, Markup) else escaped(str(value), kept="\n\t") if value is not None else ""
 
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("aether_context.viewer"),

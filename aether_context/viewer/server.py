@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -205,10 +204,10 @@ class _Viewer:
         self.calls = Calls(store)
         self._lock = threading.Lock()
 
-    def route(self, page: Callable[[Request], Response]) -> Callable[[Request], Any]:
-        """The route of a page. Errors of the store become error pages."""
+    def route(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        """The route of a page, which Starlette runs in a thread. Errors of the store become error pages."""
 
-        def answer(request: Request) -> Response:
+        def route(request: Request) -> Response:
             try:
                 with self._lock:
                     return page(request)
@@ -221,9 +220,6 @@ class _Viewer:
                 what, verify = f"{type(error).__name__}: {str(error)[:300]}", self.store.command("verify")
                 detail = f"This holds what no pack does ({what}): see what `{verify}` says of it."
                 raise HTTPException(422, detail) from error
-
-        async def route(request: Request) -> Response:
-            return await run_in_threadpool(answer, request)
 
         return route
 
