@@ -191,12 +191,11 @@ class _Model:
         different = dict.fromkeys(chain.from_iterable(words))
         if len(self._pieces) > _MOST_WORDS:
             self._pieces = {}
-        known = {word: self._pieces[word] for word in different.keys() & self._pieces.keys()}
-        new = [word for word in different if word not in known]
+        pieces = {word: self._pieces[word] for word in different.keys() & self._pieces.keys()}
+        new = [word for word in different if word not in pieces]
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        made = {word: found.ids for word, found in zip(new, encoded, strict=True)}
-        self._pieces.update((word, ids) for word, ids in made.items() if len(word) <= _LONGEST_WORD)
-        pieces = known | made
+        pieces.update((word, found.ids) for word, found in zip(new, encoded, strict=True))
+        self._pieces.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
         ids = (islice(chain.from_iterable(map(pieces.__getitem__, some)), _MOST_TOKENS) for some in words)
         return [np.fromiter(of_text, dtype=np.intp) for of_text in ids]
 

@@ -246,11 +246,13 @@ _TELLING = re.compile(
 )
 
 
+@lru_cache(maxsize=4_096)
 def is_telling(text: str) -> bool:
     """Whether a text holds a number, a name, a date, or words for a wish or a decision."""
     return _TELLING.search(_GREETING.sub(" ", text)) is not None
 
 
+@lru_cache(maxsize=4_096)
 def without_small_talk(text: str) -> str:
     """A text from its first sentence on that is no small talk; empty where all of it is."""
     start = 0
