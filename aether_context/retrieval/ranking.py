@@ -181,11 +181,11 @@ def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> 
 
 LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
-_MOST_SHARE = 1 / 3
+_MOST_SHARE = 0.3
 
 
 def room_for_turns(spoken: int, whole: int, most: float) -> int:
-    """Tokens for recalled turns, a third of so many at most; 0 where they would be too few for any.
+    """Tokens for recalled turns, three tenths of so many at most; 0 where they would be too few for any.
 
     Args:
         spoken: characters of the turns that are words alone.
