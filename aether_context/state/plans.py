@@ -355,7 +355,7 @@ class _Reader:
             items: list[Any] = each([value])
             if isinstance(value, Mapping):  # what came of each
                 items = [key for key, item in value.items() if item not in (False, None, "")]
-            elif isinstance(value, int) and name != "done_index":  # how many
+            elif type(value) is int and name != "done_index":  # how many; a flag says nothing of a step
                 items = [leaf.place for leaf in self.leaves[:value]]
             items = [item[0] if isinstance(item, list) and item else item for item in items]
             from_zero = name == "done_index" or any(str(item) == "0" for item in items)
