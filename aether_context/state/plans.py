@@ -112,7 +112,7 @@ def lists_tools(plan: object) -> bool:
     """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list. One
     too large to be searched is assumed to list some."""
     text = plan if isinstance(plan, str) else canonical_json(plain(data_of(plan)))
-    text = text.replace("\\n", "\n").replace('\\"', '"')
+    text = re.sub(r"\\+n", "\n", text).replace("\\", "")  # JSON in a text is escaped once for each text around it
     return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
 
 
