@@ -8,7 +8,7 @@ import pytest
 from aether_context.errors import EmbeddingError, SearchIndexError
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, HybridIndex
-from aether_context.retrieval.embedders import unit
+from aether_context.retrieval.embedders import unit, word_by_word
 
 
 class Fake:
@@ -82,21 +82,34 @@ def test_what_an_index_does_not_take(given, says):
         HybridIndex.from_texts(*given)
 
 
-FILLER = "Nothing here is about it. " * 30
-LONG = f"A house\n{FILLER}The crimson entrance is locked at night.\n{FILLER}"
-OTHER = f"A garden\n{FILLER}Trees grow.\n{FILLER}An entrance. {FILLER}A crimson rose. {FILLER}"
+DOORS = ["Lock the door.", "An entrance, and a vehicle.", "We had soup.", "", "?!"]
 
 
-def test_a_long_text_is_found_by_one_place():
-    """By its whole either page says the same of both words, and the shorter one less of others."""
-    texts = [LONG + 4 * FILLER, OTHER]
-    whole = HybridIndex(map(entry, "ab", texts), "none", passages=False)
-    assert ids(whole.search("crimson entrance")) == ["b", "a"]
-    hits = HybridIndex.from_texts(["a", "b"], texts, embedder="none").search("crimson entrance")
-    assert ids(hits) == ["a", "b"]
-    for hit in hits:
-        made = 0.5 * hit.scores["lexical"] + 0.5 * hit.scores["passages"]
-        assert hit.score == pytest.approx(made, abs=1e-5)
+def test_each_word_of_a_query_is_looked_for_on_its_own():
+    near = word_by_word("which car by the doors", DOORS).tolist()
+    assert min(near[:2]) > near[2] >= 0 == near[3] == near[4], "nobody says car or doors"
+    assert word_by_word("door", DOORS)[0] > 0.9
+    assert word_by_word("what is it?", DOORS).tolist() == [0.0] * 5, "words that say too little"
+    assert word_by_word("door", []).tolist() == []
+    assert word_by_word("ᚠᚢᚦ", ["ᚠᚢᚦ"]).tolist() == [0.0], "letters that the model does not know"
+
+
+def test_a_word_counts_the_more_the_fewer_have_it():
+    texts = ["a red apple", "a green car", "a red house", "red bread", "red wine"]
+    near = word_by_word("red apple car", texts).tolist()
+    assert near[1] > max(near[2:])
+
+
+def test_what_answers_word_by_word_comes_first():
+    texts = [f"The report of week {week} went out." for week in range(40)]
+    index = HybridIndex.from_texts(
+        ["a", "b", *map(str, range(40))], ["The physician came.", "The plumber came.", *texts]
+    )
+    hits = index.search("Has a doctor come?")
+    assert hits[0].id == "a"
+    assert hits[0].scores["words"] > hits[1].scores["words"]
+    (identifier,) = HybridIndex.from_texts(["a"], ["net-0340 is up"]).search("net-0340")
+    assert identifier.score == pytest.approx(identifier.scores["lexical"]), "identifiers are compared as they are"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +180,7 @@ def test_an_index_that_grew_finds_what_one_finds_that_was_made_at_once():
         Entry(id=str(at), text=text, time=1e9 + at, speaker="ab"[at % 2], thread="" if at else None)
         for at, text in enumerate(texts)
     ]
-    whole, grown = HybridIndex(entries, Fake()), HybridIndex(entries[:2], Fake(), passages=False)
+    whole, grown = HybridIndex(entries, Fake()), HybridIndex(entries[:2], Fake())
     for entry in entries[2:]:
         grown.extend([entry])
     queries = ("crimson entrance", "the first car", "blue automobile of b")

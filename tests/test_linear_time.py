@@ -41,7 +41,8 @@ from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
 from aether_context.redaction import RULES, Masker, masker
 from aether_context.retrieval import HybridIndex, ranked, ranking, terms
-from aether_context.retrieval.passages import passages
+from aether_context.retrieval.call_indexes import passages
+from aether_context.retrieval.embedders import word_by_word
 from aether_context.state import read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
@@ -193,6 +194,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
     "passages": passages,
+    "word by word": lambda text: word_by_word(text, [text, text]),
     "turns of a history": spoken_turns,
     "normalize": lambda text: normalize([content(text), content(text)]),
     # declarations

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner
 from google.adk.agents import LlmAgent
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import small
-from scripted import Chat, Scripted, call, faults, look_up, set_state
+from scripted import Chat, Failure, Scripted, call, faults, look_up, set_state
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, PackStore, why
 from aether_context.adk import ContextPackPlugin
+from aether_context.cli.commands import main
 from aether_context.pack import noted
+from aether_context.packing.payload import minute
+from aether_context.reading import Span
 from aether_context.store.pack_file import read_member
-from aether_context.store.retention import all_of, carry_out
+from aether_context.store.retention import all_of, carry_out, older_than
 from aether_context.store.turns import TurnFiles
 from aether_context.store.verification import verify
 
@@ -93,6 +100,24 @@ def test_a_restart_and_another_worker_in_the_middle_change_nothing() -> None:
     assert "Falcon-7731" in partly.sent[-1].human()
 
 
+def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() -> None:
+    free, bound = long_chat(small(2_000)), long_chat(small(2_000))
+    for at, message in enumerate([*messages(50), QUESTION]):
+        for session in ("s1", "s2", "s3"):
+            free.say(message, session=session, recent_events=12)
+            reads = TurnFiles.read
+            with (
+                patch("aether_context.adk.request.gather._MOST_ROWS", 150),
+                patch.object(TurnFiles, "read", autospec=True, side_effect=reads) as read,
+            ):
+                bound.say(message, session=session, recent_events=12)
+            assert body(bound) == body(free), (session, at)
+            assert bound.manifests()[-1].degradations == ()
+            assert read.called or at < 30
+            assert not read.called or at > 20
+    assert "Falcon-7731" in bound.sent[-1].human()
+
+
 def turn_files(chat: Chat) -> list[Any]:
     return [file for file in chat.store.files.below(chat.store.files.root) if "/turns/" in file.path]
 
@@ -104,7 +129,8 @@ def test_the_files_stay_few_and_hold_each_content_once() -> None:
     files = turn_files(chat)
     assert 1 < len(files) <= 9
     texts = sum(len(read_member(chat.store.files.read(file.path))[0]) for file in files)
-    said = "".join(read_member(chat.store.files.read(file.path))[0].decode() for file in files)
+    held = [one for file in files for one in json.loads(read_member(chat.store.files.read(file.path))[0])]
+    said = [one["content"]["parts"][0]["text"] for one in held]
     for message in messages(95):
         assert said.count(message) == 1
     assert sum(file.size for file in files) < texts / 2
@@ -141,6 +167,36 @@ def test_without_its_files_a_session_goes_on_and_says_so() -> None:
     assert faults(chat.sent[-1].contents) == []
     for message in messages(10):
         chat.say(message, recent_events=20)
+    chat.replays()
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_goes_on(is_idle: bool) -> None:
+    chat = long_chat(small(3_000))
+    for message in messages(100):
+        chat.say(message, recent_events=20)
+    epoch = chat.manifests()[-1].epoch
+    written = [file.modified for file in turn_files(chat)]
+    (owner,) = chat.store.owners()
+    carry_out(chat.store, older_than(chat.store, owner, 1.0, max(written) + 9.0 if is_idle else min(written) + 1.0))
+    assert len(turn_files(chat)) == (0 if is_idle else len(written) - 1)
+    chat.say(QUESTION, recent_events=20)
+    assert "Falcon-7731" in chat.sent[-1].human()
+    assert chat.manifests()[-1].degradations == ()
+    chat.restart()
+    for at, message in enumerate([QUESTION, *messages(30)]):
+        chat.say(message, recent_events=20)
+        manifest = chat.manifests()[-1]
+        assert faults(chat.sent[-1].contents) == []
+        assert manifest.number == 102 + at
+        assert manifest.epoch.cut_count >= epoch.cut_count
+        if manifest.epoch.cut_count == epoch.cut_count:
+            assert manifest.epoch.summary == epoch.summary
+            assert "contents before the loaded events are not sent" in manifest.degradations[0]
+        assert "contents before the loaded events are not searched: the store does not" in manifest.degradations[-1]
+        if at == 0:
+            assert ("leaf 90 of many" in chat.sent[-1].text) is not is_idle
+    assert "leaf 28 of many" in chat.sent[-1].text
     chat.replays()
 
 
@@ -192,6 +248,44 @@ def test_what_was_anchored_stays_when_it_is_not_loaded_any_more() -> None:
         assert partly.sent[-1].wires == whole.sent[-1].wires
     assert CODE in partly.sent[-1].text
     assert partly.manifests()[-1].epoch.kept
+
+
+def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
+    chat = long_chat(small(3_000), store=PackStore(str(tmp_path)))
+    for message in [*messages(119), QUESTION, *messages(125)[120:]]:
+        chat.say(message, recent_events=30)
+    oldest = min(file.modified for file in turn_files(chat))
+    (owner,) = chat.store.owners()
+    removed = older_than(chat.store, owner, 1.0, oldest + 0.999)
+    assert not any("/turns/" in file.path for file in removed.files)
+    carry_out(chat.store, removed)
+    calls = [manifest.number for manifest in chat.manifests()]
+    assert calls == list(range(calls[0], 126))
+    assert calls[0] > 20
+
+    def spans(text: str) -> list[Span]:
+        places = why(chat.store, text).places
+        said = [place for place in places if (place.kind, place.time) == ("message", event.timestamp)]
+        assert [(place.who, place.text) for place in said] == [(event.author, event.content.parts[0].text)]
+        for number in calls:
+            held = text in chat.sent[number - 1].text
+            near = [span for place in places for span in place.spans if span.first <= number <= span.last]
+            assert any(span.holds or span.elsewhere for span in near) == held, (text, number)
+        return said[0].spans
+
+    for event in asyncio.run(chat.held()).events[:40]:
+        told = spans(event.content.parts[0].text)
+        assert [(told[0].first, told[-1].last)] == [(calls[0], 125)]
+        assert all("a call before had cut it, whose pack is not there" in span.act for span in told)
+        assert all("did not bring it back" in span.act for span in told if not (span.holds or span.elsewhere))
+    code = why(chat.store, "Falcon-7731")
+    (again,) = [place for place in code.places if place.kind == "recalled turn"]
+    assert again.id == f"turn_{code.places[0].id}"
+    assert [span.first for span in again.spans if span.holds] == [120]
+    shown = CliRunner().invoke(main, ["why", "Falcon-7731", "--store", chat.store.url]).output
+    assert f"message of user, for clerk in session s1, {minute(code.places[0].time or 0)}\n" in shown
+    lost = why(chat.store, "Falcon-8842")
+    assert any("calls of session s1 were deleted for their age" in note for note in lost.notes)
 
 
 async def set_state_of(chat: Chat, values: dict[str, Any]) -> None:
@@ -263,6 +357,28 @@ def test_a_rewind_and_a_compaction_are_told_apart_from_what_is_not_loaded() -> N
     assert not any("only the last" in told for told in chat.manifests()[-1].degradations)
     chat.say(QUESTION, recent_events=12)
     assert CODE in chat.sent[-1].text
+
+
+@pytest.mark.parametrize("times", [1, 20])
+def test_with_adks_own_compaction_requests_are_valid_and_say_what_is_missing_while_it_is_loaded(times: int) -> None:
+    writer = Scripted(script=[*(f"Digest {at}." for at in range(times)), *[Failure("no more")] * 60], sent=[])
+    summarizer = LlmEventSummarizer(llm=writer)
+    compaction = EventsCompactionConfig(summarizer=summarizer, compaction_interval=6, overlap_size=1)
+    chat = long_chat(small(3_000), app_settings={"events_compaction_config": compaction})
+    for at, message in enumerate([*messages(30), QUESTION]):
+        chat.say(message, recent_events=12)
+        assert faults(chat.sent[-1].contents) == []
+        told = " ".join(chat.manifests()[-1].degradations)
+        if at < 6:
+            assert "Digest" not in chat.sent[-1].text
+        elif times > 1 or at <= 11:  # the event of the compaction is loaded
+            assert "Digest" in chat.sent[-1].contents[0].parts[0].text
+            assert CODE not in chat.sent[-1].text, "what the host has removed does not come back"
+            assert ("only the last 12 events: nothing before them is sent or recalled" in told) is (at > 5)
+        else:
+            assert told == ""
+    assert (CODE in chat.sent[-1].text) is (times == 1)
+    chat.replays()
 
 
 async def rewound(chat: Chat, invocation: str) -> None:

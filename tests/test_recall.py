@@ -27,8 +27,8 @@ from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.packing.payload import FIRST_LINE
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry
+from aether_context.retrieval.call_indexes import passages
 from aether_context.retrieval.embedders import Vectors, register_embedder
-from aether_context.retrieval.passages import passages
 from aether_context.store.replay import Replayer
 
 FACTS = [

@@ -22,7 +22,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 from cachetools import LRUCache
@@ -170,13 +170,7 @@ def _key(agent: AgentKey, kind: str) -> str:
     """A key of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
     caller = caller_of(agent[:3])
     before = "temp:" if caller is not None and caller.is_agent else ""
-    return f"{before}aether:{kind}:{scope_of(*agent[3:])}"
-
-
-@lru_cache(maxsize=1_000)
-def scope_of(branch: str, agent: str, digits: int = 8) -> str:
-    """What stands for an agent and a branch in keys and paths."""
-    return short(hash_json([branch, agent]), digits)
+    return f"{before}aether:{kind}:{short(hash_json([*agent[3:]]), 8)}"
 
 
 def _escaped(text: str) -> str:

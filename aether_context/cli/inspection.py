@@ -13,6 +13,7 @@ from aether_context.cli import packs
 from aether_context.cli.rendering import difference_json, print_difference, print_pack, print_request
 from aether_context.cli.terminal import FAILED, NOT_THERE, head, plain, print_json, say, tell
 from aether_context.errors import ChecksumMismatch, PackNotFound
+from aether_context.packing.payload import minute
 from aether_context.policy import PackPolicy
 from aether_context.reading import (
     Answer,
@@ -143,8 +144,8 @@ def _print_answer(answer: Answer, everything: bool) -> None:
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for place in answer.places if everything else answer.places[:_FEW]:
-        who = f" of {place.who}" if place.who != place.kind else ""
-        head(f"{place.kind}{who}, for {place.agent} in session {place.session}")
+        who, when = place.who != place.kind and f" of {place.who}", place.time and f", {minute(place.time)}"
+        head(f"{place.kind}{who or ''}, for {place.agent} in session {place.session}{when or ''}")
         say(f"  “{plain(answer.excerpt(place))}”")
         for span in place.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")

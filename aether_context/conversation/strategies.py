@@ -29,7 +29,7 @@ from aether_context.pack import Content, Reason
 from aether_context.policy import ConversationSettings
 from aether_context.text.shorten import level
 
-RECAP_SHARE = 0.5
+RECAP_SHARE = 0.3
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
 _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
 _BULLET = "- a"

@@ -101,12 +101,12 @@ def summarize(
         beside: text that is sent beside it; messages in it are left out.
     """
     earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
-    messages = [(content, content.words) for content in contents if not content.responses and content.words.strip()]
-    told = [bullet.partition(": ")[2] for bullet in earlier_bullets] + [
-        without_small_talk(text) for _, text in messages
-    ]
+    messages = [content for content in contents if not content.responses and content.words.strip()]
     by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
-    by_people += [content.role == "user" and not content.agent for content, _ in messages]
+    by_people += [content.role == "user" and not content.agent for content in messages]
+    told = [bullet.partition(": ")[2] for bullet in earlier_bullets]
+    for content, is_persons in zip(messages, by_people[len(told) :], strict=True):
+        told.append(without_small_talk(content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS]))
     ranked = sorted(
         (index for index, text in enumerate(told) if text and " ".join(text.split()) not in beside),
         key=lambda index: (not by_people[index], not is_telling(told[index]), -index),
@@ -118,9 +118,8 @@ def summarize(
             return earlier_bullets[index]
         text = told[index]
         if not by_people[index]:
-            content, _ = messages[index - len(earlier_bullets)]
-            line = " ".join(text[: 4 * _AGENT_CHARACTERS].split())
-            return f"- {_named(content.agent) or content.role}: {line[:_AGENT_CHARACTERS]}"
+            content = messages[index - len(earlier_bullets)]
+            return f"- {_named(content.agent) or content.role}: {' '.join(text.split())[:_AGENT_CHARACTERS]}"
         text = shorten_line(text, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE), counter=counter)
         return _USER + "\n  ".join(text.splitlines())
 

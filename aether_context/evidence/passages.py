@@ -134,4 +134,4 @@ class Searcher:
             Entry(id=str(at), text="\n".join(map(self.view.line, range(*passage))))
             for at, passage in enumerate(self._passages)
         )
-        return HybridIndex(entries, self._embedder, redact=self._redact, passages=False)
+        return HybridIndex(entries, self._embedder, redact=self._redact)

@@ -146,11 +146,11 @@ class Candidates:
             found.update(zip((entry.id for entry in entries), zip(numbers, memories, strict=True), strict=True))
             return entries
 
-        plain = self._pool.without_names(asked)
+        plain = self._pool.named(asked)[0]
         if vector.size and plain != asked:
             with contextlib.suppress(EmbeddingError):  # names and all are near enough then
                 vector = vectors_of(self._embedder, [plain], "query")
-        alone, scores = self._pool.answers(plain, vector)
+        alone, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
         return [Found(hit, *found[hit.id]) for hit in self._pool.ranked(asked, limit, entries, alone, scores)]
 
 

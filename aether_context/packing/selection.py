@@ -136,8 +136,8 @@ def wanted(draft: Draft) -> dict[Layer, int]:
 
 
 def latest_need(draft: Draft) -> int:
-    """What the conversation has to be given so that its latest turns outlive a cut, beside a recap that may take half
-    of what a cut leaves, and so that the session can grow."""
+    """What the conversation has to be given so that its latest turns outlive a cut, beside a recap, and so that the
+    session can grow."""
     items, settings = draft.history.items, draft.policy.conversation
     parts = units([item.content for item in items])
     # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.

@@ -140,7 +140,7 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
     else:
         try:
             texts, contents = _texts(replayer, manifest, view.rows.values())
-            view = replace(view, texts=texts, tools=_tool_names(contents))
+            view = replace(view, texts=texts, tools=tool_names(contents))
             text, counts = texts.get(_summary_id(manifest), ""), replayer.resolve(manifest).counts
             view = _with_summary(view, text, counts, replayer.line(manifest))
         except (AetherContextError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -163,13 +163,13 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     request = pack.source.request
     pairs = zip(request.positions, request.contents, strict=True)
     contents = {content_name(place, content.digest): content for place, content in pairs}
-    texts = {name: _joined_text(content) for name, content in contents.items()}
+    texts = {name: joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
     view = PackView(
         manifest=manifest,
         rows={row.id: row for row in pack.rows},
         texts=texts,
-        tools=_tool_names(contents),
+        tools=tool_names(contents),
         request=tuple(_pieces(pack)),
     )
     return _with_summary(view, pack.epoch.summary, pack.to_store.counts, [manifest])
@@ -205,7 +205,7 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
                 texts[name] = recorded["epoch"][hashes[name]]
             elif hashes[name] in contents:
                 found[name] = content_from_wire(contents[hashes[name]])
-                texts[name] = _joined_text(found[name])
+                texts[name] = joined_text(found[name])
     return texts, found
 
 
@@ -232,7 +232,8 @@ def _summary_id(manifest: Manifest) -> str:
     return f"summary_{short(manifest.epoch.summary)}"
 
 
-def _tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
+def tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
+    """The tools that contents call or answer for, as ``look_up(key: k1)``, by the contents' names."""
     arguments: dict[str, str] = {}
     for part in (part for content in contents.values() for part in content.calls):
         given = json.loads(part.text)
@@ -247,7 +248,7 @@ def _tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
     }
 
 
-def _joined_text(content: Content) -> str:
+def joined_text(content: Content) -> str:
     return " ".join(part.text for part in content.parts if part.text)
 
 

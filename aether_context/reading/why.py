@@ -9,23 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
-from aether_context.canonical import hash_text
-from aether_context.conversation.content_json import content_of_parts, text_part
+from aether_context.canonical import canonical_json, hash_text
+from aether_context.conversation.content_json import content_from_wire, content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name
+from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place
 from aether_context.policy import PackPolicy
-from aether_context.reading.packs import WHY, PackView, Piece, view_of
+from aether_context.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
 from aether_context.reading.sessions import read_back, session_packs
 from aether_context.retrieval.terms import terms
 from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE
 from aether_context.store.replay import Replayer
+from aether_context.store.turns import TurnFiles
 from aether_context.usage.calibration import estimated
 
 _AROUND = 60
 _MOST_PLACES = 40
+_SEARCHED = "; a search of "
 _SPACE = re.compile(r"\\[nrt]|\s+")
 _CHOSEN = ("memory", "note", "evidence", "recalled turn")
 _SETTINGS: Mapping[str, str] = {
@@ -158,9 +162,10 @@ def why(
         search = _Search(store, text, exact=exact)
         for manifest in manifests:
             search.look(manifest)
+        search.look_at_turns()
         if asked is not None:
             search.keep(asked)
-        if search.found:
+        if search.places:
             break
     return search.answer(1 if asked is not None else len(manifests), manifests)
 
@@ -171,13 +176,16 @@ class _Search:
     def __init__(self, store: PackStore, text: str, *, exact: bool) -> None:
         self._replayer = Replayer(store)
         self._text, self._exact = text, exact
-        self._places: dict[tuple[str, ...], Place] = {}
+        self.places: dict[tuple[str, ...], Place] = {}
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
         self._notes: dict[str, None] = {}
+        self._looked: list[tuple[tuple[str, ...], Manifest, Sequence[Piece], bool]] = []
+        """Whose calls, the pieces of their requests that hold the text, and whether they could be built again."""
 
     def look(self, manifest: Manifest) -> None:
         """Looks at one call."""
-        key = (*manifest.session_key, manifest.agent, manifest.branch)
+        key = (*manifest.session_key, manifest.branch, manifest.agent)
+        self._looked.append((key, manifest, (), False))
         try:
             policy = self._replayer.policy(manifest)
             self._mask(policy)
@@ -189,25 +197,47 @@ class _Search:
             self._notes[f"call {manifest.number}: {OTHERWISE}"] = None
         view = view_of(pack, manifest) if pack is not None else None
         holding = [piece for piece in (view.request if view else None) or () if self._holds(piece.text)]
+        self._looked[-1] = key, manifest, holding, pack is not None
         spans = (
             self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
         )
         found = dict(spans)
-        gone = [name for name in self._places if name[:-1] == key and name[-1] not in found]
-        for name in gone:
-            found[name[-1]] = self._since(self._places[name], manifest, holding, built=pack is not None)
+        for name, place in self.places.items():
+            if name[:-1] == key and name[-1] not in found:
+                found[name[-1]] = self._since(place, manifest, holding, built=pack is not None)
         if holding and not found:
             self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
             found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
-        for place, span in found.items():
-            self._add(self._places[(*key, place)], span)
+        for id, span in found.items():
+            self._add(self.places[(*key, id)], span, manifest)
+
+    def look_at_turns(self) -> None:
+        """Looks at what agents were shown, as the store keeps it, for what no pack holds that is there."""
+        known, self.places = self.places, {}
+        for key, looked in groupby(sorted(self._looked, key=itemgetter(0)), itemgetter(0)):
+            calls = list(looked)
+            turns = TurnFiles(self._replayer.store.files, *key).read()
+            stored = {content_name(at, turns[at]["digest"]): turns[at] for at in sorted(turns)}
+            contents = {name: content_from_wire(canonical_json(one["content"])) for name, one in stored.items()}
+            tools = tool_names(contents)
+            for name, content in contents.items():
+                if (*key, name) in known or not self._holds(text := joined_text(content)):
+                    continue
+                at, (who, time, *_) = content_place(name), stored[name].get("origin", (content.role, None))
+                place = self._known(calls[0][1], name, _kind(None, content), tools.get(name, who), text, time)
+                for _, manifest, holding, built in calls:
+                    was_said = manifest.positions and at < manifest.positions[-1][1]
+                    if was_said and (built or at < manifest.epoch.cut_count):
+                        self._add(place, self._since(place, manifest, holding, built=built), manifest)
+        self.places |= known
 
     def keep(self, manifest: Manifest) -> None:
         """Keeps what is said of one call."""
-        key, at = (*manifest.session_key, manifest.agent, manifest.branch), manifest.number
-        for name, place in self._places.items():
+        key, at = (*manifest.session_key, manifest.branch, manifest.agent), manifest.number
+        for name, place in self.places.items():
             spans = [span for span in place.spans if name[:-1] == key and span.first <= at <= span.last]
             place.spans = [replace(span, first=at, last=at) for span in spans]
+        self.places = {name: place for name, place in self.places.items() if place.spans}
 
     def _mask(self, policy: PackPolicy) -> None:
         """From here on the text is looked for as the packs hold it."""
@@ -267,13 +297,10 @@ class _Search:
 
     def _known(
         self, manifest: Manifest, name: str, kind: str, who: str, text: str, time: float | None = None, uri: str = ""
-    ) -> None:
-        key = (*manifest.session_key, manifest.agent, manifest.branch, name)
-        if key not in self._places:
-            session, agent = manifest.session, manifest.agent
-            self._places[key] = Place(
-                id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri
-            )
+    ) -> Place:
+        session, agent = manifest.session, manifest.agent
+        place = Place(id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri)
+        return self.places.setdefault((*manifest.session_key, manifest.branch, agent, name), place)
 
     def _span(
         self, manifest: Manifest, row: Row, policy: PackPolicy, holding: Sequence[Piece], *, holds: bool | None
@@ -298,15 +325,23 @@ class _Search:
         if place.kind not in ("message", "tool call", "tool result"):
             return replace(here, act="it was not sent with this call")
         holds = any(piece.form == "summary" for piece in holding) if built else None
-        if before.form == "whole":
-            before = replace(before, form="summarized", act=_cut(manifest), settings="max_input_tokens")
-        return replace(before, first=here.first, last=here.last, holds=holds, elsewhere=() if holds else here.elsewhere)
+        if before.form == "absent" and content_place(place.id) >= manifest.epoch.cut_count:
+            return replace(here, act="the host had not loaded it, and the store did not give it")
+        if before.form in ("whole", "absent"):
+            act = _cut(manifest) if before.form == "whole" else "a call before had cut it, whose pack is not there"
+            before = replace(before, form="summarized", act=act, settings="max_input_tokens")
+        act = before.act.partition(_SEARCHED)[0]
+        elsewhere = () if holds else here.elsewhere
+        return replace(before, first=here.first, last=here.last, holds=holds, elsewhere=elsewhere, act=act)
 
-    def _add(self, place: Place, span: Span) -> None:
+    def _add(self, place: Place, span: Span, manifest: Manifest) -> None:
         """Adds a call: to the span before where nothing changed."""
         last = place.spans[-1] if place.spans else None
         if last and (last.form, last.holds, not last.elsewhere) == (span.form, span.holds, not span.elsewhere):
             place.spans[-1] = replace(last, last=span.last)
+        elif (place.kind, span.form, span.holds, span.elsewhere) == ("message", "summarized", False, ()):
+            told = f"{manifest.searched:,} turns did not bring it back" if manifest.searched else "turns was not made"
+            place.spans.append(replace(span, act=f"{span.act}{_SEARCHED}{told}"))
         else:
             place.spans.append(span)
 
@@ -315,17 +350,15 @@ class _Search:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
 
-    @property
-    def found(self) -> list[Place]:
-        return [place for place in self._places.values() if place.spans]
-
     def answer(self, calls: int, manifests: Sequence[Manifest]) -> Answer:
-        notes, places = list(self._notes), self.found
+        notes, places = list(self._notes), list(self.places.values())
         if not places:
             notes.append(
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
+            for key in {one.session_key for one in manifests if self._replayer.store.forgotten(*one.session_key)}:
+                notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
         reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
@@ -341,10 +374,10 @@ def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
     return tuple(piece.rows[0] if piece.rows else piece.form or piece.part for piece in pieces)
 
 
-def _kind(row: Row, content: Content | None) -> str:
-    if row.layer == "memory":
+def _kind(row: Row | None, content: Content | None) -> str:
+    if row and row.layer == "memory":
         return {RECALLED: "recalled turn", "memory": "memory"}.get(row.source, "note")
-    if row.layer == "evidence":
+    if row and row.layer == "evidence":
         return "evidence"
     if content is not None and content.responses:
         return "tool result"

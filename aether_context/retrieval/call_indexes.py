@@ -17,10 +17,10 @@ from aether_context.pack import RECALLED, Candidate, Layer, Tool, recalled_id
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import HybridIndex
-from aether_context.retrieval.passages import passages
 from aether_context.retrieval.pool import Entry, Hit
 from aether_context.retrieval.ranking import similarity
 from aether_context.retrieval.terms import USER
+from aether_context.text.shorten import sentences
 
 # Tools are few and chosen before a call, so that the static model compares them, whatever compares memories.
 
@@ -46,7 +46,7 @@ def _tool_index(tools: tuple[Tool, ...], redact: tuple[str, ...]) -> HybridIndex
     """The index of a set of tools; the latest sets are remembered."""
     texts = {tool.name: described(tool) for tool in tools}
     entries = (Entry(id=name, text=text) for name, text in texts.items())
-    return HybridIndex(entries, redact=masker(redact), passages=False)
+    return HybridIndex(entries, redact=masker(redact))
 
 
 def described(tool: Tool) -> str:
@@ -90,7 +90,7 @@ def ranked(
             Entry(id=place, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
             for place, candidate in layer.items()
         ]
-        index = HybridIndex(entries, embedder or "none", redact=masker(redact), passages=False)
+        index = HybridIndex(entries, embedder or "none", redact=masker(redact))
         scores = {hit.id: scores_of(hit) for hit in index.search(query, len(entries), asked=asked)}
         for place, candidate in layer.items():
             added = scores.get(place, {"similarity": 0.0})
@@ -113,6 +113,22 @@ _TELLING = 0.2
 """The share of the best turn's score under which no turn returns."""
 _LEAST_WEIGHT = 0.25
 _TOKEN_CHARACTERS = 4
+_LONGEST_PASSAGE = 600
+"""Characters."""
+
+
+def passages(text: str, most: int = _LONGEST_PASSAGE) -> list[str]:
+    """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
+    if len(text) <= most:
+        return [text.strip()] if text.strip() else []
+    pieces = [""]
+    for sentence in sentences(text):
+        for start in range(0, len(sentence), most):
+            part = sentence[start : start + most]
+            if len(pieces[-1]) + len(part) > most:
+                pieces.append("")
+            pieces[-1] += part
+    return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[Entry]:
@@ -137,7 +153,7 @@ class TurnIndex:
     def over(self, turns: Sequence[Entry], embedder: Embedder | None, redact: tuple[str, ...]) -> HybridIndex:
         """The index of turns that begin with those of the last time, or are fewer; as of `recalled`."""
         if self._index is None or len(self._index) > len(turns):
-            self._index = HybridIndex((), embedder or "none", redact=masker(redact), passages=False)
+            self._index = HybridIndex((), embedder or "none", redact=masker(redact))
         self._index.extend(turns[len(self._index) :])
         return self._index
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from aether_context.canonical import digest_of
 from aether_context.errors import EmbeddingError, MissingExtra, PolicyError, near_names
+from aether_context.retrieval.terms import STOP_WORDS
 from aether_context.tokens.counters import sound
 
 if TYPE_CHECKING:
@@ -64,6 +65,32 @@ def quantized(vectors: Vectors) -> Rows:
     scaled = np.divide(doubles * 127, largest, out=np.zeros_like(doubles), where=largest > 0)
     rows: Rows = np.rint(scaled).astype(np.int8)
     return rows
+
+
+_CACHED_ROWS = 256
+"""So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
+
+
+def products(rows: Rows, wanted: NDArray[np.int8]) -> NDArray[np.float64]:
+    """The product of each row with a vector.
+
+    Sums of products of whole numbers from -127 to 127 stay below 2**24, so that 32-bit floats hold them exactly in
+    whatever order a machine's linear algebra adds them up.
+    """
+    column = wanted.astype(np.float32)
+    products = np.empty(len(rows), dtype=np.float32)
+    room = np.empty((min(len(rows), _CACHED_ROWS), rows.shape[1]), dtype=np.float32)
+    for first in range(0, len(rows), _CACHED_ROWS):
+        some = rows[first : first + _CACHED_ROWS]
+        floats = room[: len(some)]
+        np.copyto(floats, some)
+        np.dot(floats, column, out=products[first : first + len(some)])
+    return products.astype(np.float64)
+
+
+def lengths_of(rows: Rows) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
+    return found
 
 
 def vectors_of(embedder: Embedder | None, texts: Sequence[str], purpose: Purpose = "entry") -> Rows:
@@ -115,6 +142,7 @@ class CachedEmbedder:
 _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
 _BATCH = 1_024
+_MOST_WORDS, _LONGEST_WORD = 100_000, 30
 _BLANKS = str.maketrans("\t\n\r", "   ")
 """What a tokenizer's normalizer takes for blanks; other white space is a control character to it, and no end."""
 
@@ -148,26 +176,71 @@ class _Model:
 
         self.digest = hashlib.sha256(data).hexdigest()
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
+            self.vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
             self.rows: Rows = archive["rows"]
-        pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
+        pieces = models.WordPiece({token: number for number, token in enumerate(self.vocabulary)}, unk_token="[UNK]")
         self._tokenizer = Tokenizer(pieces)
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._pieces: dict[str, list[int]] = {}
+
+    def tokens(self, texts: Sequence[str]) -> list[NDArray[np.intp]]:
+        """The numbers of each text's tokens, in their order."""
+        # No token reaches across a blank, so that a word is taken apart once, however often it is said.
+        words = [sound(text[:_MOST_CHARACTERS]).translate(_BLANKS).split(" ") for text in texts]
+        different = dict.fromkeys(chain.from_iterable(words))
+        if len(self._pieces) > _MOST_WORDS:
+            self._pieces = {}
+        pieces = {word: self._pieces[word] for word in different.keys() & self._pieces.keys()}
+        new = [word for word in different if word not in pieces]
+        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        pieces.update((word, found.ids) for word, found in zip(new, encoded, strict=True))
+        self._pieces.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
+        ids = (islice(chain.from_iterable(map(pieces.__getitem__, some)), _MOST_TOKENS) for some in words)
+        return [np.fromiter(of_text, dtype=np.intp) for of_text in ids]
 
     def sums(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The sum of the rows of each text's tokens, of shape ``(texts, dimensions)``."""
-        # No token reaches across a blank, so that a word is taken apart once, however often it is said.
-        words = [sound(text[:_MOST_CHARACTERS]).translate(_BLANKS).split(" ") for text in texts]
-        different = list(dict.fromkeys(chain.from_iterable(words)))
-        encoded = self._tokenizer.encode_batch_fast(different, add_special_tokens=False)
-        tokens = {word: encoding.ids for word, encoding in zip(different, encoded, strict=True)}
         result = np.zeros((len(texts), self.rows.shape[1]), dtype=np.int64)
-        for number, text_words in enumerate(words):
-            ids = islice(chain.from_iterable(map(tokens.__getitem__, text_words)), _MOST_TOKENS)
-            rows = self.rows.take(np.fromiter(ids, dtype=np.intp), axis=0)
-            result[number] = rows.sum(axis=0, dtype=np.int32)
+        for number, ids in enumerate(self.tokens(texts)):
+            result[number] = self.rows.take(ids, axis=0).sum(axis=0, dtype=np.int32)
         return result
+
+
+_ALIKE = 0.35
+"""The cosine of two tokens under which they have nothing in common; anything from 0.25 to 0.45 finds as much."""
+_STRETCH = 64
+"""Tokens: of a longer text the stretch counts that answers best."""
+
+
+def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
+    """How well each of some texts answers a query in which every word counts for itself, 0 to 1, by the model in the
+    package.
+
+    Each token of the query is as near to a text as the token there that is nearest to it (MaxSim of ColBERT, Khattab
+    and Zaharia, 2020), and counts the more the fewer of these texts have anything near it.
+    """
+    model, result = _model(), np.zeros(len(texts))
+    asked, *said = model.tokens([query, *texts])
+    words = {number: model.vocabulary[number].removeprefix("##") for number in set(asked.tolist())}
+    asked = np.array(sorted(number for number, word in words.items() if word.isalnum() and word not in STOP_WORDS))
+    if not asked.size or not any(ids.size for ids in said):
+        return result
+    # Each token once a stretch of a text, then each once.
+    many = len(model.vocabulary)
+    stretches = [place * _MOST_TOKENS + np.arange(len(ids)) // _STRETCH for place, ids in enumerate(said)]
+    stretch, ids = np.divmod(np.unique(np.concatenate(stretches) * many + np.concatenate(said)), many)
+    different, at = np.unique(ids, return_inverse=True)
+    rows = model.rows[different]
+    lengths = np.outer(lengths_of(model.rows[asked]), lengths_of(rows))
+    alike = np.stack([products(rows, row) for row in model.rows[asked]])
+    cosines = np.divide(alike, lengths, out=np.zeros(lengths.shape), where=lengths > 0)
+    near = np.maximum(0.0, cosines - _ALIKE) / (1 - _ALIKE)
+    begins = np.flatnonzero(np.diff(stretch, prepend=-1))
+    nearest = np.maximum.reduceat(near[:, at], begins, axis=1)
+    rare = np.log((len(begins) + 1) / np.maximum(1.0, nearest.sum(axis=1)))
+    np.maximum.at(result, stretch[begins] // _MOST_TOKENS, np.round(rare @ nearest / rare.sum(), 6))
+    return result
 
 
 @lru_cache(maxsize=1)

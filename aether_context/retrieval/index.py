@@ -10,29 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
-
-import numpy as np
 
 from aether_context.errors import SearchIndexError
 from aether_context.retrieval import terms
 from aether_context.retrieval.embedders import Embedder, embedder_for, vectors_of
-from aether_context.retrieval.passages import LONGEST, titled_passages
-from aether_context.retrieval.pool import Entry, Floats, Hit, Places, Pool
-
-_PASSAGES_WEIGHT = 0.5
-"""The share of an entry's passages in its score where texts are long; the whole text has the rest."""
-_NEXT_BEST = (1.0, 0.1, 0.01)
-"""How much the best passage of a text counts, the second and the third."""
+from aether_context.retrieval.pool import Entry, Hit, Places, Pool
 
 
 class HybridIndex:
-    """Entries found by BM25 and vectors together, long ones also by their passages.
+    """Entries found by BM25 and vectors together.
 
     Args:
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        passages: False finds long texts as a whole alone, in half the time.
 
     Raises:
         SearchIndexError: an id is there twice, or a time is no finite number.
@@ -47,29 +37,21 @@ class HybridIndex:
         embedder: str | Embedder | None = None,
         *,
         redact: Callable[[str], str] | None = None,
-        passages: bool = True,
     ) -> None:
         self._embedder = embedder_for(embedder)
         self._redact: Callable[[str], str] = redact or str
         self._entries: list[Entry] = []
+        self._said: list[str] = []
         self._ids: set[str] = set()
         self._threads: dict[str | None, int] = {None: -1}
-        self._texts, self._passages = Pool(), Pool()
-        texts = self.extend(entries)
-        # Passages of all entries where one is long, else of none; of a short text the passage is the text.
-        pieces = list(map(titled_passages, texts)) if passages and max(map(len, texts), default=0) > LONGEST else []
-        parts = list(chain.from_iterable(pieces))
-        vectors, nones = vectors_of(self._embedder, parts), [None] * len(parts)
-        self._passages.extend(list(map(terms.hashed, parts)), vectors, nones, [-1] * len(parts))
-        self._owners = np.repeat(np.arange(len(pieces)), np.array(list(map(len, pieces)), dtype=np.int64))
-        """The place of each passage's entry."""
+        self._texts = Pool()
+        self.extend(entries)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def extend(self, entries: Iterable[Entry]) -> list[str]:
-        """Adds entries, as a whole alone; gives their masked texts. Errors as of `HybridIndex`, and nothing is added
-        then."""
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Adds entries. Errors as of `HybridIndex`, and nothing is added then."""
         new, known = list(entries), set(self._ids)
         for entry in new:
             if entry.id in known:
@@ -83,8 +65,7 @@ class HybridIndex:
         texts = [self._redact(entry.text) for entry in new]
         said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
         self._texts.extend(said, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
-        self._ids, self._entries = known, self._entries + new
-        return texts
+        self._ids, self._entries, self._said = known, self._entries + new, self._said + texts
 
     @classmethod
     def from_texts(
@@ -121,27 +102,11 @@ class HybridIndex:
         if not self._entries or limit <= 0:
             return []
         query = self._redact(query)
-        plain = self._texts.without_names(query)
+        plain = self._texts.named(query)[0]
         vector = vectors_of(self._embedder, [plain], "query")
-        alone, scores = self._texts.answers(plain, vector)
-        if len(self._passages) > len(self._entries):
-            scores["passages"] = self._by_passages(self._passages.answers(plain, vector)[0])
-            alone = (1 - _PASSAGES_WEIGHT) * alone + _PASSAGES_WEIGHT * scores["passages"]
 
         def entries(places: Places) -> list[Entry]:
             return [self._entries[place] for place in places.tolist()]
 
+        alone, scores = self._texts.answers(plain, vector, lambda places: [self._said[at] for at in places.tolist()])
         return self._texts.ranked(query, limit, entries, alone, scores, asked=asked)
-
-    def _by_passages(self, alone: Floats) -> Floats:
-        """How well each entry answers by how well passages do: as its best one does, and a share of the next."""
-        places = np.flatnonzero(alone > 0)
-        owners, values = self._owners[places], alone[places]
-        order = np.lexsort((-values, owners))
-        owners, values = owners[order], values[order]
-        found = np.zeros(len(self._entries))
-        for share in _NEXT_BEST:
-            first = np.diff(owners, prepend=-1) != 0
-            found[owners[first]] += share * values[first]
-            owners, values = owners[~first], values[~first]
-        return found

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.retrieval import terms
-from aether_context.retrieval.embedders import Rows
+from aether_context.retrieval.embedders import Rows, lengths_of, products, word_by_word
 
 Floats: TypeAlias = NDArray[np.float64]
 Places: TypeAlias = NDArray[np.int64]
@@ -27,10 +27,10 @@ _FULL_WORDS = 8
 _TERM = np.dtype("<u4")
 _MARKS = 2 * _TERM.itemsize
 _LOW, _FEW = np.uint32(2**16 - 1), 20
-_CACHED_ROWS = 256
-"""So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
 _SEMANTIC_WEIGHT = 0.4
 """The share of meaning in the sum; words have the rest. Anything from 0.3 to 0.5 finds as much."""
+_WORDS_WEIGHT, _COMPARED = 0.5, 128
+"""The share of the words one by one in the score of the texts that answer best without them, and how many these are."""
 _NEIGHBOURS = (0.4, 0.2, 0.1)
 """How much of its score an entry lends to those one, two and three places from it in its talk."""
 _BEFORE = 0.5
@@ -71,8 +71,8 @@ class Hit:
     Attributes:
         score: the one it is ranked by.
         scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
-            and what it exceeds the pool's median by, ``semantic``; then ``passages``, ``neighbours``, ``time`` and
-            ``recency`` where they played a part, and the factor of all of it, ``weight``.
+            and what it exceeds the pool's median by, ``semantic``; then ``words`` (0 to 1), ``neighbours``, ``time``
+            and ``recency`` where they played a part, and the factor of all of it, ``weight``.
     """
 
     entry: Entry
@@ -137,12 +137,9 @@ class Pool:
         self._marks, self._lengths, self.vectors = self._marks[kept], self._lengths[kept], self.vectors[kept]
         self._times, self._threads, self._talks = self._times[kept], self._threads[kept], None
 
-    def without_names(self, query: str) -> str:
-        """A query without the names of those who speak here: they stand in half of all texts."""
-        return self._named(query)[0]
-
-    def _named(self, query: str) -> tuple[str, NDArray[np.bool_]]:
-        """A query without names, and whose texts are those of speakers that it means."""
+    def named(self, query: str) -> tuple[str, NDArray[np.bool_]]:
+        """A query without the names of those who speak here, which stand in half of all texts; and which texts are
+        those of speakers that it means."""
         talks = self._in_talks()
         rest, marks = terms.without_names(query, talks.speakers)
         return rest, np.isin(self._marks[:, 0], np.frombuffer(b"".join(marks), dtype=_TERM))
@@ -154,7 +151,7 @@ class Pool:
             threads, times, vectors = self._threads[order], self._times[order], self.vectors[order]
             begins = (np.diff(threads) != 0) | (np.abs(np.diff(times)) > _PAUSE_SECONDS)
             numbers = np.cumsum(np.concatenate([np.zeros(min(1, len(order)), np.bool_), begins]))
-            norms = _norms(self.vectors)
+            norms = lengths_of(self.vectors)
             alike = np.einsum("ij,ij->i", vectors[1:], vectors[:-1], dtype=np.int32).astype(np.float64)
             lengths = norms[order][1:] * norms[order][:-1]
             alike = np.divide(alike, lengths, out=np.zeros(len(alike)), where=lengths > 0)
@@ -162,12 +159,15 @@ class Pool:
             self._talks = _Talks(order, numbers, norms, alike, speakers)
         return self._talks
 
-    def answers(self, query: str, asked: Rows) -> tuple[Floats, dict[str, Floats]]:
+    def answers(
+        self, query: str, asked: Rows, said: Callable[[Places], Sequence[str]]
+    ) -> tuple[Floats, dict[str, Floats]]:
         """How well each text answers a masked query without its neighbours and its time; and what that is made of.
 
         Args:
-            query: as of `without_names`.
+            query: as of `named`.
             asked: the vector of the query, of no dimensions where meanings are not compared.
+            said: gives the masked texts at places.
         """
         found, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
@@ -183,7 +183,15 @@ class Pool:
         named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
         weight = _SEMANTIC_WEIGHT * (1.0 - named) if asked.size else 0.0
         alone = (1 - weight) * lexical + weight * semantic
-        return alone, {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
+        scores = {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
+        if asked.size:
+            places = best(alone, _COMPARED)
+            places = places[np.argsort(-alone[places], kind="stable")[:_COMPARED]]
+            if (words := word_by_word(query, said(places))).any():
+                weight, scores["words"] = _WORDS_WEIGHT * (1.0 - named), np.zeros(len(self))
+                scores["words"][places] = words
+                alone = (1 - weight) * alone + weight * scores["words"]
+        return alone, scores
 
     def _cosines(self, asked: Rows) -> Floats:
         """The cosine of each text, and half of the one before it in its talk, with a query; 0 where either has no
@@ -191,8 +199,8 @@ class Pool:
         if not asked.any() or not self.vectors.size:
             return np.zeros(len(self))
         order, numbers, norms, alike, _ = self._in_talks()
-        lengths = norms * _norms(asked)
-        found = np.divide(_products(self.vectors, asked[0]), lengths, out=np.zeros(len(self)), where=lengths > 0)
+        lengths = norms * lengths_of(asked)
+        found = np.divide(products(self.vectors, asked[0]), lengths, out=np.zeros(len(self)), where=lengths > 0)
         at, before = order[1:], order[:-1]
         share = _BEFORE * (numbers[1:] == numbers[:-1])
         lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[before] > 0) + 2 * share * alike)
@@ -229,7 +237,7 @@ class Pool:
             if terms.asks_for_recent(query):
                 scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
-        scores["weight"] = np.where(self._named(query)[1], _NAMED, 1.0) * np.where(
+        scores["weight"] = np.where(self.named(query)[1], _NAMED, 1.0) * np.where(
             self._marks[:, 1] == np.frombuffer(terms.hash_of(terms.QUESTION), dtype=_TERM), _ASKING, 1.0
         )
         total = np.round(total * scores["weight"], 9)
@@ -323,28 +331,6 @@ def _among(said: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArray[np.boo
     low = np.zeros(2**16, dtype=np.bool_)
     low[keys & _LOW] = True
     found: NDArray[np.bool_] = low[said & _LOW]
-    return found
-
-
-def _products(rows: Rows, wanted: NDArray[np.int8]) -> Floats:
-    """The product of each row with a vector.
-
-    Sums of products of whole numbers from -127 to 127 stay below 2**24, so that 32-bit floats hold them exactly in
-    whatever order a machine's linear algebra adds them up.
-    """
-    column = wanted.astype(np.float32)
-    products = np.empty(len(rows), dtype=np.float32)
-    room = np.empty((min(len(rows), _CACHED_ROWS), rows.shape[1]), dtype=np.float32)
-    for first in range(0, len(rows), _CACHED_ROWS):
-        some = rows[first : first + _CACHED_ROWS]
-        floats = room[: len(some)]
-        np.copyto(floats, some)
-        np.dot(floats, column, out=products[first : first + len(some)])
-    return products.astype(np.float64)
-
-
-def _norms(rows: Rows) -> Floats:
-    found: Floats = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
     return found
 
 

@@ -166,6 +166,8 @@ _MANY = re.compile(
     re.IGNORECASE,
 )
 _TIMES_MANY = 3
+_FLOOR_OF_TURNS = 0.7
+"""The floor of this session's turns, as a share of that of memories: what a cut took was of one conversation."""
 
 
 def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> RetrievalSettings:
@@ -173,21 +175,23 @@ def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> 
     half as many again where ``turns`` of a session are among them, since nobody is found by a name there."""
     many = _TIMES_MANY if _MANY.search(query) else 1
     most = settings.memory_k * (3 if turns and many == 1 else 2 * many) // 2
-    return settings.model_copy(update={"memory_k": most, "floor": settings.floor / many})
+    floor = settings.floor / many * (_FLOOR_OF_TURNS if turns else 1)
+    return settings.model_copy(update={"memory_k": most, "floor": floor})
 
 
 LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
+_MOST_SHARE = 0.3
 
 
 def room_for_turns(spoken: int, whole: int, most: float) -> int:
-    """Tokens for recalled turns, of at most so many; 0 where they would be too few for any.
+    """Tokens for recalled turns, three tenths of so many at most; 0 where they would be too few for any.
 
     Args:
         spoken: characters of the turns that are words alone.
         whole: characters of the whole history.
     """
-    tokens = int((spoken / max(1, whole)) ** 2 * most)
+    tokens = int(min(_MOST_SHARE, (spoken / max(1, whole)) ** 2) * most)
     return tokens if tokens >= LEAST_TOKENS else 0
 
 
@@ -242,11 +246,13 @@ _TELLING = re.compile(
 )
 
 
+@lru_cache(maxsize=4_096)
 def is_telling(text: str) -> bool:
     """Whether a text holds a number, a name, a date, or words for a wish or a decision."""
     return _TELLING.search(_GREETING.sub(" ", text)) is not None
 
 
+@lru_cache(maxsize=4_096)
 def without_small_talk(text: str) -> str:
     """A text from its first sentence on that is no small talk; empty where all of it is."""
     start = 0

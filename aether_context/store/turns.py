@@ -14,17 +14,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
-from aether_context.canonical import canonical_json, hash_bytes, short
+from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
 from aether_context.errors import ManifestError, StoreError
 from aether_context.store.files import Files
 from aether_context.store.pack_file import ENDING, member, read_member
 
 Stored: TypeAlias = Mapping[str, Any]
 """A content as it is stored: ``at`` is its position, ``content`` the content, other fields are its writer's."""
+_DECODER = json.JSONDecoder()
 _NAME = re.compile(rf"(\d{{6,}})-(\d{{8,}})-(\d{{8,}})-[0-9a-f]{{8}}{re.escape(ENDING)}")
 
 
@@ -38,8 +39,9 @@ class _Segment(NamedTuple):
 class TurnFiles:
     """The files of one agent's turns, each method with `StoreError` where the store cannot do it."""
 
-    def __init__(self, files: Files, app: str, user: str, session: str, scope: str) -> None:
+    def __init__(self, files: Files, app: str, user: str, session: str, branch: str, agent: str) -> None:
         self._files, self._names = files, (app, user, session)
+        scope = short(hash_json([branch, agent]), 16)
         self._folder = f"{files.place(app, user, session)}/turns/{scope}"
 
     def _listed(self, size: int | None = None) -> list[_Segment]:
@@ -59,19 +61,22 @@ class TurnFiles:
         """The position behind the last content; 0 where the store is away."""
         return max((segment.stop for segment in self._beside_writes()), default=0)
 
-    def read(self, start: int = 0, stop: int = 2**62) -> dict[int, Stored]:
-        """The contents by position, those of all files that hold one of these positions; without damaged files."""
+    def read(self, start: int = 0, stop: int = 2**62, take: Callable[[Stored], Any] = dict) -> dict[int, Any]:
+        """What is taken of each content, by position, of all files that hold one of these; without damaged files."""
         for _ in range(2):  # what was listed may be merged and deleted meanwhile
             with suppress(FileNotFoundError):
-                return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [])
+                return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [], take)
         return {}
 
-    def _read(self, segments: list[_Segment], damaged: list[_Segment]) -> dict[int, Stored]:
-        found: dict[int, Stored] = {}
+    def _read(self, segments: list[_Segment], damaged: list[_Segment], take: Callable[[Stored], Any]) -> dict[int, Any]:
+        found: dict[int, Any] = {}
         data = self._files.at_once(self._files.read, [segment.path for segment in segments])
         for segment, of_segment in zip(segments, data, strict=True):
             try:
-                found |= {stored["at"]: stored for stored in json.loads(read_member(of_segment)[0])}
+                text, end = read_member(of_segment)[0].decode("utf-8", "surrogatepass"), 0
+                while end + 1 < len(text):  # one content after the other, since they are many, behind "[" or ","
+                    stored, end = _DECODER.raw_decode(text, end + 1)
+                    found[stored["at"]] = take(stored)
             except (ManifestError, ValueError):
                 damaged.append(segment)
         return found
@@ -91,7 +96,7 @@ class TurnFiles:
             merged.append(one)
             start, stop = min(start, one.start), max(stop, one.stop)
         try:
-            found = {**self._read(sorted(merged), damaged), **contents}
+            found = {**self._read(sorted(merged), damaged, dict), **contents}
         except (StoreError, FileNotFoundError):  # they stay, then
             found, merged = dict(contents), []
         data = member(canonical_json([found[at] for at in sorted(found)]).encode("utf-8", "surrogatepass"))

@@ -65,6 +65,12 @@ class SharedLRU(Generic[_Key, _Value]):
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
+    def bound(self, weight_of: Callable[[_Value], int], most: int) -> None:
+        """Forgets what was used longest ago while all together weigh more; what was used last stays."""
+        with self._lock:
+            while len(self._entries) > 1 and sum(map(weight_of, self._entries.values())) > most:
+                self._entries.popitem(last=False)
+
     def pop(self, key: _Key) -> _Value | None:
         with self._lock:
             return self._entries.pop(key, None)

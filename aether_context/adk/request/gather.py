@@ -34,7 +34,7 @@ from aether_context.adk.request.reader import (
     without_client_ids,
 )
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch, scope_of
+from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
 from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.epoch import live_positions
 from aether_context.conversation.turns import is_human
@@ -65,8 +65,8 @@ from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
-_MOST_PLANS = 256
-_MOST_HISTORIES = 256
+_MOST_PLANS, _MOST_HISTORIES, _MOST_ROWS = 256, 256, 200_000
+"""A content of a history takes about 1,300 bytes, and its text."""
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
@@ -93,9 +93,9 @@ class Gatherer:
         """What an agent was shown in its session and branch."""
         history = self._histories.get(key)
         if history is None:
-            kept = TurnFiles(self._files, *key[:3], scope_of(*key[3:], 16)) if self._files is not None else None
-            history = History(self.reader, kept)
+            history = History(self.reader, None if self._files is None else TurnFiles(self._files, *key))
             self._histories.put(key, history)
+        self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
         return history
 
     def planned(self, call: ModelCall) -> Plan:
@@ -140,12 +140,13 @@ class Gatherer:
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
         contents, begin, unsent = Contents(raw), 0, list[str]()
-        if loads and tracked:
-            contents, begin, unsent = await self._place(call, identity, raw, loads, last_answer)
+        history = self.history(call.key) if loads and tracked else None
+        if history is not None:
+            contents, begin, unsent = await self._place(call, history, identity, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
         first = contents.first
-        rows = self.history(call.key).rows[:first] if first else []
+        rows = history.rows[:first] if history is not None else []
         authored = authors_of(raw, events, asked)
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
         # Where the last cut was made is not looked at before the loaded contents.
@@ -199,9 +200,9 @@ class Gatherer:
         follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
         source = follow(begin=begin, alone=alone)
         # Where the boundary is not where it was, everything is live again.
-        if any(at < first and at not in contents.earlier for at in source.request.positions):
-            contents, begin, unsent = await self._filled(call, contents, range(first))
-            rows = self.history(call.key).rows[:first]
+        if history is not None and any(at < first and at not in contents.earlier for at in source.request.positions):
+            contents, begin, unsent = await self._filled(call, history, contents, range(first))
+            rows = history.rows[:first]
             content_at.cache_clear()
             source = follow(begin=begin, alone=alone)
         problems = [*source.problems, *unsent]
@@ -224,8 +225,8 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        if loads and tracked:
-            self.history(call.key).live = {at: contents[at] for at in source.request.positions}
+        if history is not None:
+            history.live = {at: contents[at] for at in source.request.positions}
         # Where a result is posted, ADK shows nothing between its call and itself.
         late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
         transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
@@ -234,30 +235,28 @@ class Gatherer:
         return PreparedCall(call, source, contents, stored, length=length, settled=settled)
 
     async def _place(
-        self, call: ModelCall, identity: Identity, loaded: Sequence[types.Content], loads: str, last_answer: int
+        self, call: ModelCall, history: History, identity: Identity, loaded: list[types.Content], loads: str, end: int
     ) -> tuple[Contents, int, list[str]]:
-        """Where loaded contents stand in the agent's history, with what `_filled` gives."""
-        events, history = call.context.session.events, self.history(call.key)
-        first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
-        is_told = first is not None
-        if first is None:
+        """Where loaded contents stand in the agent's history, which takes in those before ``end``, with what `_filled`
+        gives."""
+        events = call.context.session.events
+        told = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        if told is None:
             await history.look(None, call, self._waits)
-            first = len(history.rows)
-        epoch, contents = load_epoch(call.state, identity, lambda message: message.of), Contents(loaded, first)
-        if first or is_told:
-            placed = await self._filled(call, contents, live_positions(epoch, first))
-        else:
-            placed = (contents, *_unloaded(call, loaded, loads))
+        contents = Contents(loaded, len(history.rows) if told is None else told)
+        placed = (contents, *_unloaded(call, loaded, loads))
+        if contents.first or told is not None:
+            epoch = load_epoch(call.state, identity, lambda message: message.of)
+            placed = await self._filled(call, history, contents, live_positions(epoch, contents.first))
         with history.lock:
-            history.take(contents, events, first + last_answer)
+            history.take(contents, events, contents.first + end)
         return placed
 
     async def _filled(
-        self, call: ModelCall, contents: Contents, positions: Collection[int]
+        self, call: ModelCall, history: History, contents: Contents, positions: Collection[int]
     ) -> tuple[Contents, int, list[str]]:
         """The contents with those at positions before the loaded ones, as they were sent last or as the store holds
         them; the first that is sent, a user's message where some are lost; and what is lost, in words."""
-        history = self.history(call.key)
         await history.look(contents.first, call, self._waits, positions)
         contents = replace(contents, earlier=history.live)
         lost = [at for at in positions if at not in contents.earlier]
@@ -486,7 +485,7 @@ async def _memories(
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
-            return [*found, *found_memories(entries, room, preferences=True)], ""
+            return [*found, *found_memories(entries, room)], ""
         most = widened(settings, query).memory_k
         hits = await within(service.find(session.app_name, session.user_id, query, most))
         for hit in hits:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.adk.events.event import Event
@@ -44,8 +42,8 @@ class Origin(NamedTuple):
 class Row(NamedTuple):
     """What is known of a content.
 
-    ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is then the content's, as it was
-    before it was stored. ``words`` are those of a content that is words alone; where it is an event's, it is a turn.
+    ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is the content's, as it was before it
+    was stored. ``words`` are those of a content that is words alone and an event's, which is a turn.
     ``sizes`` are its characters: of its words alone, of all as `characters` counts them, and with all written out.
     """
 
@@ -53,7 +51,7 @@ class Row(NamedTuple):
     words: str
     origin: Origin | None
     sizes: tuple[int, int, int]
-    digest: str
+    digest: str = ""
 
 
 class History:
@@ -78,8 +76,9 @@ class History:
         """The first content that is not in the store; None where nothing was written here."""
         self._reader = reader
         self._files = files
-        self._entries: list[list[Entry]] = []
-        """The turns of the first rows as an index takes them."""
+        self._entries: list[Entry] = []
+        """The turns of the first rows as an index takes them; ``_ends`` are their numbers behind each of the rows."""
+        self._ends: list[int] = []
         self._mask = ""
         self._indexes: dict[str, TurnIndex] = {}
 
@@ -100,7 +99,9 @@ class History:
         last = next((row.origin.event for row in reversed(self.rows) if row and row.origin), "")
         origins = origins_of(loaded[same - first :], events, last)
         for at, content in enumerate(loaded[same - first : end - first]):
-            self.rows.append(_row(content, *origins.get(at, ("", None)), key=hash(key_of(content))))
+            words, origin = origins.get(at, ("", None))
+            sizes = len(_words(_texts(content))), characters(content), characters(content, written=True)
+            self.rows.append(Row(hash(key_of(content)), words, origin, sizes))
 
     def _is(self, at: int, content: types.Content) -> bool:
         """Whether a row is of a content, which is then known by its key."""
@@ -114,7 +115,8 @@ class History:
 
     def _forget(self, start: int) -> None:
         """Forgets what was made of the rows from ``start`` on."""
-        del self._entries[start:]
+        del self._ends[start:]
+        del self._entries[self._ends[-1] if self._ends else 0 :]
         self._indexes = {}
 
     # the store
@@ -129,30 +131,32 @@ class History:
             start = next(missing, None)
         if start is None:
             return
-        stored: Mapping[int, Stored] = {}
+        live: dict[int, types.Content] = {}
+
+        def taken(one: Stored) -> Row:
+            if one["at"] in wanted:
+                live[one["at"]] = types.Content.model_validate_json(json.dumps(one["content"]))
+            origin = Origin(*one["origin"]) if "origin" in one else None
+            return Row(0, one.get("words", ""), origin, tuple(one["sizes"]), one["digest"])
+
         self.problem = "the policy records no texts" if self._files is None else "the store does not hold them"
+        stored: Mapping[int, Row] = {}
         if self._files is not None:
             try:
-                reading = in_thread(partial(self._files.read, start, 2**62 if end is None else end))
+                reading = in_thread(partial(self._files.read, start, 2**62 if end is None else end, taken))
                 stored = await waits.within("turns", call.invocation.invocation_id, reading)
             except Exception as error:
                 self.problem = f"the store could not be read ({type(error).__name__})"
                 return
-
-        def learn() -> None:
-            with self.lock:
-                stop = max(stored, default=-1) + 1 if end is None else end
-                self.rows += [None] * (stop - len(self.rows))
-                unknown = [at for at in range(start, stop) if self.rows[at] is None and at in stored]
-                self._forget(min(unknown, default=stop))
-                for at in unknown:
-                    one = stored[at]
-                    origin = Origin(*one["origin"]) if "origin" in one else None
-                    self.rows[at] = _row(content_of(one), one.get("words", ""), origin, digest=one["digest"])
-                self._asked = max(self._asked, stop)
-                self.live = {**{at: content_of(stored[at]) for at in wanted if at in stored}, **self.live}
-
-        await asyncio.to_thread(learn)
+        with self.lock:
+            stop = max(stored, default=-1) + 1 if end is None else end
+            self.rows += [None] * (stop - len(self.rows))
+            unknown = [at for at in range(start, stop) if self.rows[at] is None and at in stored]
+            self._forget(min(unknown, default=stop))
+            for at in unknown:
+                self.rows[at] = stored[at]
+            self._asked = max(self._asked, stop)
+            self.live = {**live, **self.live}
 
     def save(self, contents: Contents, events: Sequence[Event], end: int, mask: Masker) -> None:
         """Writes what the store does not hold yet of the contents before ``end``.
@@ -168,10 +172,14 @@ class History:
         start = contents.first if unsaved is None else unsaved
         if unsaved is None and not any(map(_changes_earlier, events)):
             start = max(start, self._files.end())
-        held = ((at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier)
-        if new := {at: self._stored(at, contents[at], row, mask) for at, row in held if row}:
+        held = [(at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier]
+        new = {at: self._stored(at, contents[at], row, mask) for at, row in held if row}
+        if new:
             self._files.add(new)
         with self.lock:
+            for at, row in held:  # a turn that is recalled is known by its digest, when it is not loaded any more
+                if row and self.rows[at : at + 1] == [row]:
+                    self.rows[at] = row._replace(digest=new[at]["digest"])
             self._unsaved = end if self._unsaved == unsaved else self._unsaved
 
     def _stored(self, at: int, content: types.Content, row: Row, mask: Masker) -> Stored:
@@ -186,12 +194,10 @@ class History:
             if blob := part.pop("inline_data", None):
                 part["text"] = f"[{blob.get('mime_type')}: it is not kept]"
             part.get("function_response", {}).pop("parts", None)
-        masked = [masked_part(part, mask) for part in parts]
-        value = {"at": at, "content": {"role": content.role, "parts": masked}, "digest": frozen.digest}
+        kept = {"role": content.role, "parts": [masked_part(part, mask) for part in parts]}
+        value = {"at": at, "content": kept, "digest": frozen.digest, "sizes": list(row.sizes)}
         if row.origin is not None:
-            value["origin"] = list(row.origin)
-            if row.words != _words(_texts(content)):
-                value["words"] = mask(row.words)
+            value |= {"origin": list(row.origin), "words": mask(row.words)}
         return value
 
     # the turns
@@ -206,13 +212,14 @@ class History:
         from aether_context.retrieval.call_indexes import turn_entries
 
         if mask.name != self._mask:
-            self._mask, self._entries, self._indexes = mask.name, [], {}
-        for place in range(len(self._entries), end):
-            row = self.rows[place]
-            origin, words = (row.origin, row.words) if row else (None, "")
-            turns = turn_entries(place, mask(words), time=origin.time, speaker=origin.author) if origin else []
-            self._entries.append(turns)
-        return [*chain.from_iterable(self._entries[:end])]
+            self._forget(0)
+            self._mask = mask.name
+        for place, row in enumerate(self.rows[len(self._ends) : end], len(self._ends)):
+            if row and row.origin:
+                time, speaker = row.origin.time, row.origin.author
+                self._entries += turn_entries(place, mask(row.words), time=time, speaker=speaker)
+            self._ends.append(len(self._entries))
+        return self._entries[: self._ends[end - 1] if end else 0]
 
     def index(self, embedder: str) -> TurnIndex:
         """The index of the turns by an embedder, which may hang: each has its own."""
@@ -237,16 +244,6 @@ def _changes_earlier(event: Event) -> bool:
     """Whether contents before an event became others with it, which another process may have stored as they were."""
     late = event.author == "user" and event.get_function_responses()
     return bool(late or event.actions.rewind_before_invocation_id)
-
-
-def _row(content: types.Content, words: str, origin: Origin | None, *, key: int = 0, digest: str = "") -> Row:
-    own = _words(_texts(content))
-    return Row(key, words or own, origin, (len(own), characters(content), characters(content, written=True)), digest)
-
-
-def content_of(stored: Stored) -> types.Content:
-    """The content that the store holds."""
-    return types.Content.model_validate_json(json.dumps(stored["content"]))
 
 
 def origins_of(

@@ -208,17 +208,11 @@ def preloaded(
     return None
 
 
-def found_memories(
-    entries: Iterable[MemoryEntry], most_characters: int = 0, *, preferences: bool = False
-) -> Iterator[Candidate]:
+def found_memories(entries: Iterable[MemoryEntry], most_characters: int) -> Iterator[Candidate]:
     """Memories of any service as candidates, without those that have no text.
 
     The first 500 entries are looked at, 400,000 characters of them in all and 50,000 of each: services give the best
-    first, and ranking more than that would take longer than a moment.
-
-    Args:
-        most_characters: looked at in all, where a window takes more.
-        preferences: whether what is said of a memory beside it makes it a preference.
+    first, and ranking more than that would take longer than a moment. It is ``most_characters`` where that is more.
     """
     left = max(_MOST_MEMORY_CHARACTERS, most_characters)
     for entry in islice(entries, MOST_MEMORIES):
@@ -231,10 +225,8 @@ def found_memories(
         text = " ".join(texts)
         if text:
             left -= len(text)
-            preference = preferences and is_preference(entry.custom_metadata)
-            yield memory_candidate(
-                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, preference=preference
-            )
+            preference, time = is_preference(entry.custom_metadata), entry.timestamp
+            yield memory_candidate(text, author=entry.author, timestamp=time, name=entry.id, preference=preference)
 
 
 def memory_candidate(

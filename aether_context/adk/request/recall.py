@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
-
-from google.adk.memory.memory_entry import MemoryEntry
-from google.genai import types
-from pydantic import ValidationError
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import AgentKey, PreparedCall
 from aether_context.adk.request.history import History
-from aether_context.adk.request.reader import Reader, found_memories, stored
+from aether_context.adk.request.reader import Reader
 from aether_context.pack import Candidate
 from aether_context.retrieval import query_for, widened
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
-from aether_context.state import unique
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -78,8 +72,7 @@ class Recall:
         asked_at, query = source.request.request_index, query_for(source)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
-        mask = read.call.policy.mask
-        contents, first = read.history, read.history.first
+        contents = read.history
         history = self._history_of(read.call.key) if read.settled else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = tuple(read.call.context.session.events)
@@ -88,7 +81,7 @@ class Recall:
             with history.lock:
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), most_tokens)
-                return room, history.turns(end, mask) if room else []
+                return room, history.turns(end, read.call.policy.mask) if room else []
 
         def digest_of(place: int) -> str:
             row = history.rows[place]
@@ -96,20 +89,14 @@ class Recall:
 
         room, entries = await asyncio.to_thread(look)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
-            entries = []
-        gone = (content for at, content in enumerate(contents.loaded, first) if at < end and at not in sent)
-        known = {candidate.id for candidate in source.candidates}
-        memories = [memory for memory in unique(found_memories(_loaded(gone))) if memory.id not in known]
-        if lost := history.rows[:first].count(None):
+        if lost := history.rows[: contents.first].count(None):
             note = f"{lost:,} contents before the loaded events are not searched: {history.problem}"
             read = read.with_source(problems=(*source.problems, note))
-        if not entries and not memories:
+        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             return read
-        asked, redact = source.identity.last_event_time, read.call.policy.redact
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
-            from aether_context.retrieval.call_indexes import ranked, recalled
+            from aether_context.retrieval.call_indexes import recalled
 
             turns = recalled(
                 entries,
@@ -117,13 +104,12 @@ class Recall:
                 digest_of,
                 most=widened(settings, query, turns=True).memory_k,
                 tokens=room,
-                asked=asked,
+                asked=source.identity.last_event_time,
                 embedder=embedder,
-                redact=redact,
+                redact=read.call.policy.redact,
                 index=history.index(embedder.name if embedder is not None else ""),
             )
-            read_again = ranked(memories, query, asked=asked, embedder=embedder, redact=redact)
-            return (*source.candidates, *read_again, *turns)
+            return (*source.candidates, *turns)
 
         search = source.search._replace(turns=len(entries))
         return await self._compared(read.with_source(search=search), found)
@@ -168,17 +154,3 @@ def _embedder(name: str) -> Embedder | None:
     from aether_context.retrieval.embedders import embedder_for
 
     return embedder_for(name)
-
-
-def _loaded(contents: Iterable[types.Content]) -> Iterator[MemoryEntry]:
-    """The memories that ADK's ``load_memory`` brought into a conversation."""
-    for content in contents:
-        for part in content.parts or ():
-            if part.function_response is None or part.function_response.name != "load_memory":
-                continue
-            result: Any = stored(part.function_response.response or {})
-            result = result.get("result", result)
-            memories = result.get("memories") if isinstance(result, dict) else None
-            for memory in memories if isinstance(memories, list) else ():
-                with contextlib.suppress(ValidationError):
-                    yield MemoryEntry.model_validate(memory)
