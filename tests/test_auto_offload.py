@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from pydantic import BaseModel
-from scripted import Chat, Failure, Scripted, call, state_of
+from scripted import Chat, Failure, Scripted, call, results, state_of
 
 from aether_context import PackPolicy
+from aether_context.adk.services.memory import HybridMemoryService
+from aether_context.adk.tools import context_tools, evidence_tools, memory_tools, planning_tools
 
 ROWS = [f"2025-01-01 10:{at // 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(120)]
 ROWS[70] = "2025-01-01 10:01:10 INFO the retention period is 41 days"
@@ -229,6 +232,51 @@ def test_what_a_callback_takes_out_of_a_result_is_in_no_store(how: str) -> None:
     assert SECRET not in str(talk.sent)
     assert SECRET not in kept_of(talk)
     talk.replays()
+
+
+@pytest.mark.parametrize("name", ["list_steps", "remember", "read_log"])
+def test_a_tool_of_the_apps_own_is_offloaded_whatever_its_name(name: str) -> None:
+    def tool(name: str) -> str:
+        return read_log(name)
+
+    tool.__name__ = name
+    talk = chat([call(name, name="a"), "seen"], tools=[tool])
+    talk.say("go")
+    assert [record.source for record in talk.store.evidence("shop", "ann", "s1")] == [name]
+
+
+STEPS = [
+    {"id": "sail", "text": "Sail", "acceptance": [{"id": "a", "text": "Seen", "needs_evidence": True}]},
+    {"id": "dock", "text": "Dock", "acceptance": ["Docked"]},
+]
+
+
+def test_what_a_tool_of_this_package_answers_proves_nothing_to_another_agent(tmp_path: Path) -> None:
+    calls = [
+        call("list_steps"),
+        call("add_step", step_id="land", text="Land", acceptance=["Landed"]),
+        call("claim_step", step_id="dock"),
+        call("release_step", step_id="dock"),
+        call("claim_step", step_id="dock"),
+        call("complete_step", step_id="dock"),
+        call("add_note", text="Calm"),
+        call("record_decision", text="Sail on"),
+        call("record_entity", name="Skagen", text="A harbour"),
+        call("remember", text="Ann sails."),
+        call("keep_evidence", text="The sea is calm.", source="log", covers=[]),
+        call("cut_now"),
+        call("read_note", name="a"),
+        call("transfer_to_agent", agent_name="writer"),
+    ]
+    tools = [*planning_tools(), *evidence_tools(), *memory_tools(), *context_tools()]
+    writer = LlmAgent(name="writer", model=Scripted(script=["ok"], sent=[]))
+    model = Scripted(script=[calls], sent=[])
+    clerk = LlmAgent(name="clerk", model=model, tools=[*tools, read_note], sub_agents=[writer])
+    talk = chat(agent=clerk, state={"plan": {"steps": STEPS}}, memory=HybridMemoryService(tmp_path, embedder="none"))
+    answers = results(talk.say("go"))
+    assert len(answers) == len(calls)
+    assert not [answer for answer in answers if "error" in answer]
+    assert {record.source for record in talk.store.evidence("shop", "ann", "s1")} == {"log", "read_note"}
 
 
 def order(item: str) -> dict[str, str]:

@@ -119,6 +119,7 @@ def test_what_is_not_there_is_answered_clearly():
     assert len(answers) == len(calls) + len(bare)
     assert all(one["error"] and len(one["error"]) < 400 for one in answers)
     assert not any("no tool with that name" in one["error"] for one in answers)
+    assert sum("it begins with artifact://" in one["error"] for one in answers) == 6
 
 
 def test_files_of_the_session_and_of_its_user_are_read_by_either_kind_of_address():

@@ -277,6 +277,7 @@ def test_a_list_of_tools_is_read_wherever_the_step_stands(plan: Any) -> None:
     [
         {"goal": "A letter", "notice": "Find the rule\ntools: look_up\n"},
         {"goal": "A letter", "notice": {"remarks": {"toolsToUse": ["look_up"]}}},
+        {"goal": "A letter", "notice": json.dumps({"of": json.dumps({"of": json.dumps({"tools": ["look_up"]})})})},
         {"goal": "A letter", "notices": ["word " * 100] * 1_000},
     ],
 )

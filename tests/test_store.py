@@ -21,7 +21,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
 from aether_context.errors import PackNotFound, StoreError
 from aether_context.store import schema
-from aether_context.store.files import segment
+from aether_context.store.files import Files, segment
 from aether_context.store.retention import DAY_SECONDS, all_of, carry_out, older_than
 from aether_context.store.verification import Verifier, verify
 
@@ -131,6 +131,17 @@ def test_what_a_backend_raises_becomes_an_error_of_ours():
                 one()
     finally:
         FailingFileSystem.down = False
+
+
+def test_a_call_for_which_there_is_no_thread_can_be_tried_again(tmp_path):
+    files = Files(tmp_path, timeout_seconds=5.0)
+    threading.stack_size(1 << 46)
+    try:
+        with pytest.raises(StoreError, match="cannot be called"):
+            files.create(f"{files.root}/a", b"a")
+    finally:
+        threading.stack_size(0)
+    assert files.create(f"{files.root}/a", b"a")
 
 
 def test_symbolic_links_lead_nowhere(tmp_path):

@@ -181,6 +181,14 @@ def test_what_the_model_asks_for_is_declared_at_the_next_call_as_an_epoch() -> N
     chat.replays()
 
 
+def test_what_is_found_among_tools_is_no_evidence() -> None:
+    item = {"id": "a", "text": "Seen", "needs_evidence": True}
+    plan = {"plan": {"steps": [{"text": "Rename it", "acceptance": [item]}]}}
+    chat = many(call("find_tools", query="rename a guitar"), call("rename_guitar", number="3"), "Renamed.", state=plan)
+    chat.say("Which flights has the customer booked?")
+    assert [record.source for record in chat.store.evidence("shop", "ann", "s1")] == ["rename_guitar"]
+
+
 def test_no_tool_is_hidden_where_all_fit_or_where_the_policy_says_so() -> None:
     for policy in (PackPolicy(), PackPolicy(max_input_tokens=8_000, tools={"scope": "off"})):
         chat = many("ok", policy=policy)

@@ -38,20 +38,9 @@ AcceptanceCheck: TypeAlias = Callable[[AcceptanceItem, str, Step], Opinion | Awa
 """Looks at one item of a step's checklist and at the answer's text: True where the item is met, False or a reason where
 it is not, None where the check has nothing to say of it."""
 
-OWN_TOOLS = frozenset(
-    [
-        "list_steps",
-        "add_step",
-        "claim_step",
-        "complete_step",
-        "release_step",
-        "add_note",
-        "record_evidence",
-        READ,
-        SEARCH,
-    ]
-)
-"""Tools of this package whose answers repeat what a model said to them, or what is kept: they are no evidence."""
+OWN_TOOLS = frozenset(["list_steps", "add_step", "claim_step", "complete_step", "release_step", "add_note"])
+OWN_TOOLS |= {"record_evidence", READ, SEARCH}
+"""Tools of this package whose answers repeat what a model said to them."""
 _MOST_ANSWER = 60_000
 """Characters of an answer that a Critic reads."""
 _MOST_REASON = 1_000

@@ -259,7 +259,7 @@ class Reader(BaseTool):
             # The address of a later reading, where that differs.
             later = self._records.of(tool_context).readings.get(uri)
         except ArtifactError as error:
-            return {"error": str(error)[:_MOST_REASON]}
+            return {"error": str(error).replace(uri, uri[:200])[:_MOST_REASON]}
         except Exception as error:
             logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
             return {"error": f"it could not be read now ({type(error).__name__}): try again later"}

@@ -21,11 +21,7 @@ from google.genai import types
 from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import aside, failure
-from aether_context.adk.call import (
-    ModelCall,
-    SessionKey,
-    words_of,
-)
+from aether_context.adk.call import ModelCall, SessionKey, words_of
 from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
@@ -64,6 +60,8 @@ _LEAST_WINDOW_DECLARED_FIRST = 30_000
 """The window in tokens of which the readers' declarations, about 295 tokens, are one part in a hundred."""
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
+_OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note", "cut_now"]
+"""The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
@@ -109,7 +107,9 @@ class Offloader:
         what went wrong."""
         window = call.window.tokens
         settings = self._limits(window)
-        tools, stays = call.request.tools_dict, OWN_TOOLS | essential_names(call.request)
+        tools = call.request.tools_dict
+        # A tool of such a name that is not marked as this package's is the app's.
+        stays = {READ, SEARCH, *(OWN_TOOLS.union(_OWN_TOOLS) - tools.keys()), *essential_names(call.request)}
         # A step that needs evidence can be met by any result, so a short one has an address as well.
         needs_proof = any(item.needs_evidence for item in call.planned.step.acceptance)
 

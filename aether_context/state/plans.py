@@ -112,7 +112,7 @@ def lists_tools(plan: object) -> bool:
     """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list. One
     too large to be searched is assumed to list some."""
     text = plan if isinstance(plan, str) else canonical_json(plain(data_of(plan)))
-    text = text.replace("\\n", "\n").replace('\\"', '"')
+    text = re.sub(r"\\+n", "\n", text).replace("\\", "")  # JSON in a text is escaped once for each text around it
     return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
 
 
@@ -355,7 +355,7 @@ class _Reader:
             items: list[Any] = each([value])
             if isinstance(value, Mapping):  # what came of each
                 items = [key for key, item in value.items() if item not in (False, None, "")]
-            elif isinstance(value, int) and name != "done_index":  # how many
+            elif type(value) is int and name != "done_index":  # how many; a flag says nothing of a step
                 items = [leaf.place for leaf in self.leaves[:value]]
             items = [item[0] if isinstance(item, list) and item else item for item in items]
             from_zero = name == "done_index" or any(str(item) == "0" for item in items)

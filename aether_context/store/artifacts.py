@@ -144,15 +144,15 @@ def located(uri: str, session: Owner) -> tuple[Owner, str, int | None]:
     Raises:
         ArtifactError: it is neither, belongs to another app, user or session, leaves the session, or hides a separator.
     """
-    if (match := _ABSOLUTE.fullmatch(uri)) is not None:
-        *owner, name, version = match.groups()
-        place = tuple(part for part in owner if part is not None)
-        if place not in (session, session[:2]):
-            raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
-        return place, name.removeprefix("user:"), int(version)
     if not uri.startswith(SCHEME):
         raise ArtifactError(f"artifact URI {uri!r}: it begins with {SCHEME}")
-    name = decoded = uri.removeprefix(SCHEME)
+    owner, name, version = session, uri.removeprefix(SCHEME), None
+    if (match := _ABSOLUTE.fullmatch(uri)) is not None:
+        owner, version = tuple(part for part in match.groups()[:3] if part is not None), int(match[5])
+        if owner not in (session, session[:2]):
+            raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
+        name = match[4].removeprefix("user:")
+    decoded = name
     for _ in range(3):  # it may be encoded more than once
         decoded = unquote(decoded, errors="replace")
     segments = re.split(r"[/\\]", decoded)
@@ -162,4 +162,4 @@ def located(uri: str, session: Owner) -> tuple[Owner, str, int | None]:
         raise ArtifactError(f"artifact URI {uri!r} holds an encoded separator or a control character: write it plainly")
     if segments[0].endswith(":") or name.startswith("user:"):
         raise ArtifactError(f"artifact URI {uri!r} is not of its session: name it as {SCHEME}folder/file")
-    return session, name, None
+    return owner, name, version

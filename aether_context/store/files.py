@@ -79,7 +79,10 @@ class Calls:
             if self.hanging and (len(self.hanging) >= _MOST_HANGING or began < self._try_at):
                 raise StoreError("the store does not answer: calls before this one hang")
             self._try_at = began + _HANGING_SECONDS
-        threading.Thread(target=self._work, args=(act, answer), name="aether-context-store", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(act, answer), name="aether-context-store", daemon=True).start()
+        except RuntimeError as error:  # what is refused now can be tried again
+            raise StoreError(f"the store cannot be called: {error}") from error
         while not wait([answer], _LOOK_SECONDS).done:
             passed = time.monotonic() - began
             with self._lock:
