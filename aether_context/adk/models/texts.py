@@ -62,7 +62,9 @@ class AuxiliaryModel:
                 field=self._field,
             ) from error
 
-    async def ask(self, name: str, instruction: str, material: JSON, key: str, cost: Cost) -> list[dict[str, JSON]]:
+    async def ask(
+        self, name: str, instruction: str, material: JSON, key: str, cost: Cost, schema: types.Schema | None = None
+    ) -> list[dict[str, JSON]]:
         """The objects that a model lists under a key of its answer.
 
         Raises what the model raises, and ValueError where the answer holds no JSON object.
@@ -75,6 +77,7 @@ class AuxiliaryModel:
                 system_instruction=instruction,
                 temperature=0.0,
                 response_mime_type="application/json",
+                response_schema=schema,
             ),
         )
         cost.requests += 1
@@ -102,6 +105,22 @@ For each item write a summary of at most max_words words, in the language of its
   Keep what the user asked and decided, results, identifiers, paths, numbers, errors, and what is still open.
 Say nothing that the text does not say. Copy names, numbers and identifiers exactly.
 Answer with JSON only: {"summaries": [{"id": 1, "text": "…"}]}, an entry for each item."""
+
+_ANSWER: JSON = {
+    "type": "OBJECT",
+    "properties": {
+        "summaries": {
+            "type": "ARRAY",
+            "items": {
+                "type": "OBJECT",
+                "properties": {"id": {"type": "INTEGER"}, "text": {"type": "STRING"}},
+                "required": ["id", "text"],
+            },
+        }
+    },
+    "required": ["summaries"],
+}
+
 
 _MOST_LATE = 2
 """So many late answers in a row turn a model's summaries off in a session."""
@@ -212,7 +231,9 @@ class ModelSummarizer:
         ]
         name = policy.compress.summarizer
         try:
-            entries = await self._model.ask(name, _INSTRUCTION, items, "summaries", written.cost)
+            entries = await self._model.ask(
+                name, _INSTRUCTION, items, "summaries", written.cost, types.Schema.model_validate(_ANSWER)
+            )
         except BaseException as error:
             written.problems.append(f"summarizer: {type(failure(error)).__name__}")
             return
