@@ -189,13 +189,13 @@ class _Model:
         # No token reaches across a blank, so that a word is taken apart once, however often it is said.
         words = [sound(text[:_MOST_CHARACTERS]).translate(_BLANKS).split(" ") for text in texts]
         different = dict.fromkeys(chain.from_iterable(words))
-        if len(self._pieces) > _MOST_WORDS:
-            self._pieces = {}
-        pieces = {word: self._pieces[word] for word in different.keys() & self._pieces.keys()}
+        if len(known := self._pieces) > _MOST_WORDS:
+            self._pieces = known = {}
+        pieces = {word: known[word] for word in different.keys() & known.keys()}
         new = [word for word in different if word not in pieces]
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
         pieces.update((word, found.ids) for word, found in zip(new, encoded, strict=True))
-        self._pieces.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
+        known.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
         ids = (islice(chain.from_iterable(map(pieces.__getitem__, some)), _MOST_TOKENS) for some in words)
         return [np.fromiter(of_text, dtype=np.intp) for of_text in ids]
 
