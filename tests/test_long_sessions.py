@@ -21,6 +21,8 @@ from scripted import Chat, Failure, Scripted, call, faults, look_up, set_state
 
 from aether_context import PackPolicy, PackStore, why
 from aether_context.adk import ContextPackPlugin
+from aether_context.adk.request.history import History
+from aether_context.adk.request.recall import Recall
 from aether_context.cli.commands import main
 from aether_context.pack import noted
 from aether_context.packing.payload import minute
@@ -116,6 +118,32 @@ def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() ->
             assert read.called or at < 30
             assert not read.called or at > 20
     assert "Falcon-7731" in bound.sent[-1].human()
+
+
+def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, late = long_chat(small(3_000), on_error="raise"), long_chat(small(3_000), on_error="raise")
+    jobs: list[Any] = []
+    save, compared = History.save, Recall._compared
+
+    async def behind(recall: Recall, read: Any, act: Any) -> Any:
+        while len(jobs) > 6:
+            save(*jobs.pop(0))
+        return await compared(recall, read, act)
+
+    for message in [*messages(60), QUESTION]:
+        prompt.say(message, recent_events=20)
+        with monkeypatch.context() as patched:
+            patched.setattr(History, "save", lambda *given: jobs.append(given))
+            patched.setattr(Recall, "_compared", behind)
+            late.say(message, recent_events=20)
+            late.manifests()  # waits for what is queued
+        assert body(late) == body(prompt)
+    while jobs:
+        save(*jobs.pop(0))
+    late.restart()
+    late.say("And of the south gate? " + QUESTION, recent_events=20)
+    assert "Falcon-7731" in late.sent[-1].human()
+    assert late.manifests()[-1].degradations == ()
 
 
 def turn_files(chat: Chat) -> list[Any]:

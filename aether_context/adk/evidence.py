@@ -36,13 +36,13 @@ from aether_context.adk.results import (
 )
 from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
-from aether_context.canonical import Path, canonical_json, hash_bytes, plain, replaced
+from aether_context.canonical import Path, canonical_json, hash_bytes, hash_json, plain, replaced, short
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, check_rules, evidence_uri, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
-from aether_context.evidence.record import READ, SEARCH, arguments_hash
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.evidence.show import tokens_of
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
@@ -150,7 +150,7 @@ class Offloader:
         query = "\n".join(text[:ASKED_CHARACTERS] for text in asked)
         origin = {
             "source": given.tool,
-            "arguments": arguments_hash(arguments),
+            "arguments": short(hash_json(arguments)),
             "agent": given.agent,
             "invocation": given.invocation,
             "time": given.time,

@@ -351,6 +351,7 @@ class RequestPacker:
             return
         self._kept.put(call.key, end)
         history, events = self._gatherer.history(call.key), tuple(call.context.session.events)
+        history.newest = id(read.history.loaded)
         self._recorder.later(partial(history.save, read.history, events, end, call.policy.mask))
 
     async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from aether_context.canonical import JSON, canonical_json, hash_json, hash_text, short
+from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.pack import describe
 from aether_context.text.entities import SCHEME
 
@@ -83,11 +82,6 @@ def evidence_key(uri: str) -> str | None:
     """The digits by which an address names its evidence; None where it is not such an address."""
     found = _URI.fullmatch(uri.strip())
     return found.group(1) if found is not None else None
-
-
-def arguments_hash(arguments: Mapping[str, JSON]) -> str:
-    """The short hash of a call's arguments, JSON values only."""
-    return short(hash_json(arguments))
 
 
 def superseded(records: list[EvidenceRecord]) -> dict[str, str]:

@@ -165,9 +165,8 @@ _MANY = re.compile(
     r"\b(?:all|altogether|each|every|everything|list|order|overall|sequence|summar\w+|throughout|timeline|total)\b",
     re.IGNORECASE,
 )
-_TIMES_MANY = 3
-_FLOOR_OF_TURNS = 0.7
-"""The floor of this session's turns, as a share of that of memories: what a cut took was of one conversation."""
+_TIMES_MANY, _FLOOR_OF_TURNS = 3, 0.7
+"""The floor of this session's turns is a share of that of memories: what a cut took was of one conversation."""
 
 
 def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> RetrievalSettings:

@@ -248,9 +248,9 @@ async def measured(events: int) -> dict[str, tuple[float, float]]:
     short.spent.clear()
     long.spent.clear()
     least.spent.clear()
-    for question in range(12):
+    for question in range(24):  # of which three or four are cut
         await sessions[short].ask()
-        if question % 4 == 0:
+        if question % 8 == 0:
             await sessions[long].ask()
         await sessions[least].ask()
     gc.unfreeze()

@@ -67,6 +67,8 @@ class History:
         """None stands for a content that is not known."""
         self.live: Mapping[int, types.Content] = {}
         """What the last request sent of a history that was not loaded whole."""
+        self.newest = 0
+        """The identity of what was loaded for the latest call, which need not be kept."""
         self.lock = threading.Lock()
         self.problem = ""
         """Why what was looked for in the store last is not known."""
@@ -82,13 +84,16 @@ class History:
         self._mask = ""
         self._indexes: dict[str, TurnIndex] = {}
 
-    def take(self, contents: Contents, events: Sequence[Event], end: int) -> None:
-        """Takes in the loaded contents before ``end``; anew from the first one on that is not what it was."""
+    def take(self, contents: Contents, events: Sequence[Event], end: int, *, late: bool = False) -> None:
+        """Takes in the loaded contents before ``end``; anew from the first one on that is not what it was, but where it
+        is ``late`` and later calls have taken in theirs."""
         first, loaded = contents.first, contents.loaded
         self.rows += [None] * (first - len(self.rows))
         known = min(len(self.rows), len(contents))
         same = next((at for at in range(first, known) if not self._is(at, loaded[at - first])), known)
         if same < len(self.rows):
+            if late:
+                return
             self._forget(same)
             del self.rows[same:]
             self.live = {at: content for at, content in self.live.items() if at < same}
@@ -167,7 +172,11 @@ class History:
         if self._files is None:
             return
         with self.lock:
-            self.take(contents, events, end)
+            late = self.newest != id(contents.loaded)
+            self.take(contents, events, end, late=late)
+            if late:  # a later call may have been shown another history: what both were shown is written
+                known = range(contents.first, min(end, len(self.rows)))
+                end = next((at for at in known if not self._is(at, contents[at])), known.stop)
             unsaved, rows = self._unsaved, self.rows[:end]
         start = contents.first if unsaved is None else unsaved
         if unsaved is None and not any(map(_changes_earlier, events)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import AgentKey, PreparedCall
-from aether_context.adk.request.history import History
+from aether_context.adk.request.history import History, Row
 from aether_context.adk.request.reader import Reader
 from aether_context.pack import Candidate
 from aether_context.retrieval import query_for, widened
@@ -77,19 +77,20 @@ class Recall:
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = tuple(read.call.context.session.events)
 
-        def look() -> tuple[int, list[Entry]]:
+        def look() -> tuple[int, list[Entry], list[Row | None]]:
             with history.lock:
+                history.newest = id(contents.loaded)
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), most_tokens)
-                return room, history.turns(end, read.call.policy.mask) if room else []
+                return room, history.turns(end, read.call.policy.mask) if room else [], history.rows[:end]
 
         def digest_of(place: int) -> str:
-            row = history.rows[place]
+            row = rows[place]
             return row.digest if row and row.digest else history.digest_of(contents[place])
 
-        room, entries = await asyncio.to_thread(look)
+        room, entries, rows = await asyncio.to_thread(look)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        if lost := history.rows[: contents.first].count(None):
+        if lost := rows[: contents.first].count(None):
             note = f"{lost:,} contents before the loaded events are not searched: {history.problem}"
             read = read.with_source(problems=(*source.problems, note))
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
