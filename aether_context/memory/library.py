@@ -137,7 +137,7 @@ class Memories:
         if vector.size:
             self._complete(owner)
         found = self.database.search(owner, asked, vector, limit)
-        return [Remembered(memory=memory, score=hit.score, scores=hit.scores) for hit, _, memory in found]
+        return [Remembered(memory=memory, score=hit.score, scores=hit.scores) for hit, memory in found]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""

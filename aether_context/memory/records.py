@@ -91,10 +91,9 @@ class Row(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A memory that was found; of two of a user the later one has the higher number."""
+    """A memory that was found."""
 
     hit: Hit
-    number: int
     memory: Memory
 
 
@@ -136,22 +135,23 @@ class Candidates:
             vector: of the query, as of `vectors_of`.
             read: gives the records of numbers.
         """
-        found: dict[str, tuple[int, Memory]] = {}
+        found: dict[int, Memory] = {}
 
         def entries(places: Places) -> list[Entry]:
             numbers = self.numbers[places].tolist()
-            records = read(numbers)
-            memories = [memory_of(records[number]) for number in numbers]
-            entries = [memory.entry for memory in memories]
-            found.update(zip((entry.id for entry in entries), zip(numbers, memories, strict=True), strict=True))
-            return entries
+            if new := [number for number in numbers if number not in found]:
+                records = read(new)
+                found.update((number, memory_of(records[number])) for number in new)
+            return [found[number].entry for number in numbers]
 
         plain = self._pool.named(asked)[0]
         if vector.size and plain != asked:
             with contextlib.suppress(EmbeddingError):  # names and all are near enough then
                 vector = vectors_of(self._embedder, [plain], "query")
         alone, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
-        return [Found(hit, *found[hit.id]) for hit in self._pool.ranked(asked, limit, entries, alone, scores)]
+        hits = self._pool.ranked(asked, limit, entries, alone, scores)
+        memories = {memory.entry.id: memory for memory in found.values()}
+        return [Found(hit, memories[hit.id]) for hit in hits]
 
 
 def memory_of(record: str) -> Memory:

@@ -89,6 +89,7 @@ def products(rows: Rows, wanted: NDArray[np.int8]) -> NDArray[np.float64]:
 
 
 def lengths_of(rows: Rows) -> NDArray[np.float64]:
+    """The length of each row."""
     found: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
     return found
 

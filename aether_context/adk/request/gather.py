@@ -249,7 +249,6 @@ class Gatherer:
             epoch = load_epoch(call.state, identity, lambda message: message.of)
             placed = await self._filled(call, history, contents, live_positions(epoch, contents.first))
         with history.lock:
-            history.newest = id(contents.loaded)
             history.take(contents, events, contents.first + end)
         return placed
 

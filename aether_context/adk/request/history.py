@@ -88,6 +88,7 @@ class History:
         """Takes in the loaded contents before ``end``; anew from the first one on that is not what it was, but where it
         is ``late`` and later calls have taken in theirs."""
         first, loaded = contents.first, contents.loaded
+        self.newest = self.newest if late else id(loaded)
         self.rows += [None] * (first - len(self.rows))
         known = min(len(self.rows), len(contents))
         same = next((at for at in range(first, known) if not self._is(at, loaded[at - first])), known)

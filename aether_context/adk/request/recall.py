@@ -79,7 +79,6 @@ class Recall:
 
         def look() -> tuple[int, list[Entry], list[Row | None]]:
             with history.lock:
-                history.newest = id(contents.loaded)
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), most_tokens)
                 return room, history.turns(end, read.call.policy.mask) if room else [], history.rows[:end]
