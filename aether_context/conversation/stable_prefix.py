@@ -128,7 +128,8 @@ def _part_tokens(part: Part) -> int:
     if part.kind == "call":
         return bytes_to_tokens(len(part.name.encode("utf-8", "surrogatepass")) + size + _CALL_BYTES)
     if part.kind == "response":
-        media = _IMAGE if part.media_tokens else 0
+        # Read off the wire, which replays have as well.
+        media = _IMAGE if '"parts":[' in part.wire.partition('"response":')[0] else 0
         return bytes_to_tokens(size + _CALL_BYTES) + media
     return bytes_to_tokens(size)
 
