@@ -281,13 +281,15 @@ def test_whatever_the_history_the_boundary_is_monotonic_and_people_are_whole(
 
 def photograph(bridge: int) -> dict[str, Any]:
     """Shows a bridge."""
-    return {"bridge": bridge, "photo": types.Part.from_bytes(data=b"%d" % bridge * 900, mime_type="image/png")}
+    photo = types.Part.from_bytes(data=b"\x89PNG\r\n\x1a\n%d" % bridge, mime_type="image/png")
+    return {"seen": f"bridge {bridge}, " + "dry boards " * 30, "photo": photo}
 
 
 def test_a_replay_estimates_the_images_of_results_as_the_call_did() -> None:
-    settings = {"strategy": ("stable_prefix",), "stable_prefix": {"keep_last_messages": 2}}
-    policy = PackPolicy(max_input_tokens=9_000, conversation=settings)
+    conversation = {"strategy": ("stable_prefix",), "stable_prefix": {"keep_last_messages": 2}}
+    policy = PackPolicy(max_input_tokens=9_000, conversation=conversation)
     chat = Chat(script=[call("photograph", bridge=at) for at in range(6)], tools=[photograph], policy=policy)
+    chat.llm.usage = False
     chat.say("How are the bridges?", "And now?")
     assert any(event.stage == "replace" for manifest in chat.manifests() for event in manifest.truncation_events)
     chat.replays()
