@@ -174,6 +174,22 @@ def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     chat.replays()
 
 
+@DEPRECATED
+@pytest.mark.parametrize("strategy", ["epochs", "sliding_turns"])
+@pytest.mark.parametrize("make", [twelve_turns_then_a_transfer, collectors_twice])
+def test_an_instruction_among_the_contents_stays_where_others_turns_follow_it(
+    make: Callable[[], Team], strategy: str
+) -> None:
+    made = make()
+    for one in made.agents.values():
+        one.static_instruction = "You serve the company."
+    chat = run(made, policy_of(strategy, 4_000))
+    within(made, 4_000)
+    for name, one in made.agents.items():
+        assert all(f"You are {name}." in text for text in one.model.texts), name
+    chat.replays()
+
+
 BOILERPLATE = ("For context", "QUOTED_AGENT", "tool returned result", "with parameters")
 
 

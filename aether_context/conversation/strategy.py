@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.summary import Summaries, recap, summary_message
-from aether_context.conversation.turns import is_human
+from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
@@ -197,9 +197,10 @@ class Conversation:
 
     @property
     def anchored(self) -> frozenset[int]:
-        """The indices of anchors."""
+        """The indices of anchors, and of the agent's instruction."""
         places = {anchor.place for anchor in self.anchors}
-        return frozenset(at for at, place in enumerate(self.positions) if place in places)
+        known = enumerate(zip(self.positions, self.contents, strict=True))
+        return frozenset(at for at, (place, content) in known if place in places or is_instruction(content))
 
     def after(self, result: Decision) -> Conversation:
         """The conversation that a result leaves."""

@@ -13,14 +13,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.pack import Content
 
-UnitKind: TypeAlias = Literal["human", "exchange", "message"]
+UnitKind: TypeAlias = Literal["human", "instruction", "exchange", "message"]
 
 
 class Unit(NamedTuple):
     """Contents that stay or go together, by index, and the turn (from 0) they belong to.
 
-    ``from_agent`` is set where they hold the last that another agent said or did in the turn: what was handed over;
-    and where they are the agent's instruction.
+    ``from_agent`` is set where they hold the last that another agent said or did in the turn: what was handed over.
     """
 
     kind: UnitKind
@@ -111,7 +110,8 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
         quoted_calls = [quote for quote in content.quotes if quote.kind == "call"]
         unit = len(kinds)
         joined.append(unit)
-        kinds.append("human" if human else "exchange" if content.calls or quoted_calls else "message")
+        said: UnitKind = "instruction" if is_instruction(content) else "human"
+        kinds.append(said if human else "exchange" if content.calls or quoted_calls else "message")
         turns.append(turn)
         unit_by_content.append(unit)
         for call in content.calls:
@@ -146,8 +146,6 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
     for unit, indices in members.items():
         for index in indices:
             content = contents[index]
-            if is_instruction(content):
-                latest[turns[unit], "", False] = index, unit
             if not content.agent:
                 continue
             has_words = any(quote.kind == "said" for quote in content.quotes)
@@ -159,20 +157,21 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
 def unread(parts: Sequence[Unit], request_index: int | None) -> Unit | None:
     """The unit that the model has yet to answer: the last one, or the last of the loop behind the final human message,
     whatever the host puts behind that for one call alone."""
-    loop = [unit for unit in parts if unit.kind != "human" and unit.indices[-1] > (request_index or 0)]
+    loop = [unit for unit in parts if unit.kind in ("exchange", "message") and unit.indices[-1] > (request_index or 0)]
     return max(loop if request_index is not None and loop else parts, key=lambda unit: unit.indices[-1], default=None)
 
 
 def protected(parts: Sequence[Unit], request_index: int | None) -> frozenset[int]:
-    """Positions in ``parts`` that no cut takes: the final human message, what other agents handed over since then, the
-    last exchange while nothing of the model's follows it, that is, while the model has yet to read it, and what stands
-    behind that."""
+    """Positions in ``parts`` that no cut takes: the agent's instruction, the final human message, what other agents
+    handed over since then, the last exchange while nothing of the model's follows it, that is, while the model has yet
+    to read it, and what stands behind that."""
     last = unread(parts, request_index)
     end = last.indices[-1] if last is not None else 0
     asked = {at for at, unit in enumerate(parts) if request_index in unit.indices}
     turn = min((parts[at].turn for at in asked), default=parts[-1].turn if parts else 0)
     handed = {at for at, unit in enumerate(parts) if unit.from_agent and unit.turn >= turn}
-    return frozenset({at for at, unit in enumerate(parts) if unit.indices[-1] >= end} | asked | handed)
+    stays = {at for at, unit in enumerate(parts) if unit.kind == "instruction" or unit.indices[-1] >= end}
+    return frozenset(stays | asked | handed)
 
 
 def latest_answer(parts: Sequence[Unit]) -> frozenset[int]:
