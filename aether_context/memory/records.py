@@ -106,7 +106,7 @@ class Candidates:
         """So many had no vector of this embedder when they were taken in."""
         self.version: tuple[object, ...] = ()
         """What was read last."""
-        self._pool, self._embedder, self._made_by = Pool(), embedder, made_by(embedder)
+        self._pool, self._embedder, self._made_by = Pool(embedder), embedder, made_by(embedder)
 
     def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
         """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
