@@ -318,11 +318,7 @@ def forget() -> None:
     """
 
 
-@_command(
-    "browser.show",
-    "serve s3://bucket/packs --port 9000",
-    "serve artifacts --report bug.html --session s1",
-)
+@_command("browser.show", "serve s3://bucket/packs --port 9000", "serve artifacts --report bug.html --session s1")
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
 @click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")

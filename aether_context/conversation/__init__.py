@@ -27,15 +27,7 @@ from aether_context.conversation.strategies import (
     strategy_names,
     unregister_strategy,
 )
-from aether_context.conversation.strategy import (
-    Budget,
-    Conversation,
-    Decision,
-    Removed,
-    Replaced,
-    Strategy,
-    decided,
-)
+from aether_context.conversation.strategy import Budget, Conversation, Decision, Removed, Replaced, Strategy, decided
 from aether_context.conversation.turns import units
 
 __all__ = [

@@ -10,8 +10,4 @@ from __future__ import annotations
 from aether_context.memory.library import Memories, Remembered
 from aether_context.memory.records import Memory
 
-__all__ = [
-    "Memories",
-    "Memory",
-    "Remembered",
-]
+__all__ = ["Memories", "Memory", "Remembered"]

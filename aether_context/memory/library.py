@@ -14,17 +14,7 @@ from urllib.parse import unquote_plus
 
 from aether_context.errors import EmbeddingError, MissingExtra, StoreError
 from aether_context.memory.file import MemoryFile, located
-from aether_context.memory.records import (
-    Memory,
-    Row,
-    changed,
-    made_by,
-    memory_of,
-    number_of,
-    owner_of,
-    row_of,
-    who_of,
-)
+from aether_context.memory.records import Memory, Row, changed, made_by, memory_of, number_of, owner_of, row_of, who_of
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, embedder_for, vectors_of
 from aether_context.retrieval.terms import hashed

@@ -97,10 +97,7 @@ class PostgresMemories(Backend):
 
     def __init__(self, uri: str, embedder: Embedder | None, schema: str = "aether_context") -> None:
         try:
-            self._parameters: dict[str, Any] = {
-                "application_name": "aether-context",
-                **conninfo.conninfo_to_dict(uri),
-            }
+            self._parameters: dict[str, Any] = {"application_name": "aether-context", **conninfo.conninfo_to_dict(uri)}
         except psycopg.Error:  # without a word of the URI, since a password may stand anywhere in it
             raise StoreError(
                 "the PostgreSQL URI cannot be read: write it as postgresql://user:password@host:port/database, with"

@@ -11,15 +11,7 @@ from typing import Any, Literal
 
 from aether_context.conversation.summary import Summaries
 from aether_context.errors import StepTooLarge
-from aether_context.pack import (
-    RECALLED,
-    Allocation,
-    Candidate,
-    Layer,
-    Stage,
-    Tool,
-    TruncationEvent,
-)
+from aether_context.pack import RECALLED, Allocation, Candidate, Layer, Stage, Tool, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.allocation import allocate as allocate_window
 from aether_context.packing.draft import Draft

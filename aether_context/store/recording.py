@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import (
-    canonical_json,
-    canonical_object,
-    fold,
-    hash_bytes,
-    hash_json,
-    hash_text,
-    short,
-)
+from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
