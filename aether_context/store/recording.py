@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -18,13 +18,13 @@ from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
-    RECORDED,
     Candidate,
     Content,
     Epoch,
     Host,
     Identity,
     Pack,
+    Recorded,
     Request,
     Row,
     Step,
@@ -85,10 +85,8 @@ class Recording(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Recorded):
     """What a session's packs have in common. All but ``step`` is taken from the request."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     system: str
     system_is_text: bool
