@@ -38,7 +38,7 @@ from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
 from aether_context.canonical import Path, canonical_json, hash_bytes, hash_json, plain, replaced, short
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, StoredResult, check_rules, evidence_uri, offload
+from aether_context.evidence import EvidenceRecord, StoredResult, evidence_uri, extractor_of, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
@@ -84,7 +84,8 @@ class Offloader:
         report: Callable[..., None],
         caught: Callable[[BaseException, str], None],
     ) -> None:
-        check_rules(policy.offload.tools.values())
+        for rule in policy.offload.tools.values():
+            extractor_of(rule)
         self._mask = policy.mask
         # A store that is to keep no texts gets none.
         self._is_on = policy.offload.mode == "auto" and policy.record == "full"

@@ -123,7 +123,7 @@ def render(draft: Draft) -> Pack:
         verdict=_verdict(draft, contents, epoch, counted + uncounted - draft.allocation.budget),
         tokens=RequestTokens(
             counted=counted,
-            expected=counted if calibration is None else estimated(calibration, counted),
+            expected=estimated(calibration, counted),
             whole_history=_whole_history_tokens(draft, rows),
             over_window=max(0, counted + uncounted - draft.allocation.spare_tokens - source.window),
             method="anchored" if anchored else counter.method,
