@@ -902,11 +902,6 @@ class Pack(NamedTuple):
         return hash_json({"allowed": self.tools.allowed, "contents": contents, "fixed": fixed})
 
     @property
-    def made(self) -> tuple[int, ...]:
-        """The indices in ``contents`` of those that are not the host's own, verbatim."""
-        return tuple(at for at, item in enumerate(self.contents) if item.form != "whole")
-
-    @property
     def identity(self) -> Identity:
         return self.source.identity
 

@@ -370,17 +370,6 @@ def addresses_in(
     return frozenset((addresses - spaced) | listed)
 
 
-def covered_by(text: str, sent: Iterable[Candidate], standing: Iterable[Candidate]) -> tuple[str, ...]:
-    """The acceptance items that evidence in a payload covers, or evidence that the conversation holds anyway.
-
-    Args:
-        text: the payload.
-        sent: evidence that was rendered, each with its line; an emergency may have cut lines out again.
-    """
-    shown = [candidate for candidate in sent if _is_listed(_listed(candidate), text) or candidate.line in text]
-    return tuple(sorted({item for candidate in (*shown, *standing) for item in candidate.covers}))
-
-
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
     """Whether a pack is valid, and why not: a step counts as sent where its words and its whole checklist are."""
     step = source.step
@@ -501,9 +490,12 @@ def _message(draft: Draft) -> PackedMessage | None:
     )
     if rendered is not None:
         before, after = _within(rendered, request, draft.message.most_before, draft.counter)
-        standing = [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
         text = before + after
-        return replace(message, text=text, split=len(before), covers=covered_by(text, draft.chosen.evidence, standing))
+        # An emergency may have cut lines of evidence out again, and what the conversation holds anyway is sent as well.
+        proofs = [one for one in draft.chosen.evidence if _is_listed(_listed(one), text) or one.line in text]
+        proofs += [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
+        covers = tuple(sorted({item for proof in proofs for item in proof.covers}))
+        return replace(message, text=text, split=len(before), covers=covers)
     if shortened is not None:
         return replace(message, text=request, split=len(request), used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.

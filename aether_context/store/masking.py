@@ -77,8 +77,7 @@ class MaskedPacks:
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens
-        for at in pack.made:
-            made = pack.contents[at]
+        for made in (item for item in pack.contents if item.form != "whole"):
             counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
         search = changed.search._replace(tool_scores=pack.tools.scores, tool_embedder=pack.tools.embedder)
         changed = changed._replace(search=search, previous=changed.previous._replace(sent=None))

@@ -140,12 +140,13 @@ def _entries(store: PackStore, owner: str) -> tuple[list[Entry], int]:
 
 def _with_called(store: PackStore, entries: Sequence[Entry], session: str) -> set[str]:
     """A session's folder, and those of the sessions that ran only as tools of it, or of one of these."""
-    found = {session.removeprefix(f"{store.files.root}/")}
+    root = f"{store.files.root}/"
+    found = {session.removeprefix(root)}
     manifests, _ = _manifests(store, [entry for entry in entries if entry.kind == "pack"])
     callers: dict[str, set[str]] = defaultdict(set)
     for manifest in manifests.values():
-        caller = store.files.place(*manifest.caller).removeprefix(f"{store.files.root}/") if manifest.caller else ""
-        callers[store.files.place(*manifest.session_key).removeprefix(f"{store.files.root}/")].add(caller)
+        caller = store.files.place(*manifest.caller).removeprefix(root) if manifest.caller else ""
+        callers[store.files.place(*manifest.session_key).removeprefix(root)].add(caller)
     while more := {folder for folder, of_folder in callers.items() if of_folder <= found} - found:
         found |= more
     return found
