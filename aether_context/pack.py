@@ -354,11 +354,6 @@ class Candidate:
     def score(self) -> float:
         return self.scores.get("similarity", 0.0)
 
-    @property
-    def said(self) -> str:
-        """The text, after the speaker's name where that is known."""
-        return f"{self.speaker}: {self.text}" if self.speaker else self.text
-
 
 def turn_place(candidate: Candidate) -> tuple[int, int]:
     """The index in the host's list of a turn that is a candidate, and its passage's number; see `recalled_id`."""
@@ -817,11 +812,6 @@ class ToolSelection:
         """The tools that the payload lists: those of a step."""
         return self.sent if self.mode in ("prune", "mask") else ()
 
-    @property
-    def stands(self) -> bool:
-        """Whether the relevant tools are those of an earlier choice."""
-        return self.mode == "relevant" and not self.scores
-
 
 class Verdict(NamedTuple):
     """What a request is worth for its step.
@@ -910,9 +900,3 @@ class Pack(NamedTuple):
         """The indices in the request of the contents that are sent unchanged."""
         rows = self.rows[: len(self.source.request.contents)]
         return frozenset(index for index, row in enumerate(rows) if row.form in ("whole", "offloaded"))
-
-    @property
-    def stands_in(self) -> bool:
-        """Whether a placeholder or an extract is sent in the place of any content."""
-        rows = self.rows[: len(self.source.request.contents)]
-        return any(row.form in ("placeholder", "extract", "told") for row in rows)
