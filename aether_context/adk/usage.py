@@ -404,12 +404,12 @@ class Calibrations:
     """Learns from usage, and says what the next estimate stands on. Safe to share between sessions and event loops.
 
     Args:
-        write: queues a user's ratio for the store.
+        later: queues a write to the store.
     """
 
-    def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
+    def __init__(self, store: PackStore, later: Callable[[Callable[[], object]], None]) -> None:
         self._store = store
-        self._write = write
+        self._later = later
         self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
@@ -474,7 +474,7 @@ class Calibrations:
             recorded = RATIO.dump_python(ratio)
             state[_STATE_KEY] = {**ratios, owner.by: recorded}
             if store:
-                self._write(source.identity, owner.by, recorded)
+                self._later(partial(self._store.write_calibration, *owner, recorded))
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
