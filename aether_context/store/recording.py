@@ -131,12 +131,9 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
-    outcomes = pack.rows
-    keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
-    rows = tuple(
-        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in chain.rows or not is_content(outcome)
-    )
-    with_count = chain.counts | {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
+    keys = [f"{row.id} {row.layer} {row.form} {row.sent_tokens}" for row in pack.rows]
+    rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
+    with_count = chain.counts | {short(row.hash, 16) for row in pack.rows if is_content(row)}
     counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
@@ -157,10 +154,8 @@ def record(
             log[content.digest] = (*log.get(content.digest, ()), place)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
-    epoch_before = epoch
-    if source.epoch is not pack.epoch:
-        epoch_before, texts_before = _without_texts(source.epoch)
-        epoch_texts |= texts_before
+    epoch_before, texts_before = _without_texts(source.epoch)
+    epoch_texts |= texts_before
 
     settings = None if policy.digest in chain.held else json.loads(policy.canonical)
     held = chain.held | {policy.digest}
