@@ -202,13 +202,8 @@ class Ledgers:
         return None
 
     def track(self, context: CallbackContext, response: LlmResponse, usage: Reported) -> dict[str, JSON]:
-        """Books an answer; returns what its event should say: totals, and a limit that was passed.
-
-        An answer without usage and without content is a failed call: it is not booked.
-
-        Args:
-            usage: what the answer reports.
-        """
+        """Books an answer and the usage that it reports; returns what its event should say: totals, and a limit that
+        was passed. An answer without usage and without content is a failed call: it is not booked."""
         key, agent = session_key(context), context.agent_name
         branch, invocation = context.branch or "", context.invocation_id
         with self._lock:

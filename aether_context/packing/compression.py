@@ -54,11 +54,8 @@ def tighten(draft: Draft) -> None:
 
 
 def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
-    """Tokens that have to be freed beside those over the budget so that no memory and no evidence is dropped.
-
-    Args:
-        spare: what declarations and task hold above their floors.
-    """
+    """Tokens that have to be freed beside those over the budget so that no memory and no evidence is dropped; ``spare``
+    is what declarations and task hold above their floors."""
     chosen = draft.chosen.by_layer
     # Counted in one pass, since a counter may be behind a network.
     draft.counter.count_all([candidate.text for candidates in chosen.values() for candidate in candidates])

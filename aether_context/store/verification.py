@@ -210,11 +210,8 @@ def _gaps(store: PackStore, manifests: Sequence[Manifest], damaged: int, last: i
 
 
 def _file_fault(store: PackStore, entry: Entry, saved: Mapping[str, str]) -> str:
-    """What is wrong with a file that is no pack; empty where nothing is.
-
-    Args:
-        saved: the hashes of the session's saved messages by their file's name.
-    """
+    """What is wrong with a file that is no pack; empty where nothing is. ``saved`` are the hashes of the session's
+    messages by their file's name."""
     try:
         data = store.files.read(entry.file.path)
         if entry.kind == "evidence":
