@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from aether_context.pack import Content, Part, Quote
 
@@ -44,15 +44,8 @@ def opens(text: str | None) -> bool:
     return text is not None and text.startswith(OPENING) and BEGIN in text and END in text
 
 
-class Said(NamedTuple):
-    """What an agent said in a quoted message that holds nothing else."""
-
-    agent: str
-    words: str
-
-
-def said(texts: Sequence[str]) -> Said | None:
-    """What a quoted message says; None where it is none, or quotes a call or a response.
+def said(texts: Sequence[str]) -> Quote | None:
+    """All that a quoted message says; None where it is none, or quotes a call or a response.
 
     Args:
         texts: of the message's parts, in their order.
@@ -62,7 +55,7 @@ def said(texts: Sequence[str]) -> Said | None:
     words = [quote for text in texts[1:] if (quote := _quote(text)) is not None and quote.kind == "said"]
     if len(words) < len(texts) - 1:
         return None
-    return Said(agent=words[0].agent, words="\n".join(quote.text for quote in words).strip())
+    return words[0]._replace(text="\n".join(quote.text for quote in words).strip())
 
 
 def says(texts: Sequence[str | None]) -> bool:

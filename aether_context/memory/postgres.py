@@ -24,7 +24,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from aether_context.errors import StoreError, StoreUnavailable
 from aether_context.memory.backend import Backend
-from aether_context.memory.records import Candidates, Found, Row, made_by
+from aether_context.memory.records import Candidates, Remembered, Row, made_by
 from aether_context.retrieval.embedders import Embedder, Rows
 from aether_context.retrieval.terms import hash_of, query_terms
 
@@ -150,7 +150,7 @@ class PostgresMemories(Backend):
     def keep(self, owner: str, made: Sequence[tuple[int, bytes, int]]) -> None:
         super().keep(owner, [(embedder, _halfvec(vector), number) for embedder, vector, number in made])
 
-    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Found]:
+    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Remembered]:
         """The best memories for a masked query, best first; ``vector`` is the query's."""
         values = {
             "owner": owner,

@@ -282,8 +282,8 @@ def origins_of(
     found: dict[int, tuple[str, Origin]] = {}
     for place in range(len(contents) - 1, -1, -1):
         quoted = said(texts[place]) if words[place] not in saying else None
-        if quoted is not None and (sources := saying.get(quoted.words, {}).get(quoted.agent)):
-            found[place] = quoted.words, sources.pop()[1]
+        if quoted is not None and (sources := saying.get(quoted.text, {}).get(quoted.agent)):
+            found[place] = quoted.text, sources.pop()[1]
     for place in range(len(contents) - 1, -1, -1):
         latest = [(sources[-1], author) for author, sources in saying.get(words[place], {}).items() if sources]
         if latest:
