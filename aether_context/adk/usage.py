@@ -128,10 +128,7 @@ class _Account(NamedTuple):
 
 class Ledgers:
     """The ledgers of all sessions of one plugin, the longest unused forgotten first. Safe to share between threads.
-
-    Args:
-        limits: hold for every session that has none of its own.
-    """
+    ``limits`` hold for every session that has none of its own."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
@@ -396,11 +393,7 @@ class _Owner(NamedTuple):
 
 
 class Calibrations:
-    """Learns from usage, and says what the next estimate stands on. Safe to share between sessions and event loops.
-
-    Args:
-        later: queues a write to the store.
-    """
+    """Learns from usage, and says what the next estimate stands on. Safe to share between sessions and event loops."""
 
     def __init__(self, store: PackStore, later: Callable[[Callable[[], object]], None]) -> None:
         self._store = store

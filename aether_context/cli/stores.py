@@ -19,7 +19,6 @@ _MOST_SHOWN = 20
 
 
 def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> int:
-    """Prints what is wrong, and how many packs are sound."""
     store = PackStore(url)
     places = [packs.find(store, pack_id) for pack_id in pack_ids]
     if places:
@@ -52,7 +51,6 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
 def forget_files(
     url: str, *, app: str | None, user: str | None, session: str | None, days: float | None, delete: bool, as_json: bool
 ) -> int:
-    """Prints what would be deleted, and deletes it where ``delete`` is set."""
     store = packs.require(PackStore(url))
     whose = packs.whose(app=app, user=user, session=session)
     if days is not None:

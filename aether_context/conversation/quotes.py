@@ -45,11 +45,7 @@ def opens(text: str | None) -> bool:
 
 
 def said(texts: Sequence[str]) -> Quote | None:
-    """All that a quoted message says; None where it is none, or quotes a call or a response.
-
-    Args:
-        texts: of the message's parts, in their order.
-    """
+    """All that a quoted message says, by its parts' texts; None where it is none, or quotes a call or a response."""
     if len(texts) < 2 or not opens(texts[0]):
         return None
     words = [quote for text in texts[1:] if (quote := _quote(text)) is not None and quote.kind == "said"]
@@ -59,11 +55,7 @@ def said(texts: Sequence[str]) -> Quote | None:
 
 
 def says(texts: Sequence[str | None]) -> bool:
-    """Whether a quoted message holds words of an agent, and not only calls or results.
-
-    Args:
-        texts: of the message's parts, in their order.
-    """
+    """Whether a quoted message, by the texts of its parts, holds words of an agent, and not only calls or results."""
     return any((quote := _quote(text or "")) is not None and quote.kind == "said" for text in texts)
 
 

@@ -356,12 +356,7 @@ def offloaded_to(content: Content) -> str:
 def addresses_in(
     source: PackInput, system: str, declarations: Iterable[str], contents: Sequence[Outgoing], text: str
 ) -> frozenset[str]:
-    """Every address in a request: of artifacts anywhere, and of other evidence in the payload.
-
-    Args:
-        declarations: as they are sent.
-        text: the payload.
-    """
+    """Every address in a request: of artifacts anywhere, and of other evidence in ``text``, the payload."""
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
     addresses = addresses.union(*(addresses_of(candidate.content) for candidate in contents))

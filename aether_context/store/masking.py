@@ -41,11 +41,7 @@ class MaskedPacks:
         """Packs by their ids, with their masked forms."""
 
     def of(self, pack: Pack, policy: PackPolicy, name: str) -> Pack:
-        """The masked form of a pack; itself where nothing in it is masked.
-
-        Args:
-            name: the pack's id.
-        """
+        """The masked form of a pack with the id ``name``; itself where nothing in it is masked."""
         if not policy.redact:
             return pack
         last = self._last.pop(pack.source.previous.pack_id, None)

@@ -72,7 +72,6 @@ class Tuner:
     under the base policy, ``same`` became byte for byte what was recorded.
 
     Args:
-        urls: URLs of the stores.
         base: the policy that others are compared with; None takes the recorded ones.
         seed: seed of the halves and of the intervals.
 

@@ -55,12 +55,7 @@ class Row(NamedTuple):
 
 
 class History:
-    """The contents of one agent's history. Threads may share it, and hold ``lock`` meanwhile.
-
-    Args:
-        reader: reads contents.
-        files: keeps them; None where nothing is kept.
-    """
+    """The contents of one agent's history, kept in ``files``. Threads may share it, and hold ``lock`` meanwhile."""
 
     def __init__(self, reader: Reader, files: TurnFiles | None = None) -> None:
         self.rows: list[Row | None] = []
