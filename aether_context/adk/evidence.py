@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
@@ -67,6 +67,9 @@ _MOST_AT_ONCE = 500
 
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
+_Media: TypeAlias = tuple[list[str], list[tuple[Path, str]]]
+"""The media in a response, by the hashes of what the store keeps of them: those of its parts, and of what is written in
+its JSON, with the path there."""
 
 
 class Offloader:
@@ -340,7 +343,7 @@ class Offloader:
         found = self._media.get(key)
         if found is None:
             written = [(medium.path, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(response)]
-            found = _Media([self._digest_of(part) for part in split(response)[1]], written)
+            found = [self._digest_of(part) for part in split(response)[1]], written
             self._media.put(key, found)
         return found
 
@@ -378,14 +381,6 @@ class Offloader:
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
         known.saved_tokens += max(0, found.record.tokens * size // len(found.data) - found.shown_tokens)
         return superseding(found.response, known.earlier(record))
-
-
-class _Media(NamedTuple):
-    """The media in a response, by the hashes of what the store keeps of them: those of its parts, and of what is
-    written in its JSON, with the path there."""
-
-    parts: Sequence[str]
-    written: Sequence[tuple[Path, str]]
 
 
 class _Known:
