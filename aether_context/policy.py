@@ -590,15 +590,11 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
 
 def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:
     for step in path:
-        field = model.model_fields.get(step)
-        if field is None:
-            return sorted(model.model_fields)
-        annotation = field.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            annotation = next(
-                (a for a in typing.get_args(annotation) if isinstance(a, type) and issubclass(a, BaseModel)), None
-            )
-        if annotation is None:
+        if (field := model.model_fields.get(step)) is None:  # a key of a mapping
+            break
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is None:
             return []
-        model = annotation
+        model = inner
     return sorted(model.model_fields)

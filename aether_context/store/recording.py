@@ -9,30 +9,22 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import (
-    canonical_json,
-    canonical_object,
-    fold,
-    hash_bytes,
-    hash_json,
-    hash_text,
-    short,
-)
+from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
-    RECORDED,
     Candidate,
     Content,
     Epoch,
     Host,
     Identity,
     Pack,
+    Recorded,
     Request,
     Row,
     Step,
@@ -93,10 +85,8 @@ class Recording(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Recorded):
     """What a session's packs have in common. All but ``step`` is taken from the request."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     system: str
     system_is_text: bool
@@ -141,12 +131,9 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
-    outcomes = pack.rows
-    keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
-    rows = tuple(
-        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in chain.rows or not is_content(outcome)
-    )
-    with_count = chain.counts | {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
+    keys = [f"{row.id} {row.layer} {row.form} {row.sent_tokens}" for row in pack.rows]
+    rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
+    with_count = chain.counts | {short(row.hash, 16) for row in pack.rows if is_content(row)}
     counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
@@ -167,10 +154,8 @@ def record(
             log[content.digest] = (*log.get(content.digest, ()), place)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
-    epoch_before = epoch
-    if source.epoch is not pack.epoch:
-        epoch_before, texts_before = _without_texts(source.epoch)
-        epoch_texts |= texts_before
+    epoch_before, texts_before = _without_texts(source.epoch)
+    epoch_texts |= texts_before
 
     settings = None if policy.digest in chain.held else json.loads(policy.canonical)
     held = chain.held | {policy.digest}
