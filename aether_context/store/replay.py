@@ -263,11 +263,11 @@ def _indices(ranges: Sequence[tuple[int, int]], limit: int) -> list[int]:
     return [index for start, stop in ranges for index in range(start, stop)]
 
 
-def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = None) -> Replayed:
+def replay(manifest: Manifest, store: PackStore | str, policy: PackPolicy | None = None) -> Replayed:
     """Builds a recorded pack again. To replay many of a session, keep a `Replayer`.
 
     Args:
-        store: holds the pack and those before it in its chain.
+        store: holds the pack and those before it in its chain; a store, or its URL.
         policy: another policy to build it with; None takes the recorded one.
 
     Raises:
@@ -275,4 +275,4 @@ def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = Non
         ReplayIncomplete: the recording lacks texts.
         ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
     """
-    return Replayer(store).replay(manifest, policy)
+    return Replayer(PackStore(store) if isinstance(store, str) else store).replay(manifest, policy)
