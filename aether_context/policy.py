@@ -114,7 +114,8 @@ class ShareSettings(_Settings):
         high = sum(getattr(self, layer).high for layer in FLEXIBLE_LAYERS)
         if low > 1 or high < 1:
             raise ValueError(
-                f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}"
+                f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}; change the "
+                "ranges of the other layers, too"
             )
         return self
 
@@ -194,7 +195,8 @@ class ConversationSettings(_Settings):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.compact_to > self.compact_at:
-            raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}")
+            least = f"give it at most {self.compact_at}, or raise compact_at"
+            raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}: {least}")
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
         if "summarize" in self.strategy and not self.summary_share:
@@ -448,18 +450,20 @@ class PackPolicy(_Settings):
     def changed(self, /, **overrides: Any) -> PackPolicy:
         """This policy with overrides on top; a mapping for a section is merged into it.
 
+        Another profile or preset takes the place of what the one before gave.
+
         Raises:
             PolicyError: an unknown field, or a value out of range.
         """
-        return PackPolicy(**merged(self.model_dump(exclude_unset=True), overrides))
+        named = {"profile": self.profile, "preset": self.preset}
+        own = _without(self.model_dump(exclude_unset=True), _with_profile(named))
+        return PackPolicy(**merged(merged(named, own), overrides))
 
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges in the place of its own; all other settings stay."""
         if profile == self.profile:
             return self
-        changed = self.model_dump(exclude_unset=True)
-        changed.get("budget", {}).pop("shares", None)
-        return PackPolicy.load(profile, **{**changed, "profile": profile})
+        return PackPolicy(**self.model_dump(exclude_unset=True, exclude={"budget": {"shares"}}) | {"profile": profile})
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.
@@ -538,6 +542,15 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merged(merged(base, preferred), settings)
 
 
+def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that ``base`` does not give as they are."""
+    return {
+        key: _without(value, base[key]) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+        for key, value in settings.items()
+        if key not in base or value != base[key]
+    }
+
+
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """``overrides`` on top of ``base``, mappings merged key by key."""
     result = dict(base)
@@ -563,7 +576,7 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         hint = near_names(str(source), [*PROFILES, *PRESETS])
         raise PolicyError(f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}", field="profile")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig")), str(path)
     except FileNotFoundError as error:
         raise PolicyError(f"policy file {path} does not exist: give the path of a TOML file") from error
     except (OSError, ValueError, RecursionError) as error:
