@@ -225,7 +225,8 @@ class CompressSettings(_Settings):
     """How texts are shortened."""
 
     enabled: bool = True
-    """Whether texts may be shortened; where not, a text is sent verbatim or dropped."""
+    """Whether texts may be shortened, but for ``offload``, summaries and the last resort; where not, one stays verbatim
+    or goes."""
     summarizer: str = ""
     """Name of a model in ADK's registry that writes summaries; where this is empty or fails, the texts' own
     sentences."""

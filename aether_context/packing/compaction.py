@@ -222,6 +222,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         payload_tokens=spoken - draft.spoken(items),
         forced=forced,
         gated=_is_gated(draft, spoken + budget.fixed, budget.input),
+        verbatim=not draft.policy.compress.enabled,
         recalled=" ".join(word for line in recalled for word in line.split()),
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,

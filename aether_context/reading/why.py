@@ -39,7 +39,6 @@ _SETTINGS: Mapping[str, str] = {
     "high_water": "max_input_tokens, conversation.compact_at",
     "byte_net": "usage.gate",
     "window": "max_input_tokens",
-    "compression_off": "compress.enabled",
     "threshold": "stable_prefix.threshold",
     "turn_budget": "sliding_turns.tokens",
     "middle": "heads_tails.head, heads_tails.tail",
