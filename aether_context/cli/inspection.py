@@ -132,7 +132,10 @@ def show_places(
     url: str, text: str, *, call: int | None, everything: bool, as_json: bool, **selection: str | None
 ) -> int:
     """Prints the places that hold the words."""
-    answer = why(packs.require(PackStore(url)), text, call=call, **selection)
+    try:
+        answer = why(packs.require(PackStore(url)), text, call=call, **selection)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     if as_json:
         print_json(asdict(answer))
     else:

@@ -154,7 +154,7 @@ def why(
     store = PackStore(store) if isinstance(store, str) else store
     manifests = session_packs(store, app=app, user=user, session=session)
     own = [one for one in manifests if one.caller is None] or manifests
-    asked = next((one for one in own if one.number == call), None)
+    asked = next((one for one in reversed(own) if one.number == call), None)
     if call is not None and asked is None:
         raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
     for exact in (True, False):
