@@ -365,7 +365,9 @@ def test_the_step_that_its_author_means_is_shown(wanted: dict[str, Any]) -> None
     shown = read_state({"plan": wanted["plan"]}).step
     assert (wanted["step"] or "") in _plain(shown.text)
     assert bool(shown.text) is bool(wanted["step"])
-    items = [_plain(item.text) for item in shown.acceptance]
+    items = [item.text for item in shown.acceptance]
+    assert items == [text.lstrip() for text in items]
+    items = [*map(_plain, items)]
     assert all(any(text in item for item in items) for text in wanted.get("acceptance", ()))
     assert bool(items) is ("acceptance" in wanted)
     assert not [text for text in wanted.get("not", ()) if text in f"{shown.text}\n{items}"]
