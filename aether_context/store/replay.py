@@ -76,7 +76,8 @@ class Replayer:
         self._links: dict[str, Manifest] = {}
         self._resolved: LRUCache[str, Resolved] = LRUCache(_MOST_RESOLVED)
         self._texts: dict[str, dict[str, JSON]] = {}
-        self._contents: dict[str, Content] = {}
+        # One chain holds a content as it was sent, another one its masked form under the same hash.
+        self._contents: dict[str, dict[str, Content]] = {}
         self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
@@ -113,22 +114,24 @@ class Replayer:
         resolved = self.resolve(manifest)
         missing: list[str] = []
         recorded: JSON = None
+        known: dict[str, Content] = {}
         wanted = next((link.setting for link in self.line(manifest) if link.setting), "")
         for link in self.line(manifest):
             if not link.texts:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
             texts = self._read(link, missing)
+            known |= self._contents.get(link.texts, {})
             if link.setting == wanted:
                 recorded = texts.get("setting", recorded)
-        missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
+        missing += [f"content {digest}" for digest in resolved.contents if digest not in known]
         if recorded is None:
             missing.append("system instruction, declarations and step")
         if missing:
             raise ReplayIncomplete(missing)
         setting = SETTING.validate_python(recorded)
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
-        contents = [self._contents[digest] for digest in resolved.contents]
+        contents = [known[digest] for digest in resolved.contents]
         request = Request(
             model=manifest.model,
             **{name: getattr(setting, name) for name in OF_REQUEST},
@@ -185,9 +188,9 @@ class Replayer:
     def take(self, manifest: Manifest, texts: dict[str, JSON]) -> None:
         """Takes in the texts of a pack, which need not be read again then."""
         self._texts[manifest.texts] = texts
-        for name, wire in contents_of(texts).items():
-            if name not in self._contents:
-                self._contents[name] = replace(content_from_wire(wire), digest=name)
+        self._contents[manifest.texts] = {
+            name: replace(content_from_wire(wire), digest=name) for name, wire in contents_of(texts).items()
+        }
         self._epoch_texts.update(texts.get("epoch", {}))
 
     def policy(self, manifest: Manifest) -> PackPolicy:
