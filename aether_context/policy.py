@@ -449,9 +449,8 @@ class PackPolicy(_Settings):
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
 
     def changed(self, /, **overrides: Any) -> PackPolicy:
-        """This policy with overrides on top; a mapping for a section is merged into it.
-
-        Another profile or preset takes the place of what the one before gave.
+        """This policy with overrides on top; a mapping for a section is merged into it, and another profile or preset
+        takes the place of what the one before gave.
 
         Raises:
             PolicyError: an unknown field, or a value out of range.
@@ -556,8 +555,7 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
     """``overrides`` on top of ``base``, mappings merged key by key."""
     result = dict(base)
     for key, value in overrides.items():
-        if isinstance(value, BaseModel):
-            value = value.model_dump()
+        value = value.model_dump() if isinstance(value, BaseModel) else value
         previous = result.get(key)
         result[key] = merged(previous, value) if isinstance(previous, Mapping) and isinstance(value, Mapping) else value
     return result
@@ -566,10 +564,8 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
 def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
     if source is None:
         return {}, None
-    if isinstance(source, str) and source in PROFILES:
-        return {"profile": source}, None
-    if isinstance(source, str) and source in PRESETS:
-        return {"preset": source}, None
+    if source in PROFILES or source in PRESETS:
+        return {"profile" if source in PROFILES else "preset": source}, None
     import tomllib
 
     path = Path(os.path.expanduser(source))
@@ -591,8 +587,7 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
     if first["type"] == "extra_forbidden":
-        names = _field_names(model, location[:-1])
-        hint = near_names(location[-1], names)
+        hint = near_names(location[-1], _field_names(model, location[:-1]))
         return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name)
     message = first["msg"].removeprefix("Value error, ")
     try:
@@ -604,15 +599,8 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
 
 def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:
     for step in path:
-        field = model.model_fields.get(step)
-        if field is None:
-            return sorted(model.model_fields)
-        annotation = field.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            annotation = next(
-                (a for a in typing.get_args(annotation) if isinstance(a, type) and issubclass(a, BaseModel)), None
-            )
-        if annotation is None:
-            return []
-        model = annotation
+        if (field := model.model_fields.get(step)) is None:
+            break
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), _Settings)
     return sorted(model.model_fields)

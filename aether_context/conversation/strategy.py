@@ -87,9 +87,8 @@ class Conversation:
     cut frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked
     for by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is
     far from full, which `passes` heeds. ``verbatim`` is set where the policy allows no shorter form of a content.
-    ``recalled`` is the text of turns that were cut and are sent beside it.
-    ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached. ``summaries`` holds
-    a model's; without one a summary quotes the conversation.
+    ``recalled`` is the text of cut turns that are sent beside it. ``cached_price`` is that of cached input as a share
+    of other input's, 1 where nothing is cached. ``summaries`` holds a model's; without one they are quotes.
     """
 
     contents: tuple[Content, ...]

@@ -112,9 +112,8 @@ class Replayer:
     def pack_input(self, manifest: Manifest) -> PackInput:
         """What the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
         resolved = self.resolve(manifest)
-        missing: list[str] = []
+        missing, known = list[str](), dict[str, Content]()
         recorded: JSON = None
-        known: dict[str, Content] = {}
         wanted = next((link.setting for link in self.line(manifest) if link.setting), "")
         for link in self.line(manifest):
             if not link.texts:

@@ -79,14 +79,12 @@ class HybridMemoryService(BaseMemoryService):
         from aether_context.memory import Memories
 
         place, options = parsed(os.fspath(path or ""), agents_dir)
-        if (number := options.get("limit")) is not None:
-            if not number.isdecimal() or int(number) < 1:
-                raise SearchIndexError(f"memory URI option limit={number!r} is no whole number above 0")
-            limit = int(number)
-        self.limit = limit
+        number = options.get("limit", str(limit))
+        if not number.isdecimal() or int(number) < 1:
+            raise SearchIndexError(f"limit={number!r} of a memory service is no whole number above 0")
+        self.limit = int(number)
         embedder = options.get("embedder", embedder)
-        if (names := options.get("redact")) is not None:
-            redact = names.split(",")
+        redact = options["redact"].split(",") if "redact" in options else redact
         self.memories = Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
@@ -220,8 +218,7 @@ def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]
         return database, options
     parts = urlsplit(place)
     if parts.scheme not in (SCHEME, "file"):
-        known = f"{SCHEME}:// or {_POSTGRES}://"
-        raise SearchIndexError(f"memory URI {parts.scheme}:// is unknown: it begins with {known}, or is a path")
+        raise SearchIndexError(f"a memory URI begins with {SCHEME}:// or {_POSTGRES}://, not with {parts.scheme}://")
     if parts.query:
         unknown = parts.query.partition("=")[0]
         raise SearchIndexError(f"memory URI option {unknown!r} is unknown: it is one of {', '.join(_OPTIONS)}")
