@@ -324,7 +324,7 @@ class _Search:
         if place.kind not in ("message", "tool call", "tool result"):
             return replace(here, act="it was not sent with this call")
         holds = any(piece.form == "summary" for piece in holding) if built else None
-        if before.form == "absent" and content_place(place.id) >= manifest.epoch.cut_count:
+        if content_place(place.id) >= manifest.epoch.cut_count:  # no cut of ours: rewound, compacted, a new session's
             return replace(here, act="the host had not loaded it, and the store did not give it")
         if before.form in ("whole", "absent"):
             act = _cut(manifest) if before.form == "whole" else "a call before had cut it, whose pack is not there"
