@@ -589,7 +589,7 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
     if first["type"] == "extra_forbidden":
         hint = near_names(location[-1], _field_names(model, location[:-1]))
         return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name)
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")  # as TOML has it
     try:
         value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
     except (ValueError, RecursionError):

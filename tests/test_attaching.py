@@ -205,6 +205,7 @@ def test_a_typo_names_field_file_and_nearest_name(tmp_path):
         ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
         ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to", "the other layers")),
         ({"record": "some"}, ("record = 'some'", "'full'")),
+        ({"redact": "secrets"}, ("redact = 'secrets'", "a list")),
         ({"profile": "reserch"}, ("profile = 'reserch'",)),
         ({"limits": {"session": {"total_tokens": 0}}}, ("limits.session.total_tokens = 0",)),
         ({"limits": {"agents": {"a": {"cost_usd": float("nan")}}}}, ("limits.agents.a.cost_usd",)),
