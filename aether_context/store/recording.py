@@ -55,9 +55,9 @@ class Tip(NamedTuple):
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
-    among these. ``rows`` and ``counts`` are the keys of the rows and token counts that the chain holds, ``held`` the
-    hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of the
-    host's system instruction and declarations. A chain that begins has the defaults.
+    among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key, ``held``
+    the hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of
+    the host's system instruction and declarations. A chain that begins has the defaults.
     """
 
     pack_id: str = ""
@@ -65,7 +65,7 @@ class Tip(NamedTuple):
     log: Mapping[str, tuple[int, ...]] = NOTHING
     logged: int = 0
     rows: frozenset[str] = frozenset()
-    counts: frozenset[str] = frozenset()
+    counts: Mapping[str, int] = NOTHING
     held: frozenset[str] = frozenset()
     setting: str = ""
     epoch: Epoch | None = None
@@ -146,8 +146,10 @@ def record(
     rows = tuple(
         outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in chain.rows or not is_content(outcome)
     )
-    with_count = chain.counts | {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
-    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in with_count}
+    # What is masked counts what it stands for, which may be another text in a later pack.
+    new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
+    with_count = {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
+    counts = {key: tokens for key, tokens in new_counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
     log = chain.log
@@ -284,7 +286,7 @@ def record(
         log=log,
         logged=chain.logged + len(new),
         rows=frozenset(keys),
-        counts=frozenset(pack.to_store.counts) | chain.counts,
+        counts={**chain.counts, **new_counts},
         held=held,
         setting=setting_digest,
         epoch=epoch,
