@@ -141,20 +141,16 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
-    outcomes = pack.rows
-    keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
-    rows = tuple(
-        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in chain.rows or not is_content(outcome)
-    )
+    keys = [f"{row.id} {row.layer} {row.form} {row.sent_tokens}" for row in pack.rows]
+    rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
     # What is masked counts what it stands for, which may be another text in a later pack.
     new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
-    with_count = {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
+    with_count = {short(row.hash, 16) for row in pack.rows if is_content(row)}
     counts = {key: tokens for key, tokens in new_counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
     log = chain.log
-    places: list[int] = []
-    new: list[Content] = []
+    places, new = list[int](), list[Content]()
     for content in request.contents:
         known, after = log.get(content.digest, ()), places[-1] + 1 if places else 0
         at = bisect_left(known, after)
