@@ -107,7 +107,6 @@ Reason: TypeAlias = Literal[
     "high_water",
     "byte_net",
     "window",
-    "compression_off",
     "already_in_conversation",
     "not_in_scope",
     "no_message",

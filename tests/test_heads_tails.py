@@ -281,6 +281,19 @@ def test_marks_hold_under_every_strategy_and_in_the_net() -> None:
         check(chat)
 
 
+def test_one_mark_needs_no_list_and_what_is_none_is_named() -> None:
+    for marks, told in (
+        ({"contains": "the ledger"}, ()),
+        ([{"contains": "the ledger"}, {"contains": "x", "priority": "high"}], ("state aether:anchors.1 was ignored",)),
+        (7, ("state aether:anchors.0 was ignored",)),
+    ):
+        chat = chatted(state={"aether:anchors": marks})
+        chat.say("Never touch the ledger.")
+        (manifest,) = chat.manifests()
+        assert [anchor.kind for anchor in manifest.anchors] == ["instruction_anchor"] * (marks != 7)
+        assert [text.rpartition(": ")[0] for text in manifest.degradations] == list(told)
+
+
 def test_rules_registered_from_outside_hold_and_a_failing_one_ends_no_run() -> None:
     register_anchor("prices", lambda content, at, contents: "euros" in content.text)
     register_anchor("broken", lambda content, at, contents: 1 / 0 > at)

@@ -164,7 +164,7 @@ class Cutting:
 def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, tuple[Replaced, ...]]:
     """The cut without the unit that leaves last, where extracts of it free as much as has to leave: of the responses of
     an exchange, else of the message."""
-    if not left.leaving:
+    if not left.leaving or conversation.verbatim:
         return left, ()
     contents, counter, edge = conversation.contents, conversation.counter, left.leaving[-1]
     over = left.over + sum(conversation.tokens[at] for at in edge)

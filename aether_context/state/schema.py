@@ -498,7 +498,7 @@ def raw_items(kind: type[Shape], value: object) -> list[Any] | None:
             return [value]
     if isinstance(value, str):
         lines = [value] if kind is NoteShape else bulleted(value)
-        return [part for line in lines for part in re.split(r"[;；](?=\s)", line)] if is_checklist else lines
+        return [part for line in lines for part in re.split(r"[;；]\s+", line)] if is_checklist else lines
     items = entries(value)
     result: list[Any] = []
     for name, item in items or ():

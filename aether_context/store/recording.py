@@ -47,9 +47,9 @@ class Tip(NamedTuple):
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
-    among these. ``rows`` and ``counts`` are the keys of the rows and token counts that the chain holds, ``held`` the
-    hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of the
-    host's system instruction and declarations. A chain that begins has the defaults.
+    among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key, ``held``
+    the hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of
+    the host's system instruction and declarations. A chain that begins has the defaults.
     """
 
     pack_id: str = ""
@@ -57,7 +57,7 @@ class Tip(NamedTuple):
     log: Mapping[str, tuple[int, ...]] = NOTHING
     logged: int = 0
     rows: frozenset[str] = frozenset()
-    counts: frozenset[str] = frozenset()
+    counts: Mapping[str, int] = NOTHING
     held: frozenset[str] = frozenset()
     setting: str = ""
     epoch: Epoch | None = None
@@ -133,13 +133,14 @@ def record(
 
     keys = [f"{row.id} {row.layer} {row.form} {row.sent_tokens}" for row in pack.rows]
     rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
-    with_count = chain.counts | {short(row.hash, 16) for row in pack.rows if is_content(row)}
-    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in with_count}
+    # What is masked counts what it stands for, which may be another text in a later pack.
+    new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
+    with_count = {short(row.hash, 16) for row in pack.rows if is_content(row)}
+    counts = {key: tokens for key, tokens in new_counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
     log = chain.log
-    places: list[int] = []
-    new: list[Content] = []
+    places, new = list[int](), list[Content]()
     for content in request.contents:
         known, after = log.get(content.digest, ()), places[-1] + 1 if places else 0
         at = bisect_left(known, after)
@@ -269,7 +270,7 @@ def record(
         log=log,
         logged=chain.logged + len(new),
         rows=frozenset(keys),
-        counts=frozenset(pack.to_store.counts) | chain.counts,
+        counts={**chain.counts, **new_counts},
         held=held,
         setting=setting_digest,
         epoch=epoch,

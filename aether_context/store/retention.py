@@ -111,7 +111,7 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
         named = {_digest_of(store, entry) for entry in own if entry.kind == "record"}
         named -= {_digest_of(store, entry) for entry in others if entry.kind == "record"}
         shared = [entry for entry in others if entry.kind in ("summary", "calibration") or entry.stem in named]
-        entries = own + [entry for entry in shared if entry.session == ""]
+        entries = own + [entry for entry in shared if own and entry.session == ""]
     return Removal(files=_in_order(entries), foreign=foreign)
 
 

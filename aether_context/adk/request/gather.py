@@ -302,8 +302,9 @@ class Gatherer:
                 )
 
         values = call.state.get(ANCHORS) if priority else None
-        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
+        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else [values] if values else []
         read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
+        problems += [f"state {ANCHORS}.{at} was ignored: {_FORM}" for at, mark in enumerate(read) if mark is None]
         for mark in filter(None, read):
             if text := mark.contains:
                 add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
@@ -524,8 +525,6 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
 #     event.custom_metadata = {"aether:anchors": True}
 #     state["aether:cut"] = {"session": "…", "id": "…"}
 #
-# What does not fit these forms is ignored.
-
 CUT = "aether:cut"
 _MOST_MARKS = 200
 
@@ -540,6 +539,7 @@ class _Mark(BaseModel):
 
 
 _MARK = TypeAdapter(_Mark)
+_FORM = "give the id of an event, or contains, and a whole number for priority"
 
 
 def cut_now(session: Session) -> Event:
