@@ -20,9 +20,7 @@ from aether_context.conversation.anchors import (
 )
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.strategies import (
-    Selection,
     register_strategy,
-    select_strategy,
     strategies_of,
     strategy_names,
     unregister_strategy,
@@ -37,7 +35,6 @@ __all__ = [
     "Decision",
     "Removed",
     "Replaced",
-    "Selection",
     "Strategy",
     "decided",
     "identify",
@@ -46,7 +43,6 @@ __all__ = [
     "register_anchor",
     "register_strategy",
     "registered_anchors",
-    "select_strategy",
     "selected",
     "standing_anchors",
     "strategies_of",
