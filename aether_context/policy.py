@@ -114,7 +114,8 @@ class ShareSettings(_Settings):
         high = sum(getattr(self, layer).high for layer in FLEXIBLE_LAYERS)
         if low > 1 or high < 1:
             raise ValueError(
-                f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}"
+                f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}; change the "
+                "ranges of the other layers, too"
             )
         return self
 
@@ -194,7 +195,8 @@ class ConversationSettings(_Settings):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.compact_to > self.compact_at:
-            raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}")
+            least = f"give it at most {self.compact_at}, or raise compact_at"
+            raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}: {least}")
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
         if "summarize" in self.strategy and not self.summary_share:
@@ -223,7 +225,8 @@ class CompressSettings(_Settings):
     """How texts are shortened."""
 
     enabled: bool = True
-    """Whether texts may be shortened; where not, a text is sent verbatim or dropped."""
+    """Whether texts may be shortened, but for ``offload``, summaries and the last resort; where not, one stays verbatim
+    or goes."""
     summarizer: str = ""
     """Name of a model in ADK's registry that writes summaries; where this is empty or fails, the texts' own
     sentences."""
@@ -446,20 +449,21 @@ class PackPolicy(_Settings):
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
 
     def changed(self, /, **overrides: Any) -> PackPolicy:
-        """This policy with overrides on top; a mapping for a section is merged into it.
+        """This policy with overrides on top; a mapping for a section is merged into it, and another profile or preset
+        takes the place of what the one before gave.
 
         Raises:
             PolicyError: an unknown field, or a value out of range.
         """
-        return PackPolicy(**merged(self.model_dump(exclude_unset=True), overrides))
+        named = {"profile": self.profile, "preset": self.preset}
+        own = _without(self.model_dump(exclude_unset=True), _with_profile(named))
+        return PackPolicy(**merged(merged(named, own), overrides))
 
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges in the place of its own; all other settings stay."""
         if profile == self.profile:
             return self
-        changed = self.model_dump(exclude_unset=True)
-        changed.get("budget", {}).pop("shares", None)
-        return PackPolicy.load(profile, **{**changed, "profile": profile})
+        return PackPolicy(**self.model_dump(exclude_unset=True, exclude={"budget": {"shares"}}) | {"profile": profile})
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.
@@ -538,12 +542,20 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merged(merged(base, preferred), settings)
 
 
+def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that ``base`` does not give as they are."""
+    return {
+        key: _without(value, base[key]) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+        for key, value in settings.items()
+        if key not in base or value != base[key]
+    }
+
+
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """``overrides`` on top of ``base``, mappings merged key by key."""
     result = dict(base)
     for key, value in overrides.items():
-        if isinstance(value, BaseModel):
-            value = value.model_dump()
+        value = value.model_dump() if isinstance(value, BaseModel) else value
         previous = result.get(key)
         result[key] = merged(previous, value) if isinstance(previous, Mapping) and isinstance(value, Mapping) else value
     return result
@@ -552,10 +564,8 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
 def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
     if source is None:
         return {}, None
-    if isinstance(source, str) and source in PROFILES:
-        return {"profile": source}, None
-    if isinstance(source, str) and source in PRESETS:
-        return {"preset": source}, None
+    if source in PROFILES or source in PRESETS:
+        return {"profile" if source in PROFILES else "preset": source}, None
     import tomllib
 
     path = Path(os.path.expanduser(source))
@@ -563,7 +573,7 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         hint = near_names(str(source), [*PROFILES, *PRESETS])
         raise PolicyError(f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}", field="profile")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig")), str(path)
     except FileNotFoundError as error:
         raise PolicyError(f"policy file {path} does not exist: give the path of a TOML file") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -577,10 +587,9 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
     if first["type"] == "extra_forbidden":
-        names = _field_names(model, location[:-1])
-        hint = near_names(location[-1], names)
+        hint = near_names(location[-1], _field_names(model, location[:-1]))
         return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name)
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")  # as TOML has it
     try:
         value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
     except (ValueError, RecursionError):
@@ -590,15 +599,8 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
 
 def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:
     for step in path:
-        field = model.model_fields.get(step)
-        if field is None:
-            return sorted(model.model_fields)
-        annotation = field.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            annotation = next(
-                (a for a in typing.get_args(annotation) if isinstance(a, type) and issubclass(a, BaseModel)), None
-            )
-        if annotation is None:
-            return []
-        model = annotation
+        if (field := model.model_fields.get(step)) is None:
+            break
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), _Settings)
     return sorted(model.model_fields)

@@ -156,11 +156,21 @@ def test_every_profile_loads_and_its_middles_are_feasible(profile):
 
 def test_overrides_are_merged_into_sections(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('profile = "coding"\nmax_input_tokens = 9000\n[conversation]\nlast_turns = 7\n')
+    text = 'profile = "coding"\nmax_input_tokens = 9000\n[conversation]\nlast_turns = 7\n'
+    file.write_text(text, encoding="utf-8-sig")  # as some editors do
     policy = PackPolicy.load(file, conversation={"compact_at": 0.9})
     assert (policy.profile, policy.max_input_tokens) == ("coding", 9_000)
     assert (policy.conversation.last_turns, policy.conversation.compact_at) == (7, 0.9)
     assert policy.budget.shares == PackPolicy.load("coding").budget.shares
+
+
+def test_another_profile_or_preset_leaves_nothing_of_the_one_before():
+    policy = PackPolicy.load("research", preset="cost_first", conversation={"last_turns": 7})
+    changed = policy.changed(profile="coding", preset="quality_first")
+    assert changed == PackPolicy.load("coding", preset="quality_first", conversation={"last_turns": 7})
+    assert policy.changed(max_input_tokens=9_000) == PackPolicy.load(
+        "research", preset="cost_first", conversation={"last_turns": 7}, max_input_tokens=9_000
+    )
 
 
 def test_the_hash_is_stable_and_tells_policies_apart():
@@ -185,13 +195,17 @@ def test_a_typo_names_field_file_and_nearest_name(tmp_path):
     ("settings", "words"),
     [
         ({"max_input_tokens": 3}, ("max_input_tokens = 3", "256")),
-        ({"conversation": {"compact_to": 0.9, "compact_at": 0.8}}, ("compact_to 0.9 is above compact_at 0.8",)),
+        (
+            {"conversation": {"compact_to": 0.9, "compact_at": 0.8}},
+            ("compact_to 0.9 is above compact_at 0.8", "at most 0.8"),
+        ),
         ({"conversation": {"stable_prefix": {"threshold": 0}}}, ("threshold",)),
         ({"conversation": {"stable_prefix": {"threshold": 1.1}}}, ("threshold",)),
         ({"conversation": {"stable_prefix": {"keep_last_messages": -1}}}, ("keep_last_messages",)),
         ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
-        ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to",)),
+        ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to", "the other layers")),
         ({"record": "some"}, ("record = 'some'", "'full'")),
+        ({"redact": "secrets"}, ("redact = 'secrets'", "a list")),
         ({"profile": "reserch"}, ("profile = 'reserch'",)),
         ({"limits": {"session": {"total_tokens": 0}}}, ("limits.session.total_tokens = 0",)),
         ({"limits": {"agents": {"a": {"cost_usd": float("nan")}}}}, ("limits.agents.a.cost_usd",)),

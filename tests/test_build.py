@@ -93,6 +93,17 @@ def test_evidence_without_room_goes_by_coverage_then_age():
     accounted(pack)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_where_nothing_may_be_shortened_all_is_verbatim_or_left_out(enabled):
+    known = [memory(f"m{at}", f"The supplier's price of item {at} is {at} euros. " * 9) for at in range(9)]
+    known += [evidence(f"e{at}", f"supplier figure {at}. " * 60, time=float(at)) for at in range(9)]
+    source = pack_input([*packs.turns(8, 12), message("compare the suppliers")], window=2_000, candidates=known)
+    pack = build_pack(source, PackPolicy(compress={"enabled": enabled}))
+    shorter = {fate.layer for fate in pack.rows if fate.form == "extract"}
+    assert shorter == ({"memory", "evidence", "conversation"} if enabled else set())
+    accounted(pack)
+
+
 def test_an_oversized_request_keeps_its_ends_and_is_stored():
     text = "START " + "\n".join(f"row {at}" for at in range(20_000)) + " END"
     pack = build_pack(pack_input([message(text)], window=4_000), PackPolicy())

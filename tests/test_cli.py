@@ -15,6 +15,7 @@ from typing import Any
 import packs
 import pytest
 from click.testing import CliRunner, Result
+from scripted import Chat
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.cli import main
@@ -102,6 +103,20 @@ def test_ids_may_be_abbreviated(store: PackStore) -> None:
         assert run("inspect", piece, store=store).stdout.splitlines()[3] == f"PACK {wanted}"
     error = run("inspect", "pack_", store=store, code=3).stderr
     assert "stands for 3 packs" in error
+
+
+def test_a_call_by_its_number_is_that_of_the_latest_run_of_a_session(store: PackStore) -> None:
+    """Where sessions are kept in the process alone, each run of it writes under the same id."""
+    for words in ("the first run", "the second run"):
+        Chat(store=store).say(words)
+    newest = list(store.manifests())[-1]
+    for session in ([], ["--session", "s1"]):
+        assert f"PACK {newest.pack_id}" in run("inspect", "1", *session, store=store).stdout
+
+
+def test_a_search_for_no_word_is_wrong_usage(store: PackStore) -> None:
+    packs.chain(store, 1)
+    assert "'…': give some words to look for" in run("why", "…", store=store, code=2).stderr
 
 
 def test_an_unknown_pack_is_one_line_on_stderr(store: PackStore) -> None:

@@ -12,7 +12,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import rendered, said, trim, turns
+from packs import answered, called, rendered, said, trim, turns
 from scripted import Chat, call, inside, look_up
 from timing import best_of
 
@@ -26,6 +26,7 @@ from aether_context.conversation import (
     identify,
     register_anchor,
     register_strategy,
+    select_strategy,
     strategy_names,
     units,
     unregister_anchor,
@@ -61,6 +62,27 @@ def anchored(contents: Sequence[Content], marked: Mapping[int, str] | None = Non
 
 
 # anchors are found
+
+
+def exchange(size: int) -> list[Content]:
+    return [called("look_up", "c"), answered("look_up", "c", "word " * size)]
+
+
+@pytest.mark.parametrize(
+    ("contents", "shape", "strategy"),
+    [
+        (talk(4), "short", "epochs"),
+        ([said("word " * 60, role) for role in ("user", "model") * 40], "dialogue", "heads_tails"),
+        ([said("Look."), *exchange(4_000)], "loop", "epochs"),
+        ([one for _ in range(8) for one in (said("Look."), *exchange(600))], "session", "epochs"),
+    ],
+)
+def test_a_strategy_is_chosen_by_the_shape_of_a_conversation(
+    contents: Sequence[Content], shape: str, strategy: str
+) -> None:
+    found = select_strategy(conversation(contents))
+    assert (found.shape, found.strategy) == (shape, strategy)
+    assert found.rule.startswith(f"{shape}: ")
 
 
 def test_anchors_come_by_priority_then_by_place_and_a_content_is_one_once() -> None:
@@ -279,6 +301,19 @@ def test_marks_hold_under_every_strategy_and_in_the_net() -> None:
         chat.say("hello", "Please never touch the ledger.", "now look it all up")
         assert "never touch the ledger" in "".join(chat.sent[-1].wires), strategy
         check(chat)
+
+
+def test_one_mark_needs_no_list_and_what_is_none_is_named() -> None:
+    for marks, told in (
+        ({"contains": "the ledger"}, ()),
+        ([{"contains": "the ledger"}, {"contains": "x", "priority": "high"}], ("state aether:anchors.1 was ignored",)),
+        (7, ("state aether:anchors.0 was ignored",)),
+    ):
+        chat = chatted(state={"aether:anchors": marks})
+        chat.say("Never touch the ledger.")
+        (manifest,) = chat.manifests()
+        assert [anchor.kind for anchor in manifest.anchors] == ["instruction_anchor"] * (marks != 7)
+        assert [text.rpartition(": ")[0] for text in manifest.degradations] == list(told)
 
 
 def test_rules_registered_from_outside_hold_and_a_failing_one_ends_no_run() -> None:

@@ -174,7 +174,7 @@ TALK = [
 
 @pytest.mark.parametrize("embedder", ["static", "none"])
 def test_a_file_finds_what_a_process_does(tmp_path: Path, embedder: str) -> None:
-    services = [HybridMemoryService(place, embedder=embedder) for place in ("", str(tmp_path))]
+    services = [HybridMemoryService(path=path, embedder=embedder) for path in (None, tmp_path.as_uri())]
     for service in services:
         for first in range(0, len(TALK), 1_000):
             service.memories.add("app", "ann", TALK[first : first + 1_000])

@@ -54,7 +54,7 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("questions of any kind", {"open_questions": [{"x": {}}, "Which rule?"]}, "plan.open_questions.0"),
     ("a number for an id", {"task_id": 42}, ""), ("no goal", {"goal": None}, ""),
     ("a key of another name", {"open_question_list": ["x"]}, ""),
-    ("a limit beside the others", {"risk": "High"}, ""),
+    ("a limit beside the others", {"risk": "High"}, ""), ("a weight", {"risk_weight": "High"}, ""),
 ]  # fmt: skip
 
 
@@ -70,6 +70,7 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("another status", {"status": "lost"}, "plan.step.status"),
     ("notes of any kind", {"notes": [{"text": "one"}, {"note": "two"}, 3]}, "plan.step.notes.1"),
     ("keys in capitals", {"Tools": ["look_up"], "tools": None}, ""),
+    ("items in need", {"acceptance": [{"text": "the rule is cited", "evidence_needed": True}]}, ""),
     ("items by description", {"acceptance": [{"description": "the rule is cited"}]}, ""),
     ("items by criterion", {"acceptance": [{"id": "a1", "Criterion": "the rule is cited"}]}, ""),
     ("items with a name", {"acceptance": [{"name": "the rule is cited", "done": False}]}, ""),
@@ -364,7 +365,9 @@ def test_the_step_that_its_author_means_is_shown(wanted: dict[str, Any]) -> None
     shown = read_state({"plan": wanted["plan"]}).step
     assert (wanted["step"] or "") in _plain(shown.text)
     assert bool(shown.text) is bool(wanted["step"])
-    items = [_plain(item.text) for item in shown.acceptance]
+    items = [item.text for item in shown.acceptance]
+    assert items == [text.lstrip() for text in items]
+    items = [*map(_plain, items)]
     assert all(any(text in item for item in items) for text in wanted.get("acceptance", ()))
     assert bool(items) is ("acceptance" in wanted)
     assert not [text for text in wanted.get("not", ()) if text in f"{shown.text}\n{items}"]

@@ -63,7 +63,7 @@ def test_python_runs_as_it_stands(source: str, tmp_path: Path, monkeypatch: pyte
     if "ContextPackPlugin" in source:
         packs = list(PackStore("artifacts").manifests(app="notes"))
         assert packs
-        assert all(replay(one, PackStore("artifacts")).matches for one in packs)
+        assert all(replay(one, "artifacts").matches for one in packs)
 
 
 @pytest.mark.parametrize("source", blocks("python"))

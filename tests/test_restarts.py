@@ -17,9 +17,9 @@ from matrix import part_slow
 from plans import aether, loop, planned, small, turns
 from pydantic import BaseModel
 from restarting import Restarting, same_requests
-from scripted import Chat, big_file, call, look_up, new_store, was_cut
+from scripted import Chat, big_file, call, look_up, new_store, set_state, was_cut
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, replay, verify
 from aether_context.adk.session import load_epoch, save_epoch
 from aether_context.canonical import strings
 from aether_context.conversation.summary import SUMMARY_TITLE
@@ -52,6 +52,33 @@ def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: st
     restarted = make(Restarting(policy=policy, store=new_store(), on_error="raise"))
     assert len(steady.sent) > 10
     same_requests(steady, restarted)
+
+
+@pytest.mark.parametrize("masks", [((), ("email",)), (("email",), ()), (("email",), ("secrets", "@"))])
+def test_a_session_that_is_masked_otherwise_from_one_process_on_replays_whole(
+    masks: tuple[tuple[str, ...], ...],
+) -> None:
+    chat = Chat(policy=PackPolicy(redact=masks[0]), state=planned())
+    chat.say("I am ann@example.com.", "And you?")
+    chat.policy = PackPolicy(redact=masks[1])
+    chat.restart()
+    chat.say("Is bob@example.com there?")
+    chat.replays()
+    assert verify(chat.store, replays=True).faults == {}
+
+
+def test_texts_that_differ_in_what_is_masked_alone_replay_with_the_counts_of_each() -> None:
+    chat = Chat(policy=PackPolicy(redact=("email",)))
+    for address in ("a@b.co", "a.very.long.name.of.somebody@post.of.a.large.company.example.com"):
+        chat.say("Hello.")
+        asyncio.run(set_state(chat, knowledge={"notes": [f"write to {address}"]}))
+        chat.say("Whom do I write to?")
+    last = chat.manifests()[-1]
+    assert last.extends is not None
+    recorded, again = (
+        [row for row in rows if row.layer == "memory"] for rows in (last.rows, replay(last, chat.store).pack.rows)
+    )
+    assert recorded == again
 
 
 def test_it_works_on_adks_own_sql_service(tmp_path: Path) -> None:

@@ -235,6 +235,7 @@ def test_forgetting_a_user_leaves_nothing_of_them(store):
     carry_out(store, all_of(store, "app", "Bob Ä"))
     assert not [one for one in paths(store) if "bob" in one]
     assert all_of(store, "app", "Bob Ä").files == ()
+    assert all_of(store, "app", "ann", "a session that is not there").files == ()
     carry_out(store, all_of(store, "app", "ann"))
     assert {one.user for one in store.manifests()} == {"an", "anna"}
     assert not [one for one in paths(store) if "/ann/" in one]

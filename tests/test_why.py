@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -124,6 +125,17 @@ def test_the_act_is_a_sentence_and_the_setting_one_that_there_is(chat: Chat) -> 
     for span in acts.values():
         for setting in filter(None, span.settings.split(", ")):
             assert f'"{setting.rpartition(".")[2]}"' in schema, setting
+
+
+def test_what_the_user_took_back_was_not_cut() -> None:
+    chat = Chat()
+    events = [*chat.say("The kayak is blue."), *chat.say("The canoe is green.")]
+    back = {"user_id": chat.user, "session_id": chat.session, "rewind_before_invocation_id": events[-1].invocation_id}
+    asyncio.run(chat.runner.rewind_async(**back))
+    chat.say("What colour?")
+    (place,) = why(chat.store, "canoe").places
+    assert [(span.first, span.form) for span in place.spans] == [(2, "whole"), (3, "absent")]
+    assert "the host had not loaded it" in place.spans[-1].act
 
 
 def test_a_result_that_was_taken_out_is_known_by_its_tool_and_its_address(chat: Chat) -> None:

@@ -89,18 +89,15 @@ def show_replay(
         if not fault:
             what = "recorded one, in which secrets are masked" if manifest.masked_checksum else "recorded one"
             digest = manifest.masked_checksum or manifest.checksum
-            checked = f"{manifest.request_tokens:,} tokens; the request is the {what}: {digest}"
-            say(checked, "green")
+            say(f"{manifest.request_tokens:,} tokens; the request is the {what}: {digest}", "green")
     if fault:
-        problem = "nobody can tell whether this is what was sent, since the pack does not verify"
-        tell(f"Error: {problem}: {fault}", "red")
+        tell(f"Error: nobody can tell whether this was sent, since the pack does not verify: {fault}", "red")
     return FAILED if fault else 0
 
 
 def show_difference(
     url: str, before: str | None, after: str | None, *, session: str | None, everything: bool, as_json: bool
 ) -> int:
-    """Prints how two packs differ, or a pack and the one before it."""
     store, place = packs.locate(url, after or before, session)
     manifest, replayer = store.read(place), Replayer(store)
     if after is not None:
@@ -131,8 +128,10 @@ _FEW = 6
 def show_places(
     url: str, text: str, *, call: int | None, everything: bool, as_json: bool, **selection: str | None
 ) -> int:
-    """Prints the places that hold the words."""
-    answer = why(packs.require(PackStore(url)), text, call=call, **selection)
+    try:
+        answer = why(packs.require(PackStore(url)), text, call=call, **selection)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     if as_json:
         print_json(asdict(answer))
     else:

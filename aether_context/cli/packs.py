@@ -39,8 +39,8 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
     """
     require(store)
     if pack is not None and pack.isdecimal() and len(pack) <= _MOST_DIGITS:
-        for call in session_packs(store, session=session):
-            if call.number == int(pack) and (call.caller is None or session is not None):
+        for call in reversed(session_packs(store, session=session)):  # sessions that begin anew number their calls anew
+            if call.number == int(pack) and (call.caller is None if session is None else call.session == session):
                 return store.place(call)
     if pack not in (None, "latest"):
         return store.find(pack)

@@ -20,20 +20,14 @@ from aether_context.conversation.anchors import (
 )
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.strategies import (
+    Selection,
     register_strategy,
+    select_strategy,
     strategies_of,
     strategy_names,
     unregister_strategy,
 )
-from aether_context.conversation.strategy import (
-    Budget,
-    Conversation,
-    Decision,
-    Removed,
-    Replaced,
-    Strategy,
-    decided,
-)
+from aether_context.conversation.strategy import Budget, Conversation, Decision, Removed, Replaced, Strategy, decided
 from aether_context.conversation.turns import units
 
 __all__ = [
@@ -43,6 +37,7 @@ __all__ = [
     "Decision",
     "Removed",
     "Replaced",
+    "Selection",
     "Strategy",
     "decided",
     "identify",
@@ -51,6 +46,7 @@ __all__ = [
     "register_anchor",
     "register_strategy",
     "registered_anchors",
+    "select_strategy",
     "selected",
     "standing_anchors",
     "strategies_of",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
@@ -163,7 +164,7 @@ class Cutting:
 def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, tuple[Replaced, ...]]:
     """The cut without the unit that leaves last, where extracts of it free as much as has to leave: of the responses of
     an exchange, else of the message."""
-    if not left.leaving:
+    if not left.leaving or conversation.verbatim:
         return left, ()
     contents, counter, edge = conversation.contents, conversation.counter, left.leaving[-1]
     over = left.over + sum(conversation.tokens[at] for at in edge)
@@ -422,3 +423,51 @@ def _form(content: Content) -> tuple[object, ...]:
         [(part.kind, part.call_id, part.name) for part in content.calls],
         [(part.call_id, part.name) for part in content.responses],
     )
+
+
+# Which strategy suits a conversation, by its shape.
+
+Shape: TypeAlias = Literal["short", "loop", "dialogue", "session"]
+
+
+def _shape(conversation: Conversation) -> Shape:
+    """The shape of a conversation, from the tokens of its contents alone.
+
+    ``short`` fits under the mark for cuts. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
+    consists of words for more than half, and ``session`` is everything else.
+    """
+    tokens, contents, mark = conversation.tokens, conversation.contents, conversation.budget.cut_above
+    total = sum(tokens)
+    tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
+    turns = Counter({0: 0})
+    for unit in units(contents):
+        turns[unit.turn] += sum(tokens[at] for at in unit.indices)
+    if total <= mark:
+        return "short"
+    if max(turns.values()) > mark:
+        return "loop"
+    return "dialogue" if tools < total / 2 else "session"
+
+
+class Selection(NamedTuple):
+    """The strategy that suits a conversation, the rule that says so, and the shape that it looks at."""
+
+    strategy: str
+    rule: str
+    shape: Shape
+
+
+_RULES: Mapping[Shape, tuple[str, str]] = {
+    "short": ("epochs", "it fits, and nothing is cut"),
+    "loop": ("epochs", "one turn alone passes the mark: the cut goes through it, and the entity table counts"),
+    "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
+    "dialogue": ("heads_tails", "words fill most of it: how it began stays word for word, at hardly more cost"),
+}
+
+
+def select_strategy(conversation: Conversation) -> Selection:
+    """The strategy that suits a conversation, by what the strategies did to recorded runs of each shape, in tokens kept
+    for what they cost: tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them."""
+    shape = _shape(conversation)
+    strategy, rule = _RULES[shape]
+    return Selection(strategy=strategy, rule=f"{shape}: {rule}", shape=shape)

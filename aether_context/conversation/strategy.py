@@ -86,9 +86,9 @@ class Conversation:
     that of what earlier calls cut, with its own tokens, and ``payload_tokens`` are those of earlier payloads, which any
     cut frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked
     for by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is
-    far from full, which `passes` heeds. ``recalled`` is the text of turns that were cut and are sent beside it.
-    ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached. ``summaries`` holds
-    a model's; without one a summary quotes the conversation.
+    far from full, which `passes` heeds. ``verbatim`` is set where the policy allows no shorter form of a content.
+    ``recalled`` is the text of cut turns that are sent beside it. ``cached_price`` is that of cached input as a share
+    of other input's, 1 where nothing is cached. ``summaries`` holds a model's; without one they are quotes.
     """
 
     contents: tuple[Content, ...]
@@ -109,6 +109,7 @@ class Conversation:
     opens: bool = True
     forced: bool = False
     gated: bool = False
+    verbatim: bool = False
     recalled: str = ""
     cached_price: float = 1.0
     summaries: Summaries = field(default_factory=lambda: Summaries("", {}))

@@ -179,9 +179,8 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     tokens = [item.tokens for item in items]
     # All that the host declares, not what is sent of it: declarations that become shorter at an invocation's first call
     # would move the ceiling at the second, and with it what `sliding_turns` leaves out, which ends the cached prefix.
-    fixed = (
-        source.usage.uncounted_tokens + sum(counter.tools(request.tools)) + sum(counter.count_all(request.other_tools))
-    )
+    fixed = source.usage.uncounted_tokens + sum(counter.tools(request.tools))
+    fixed += sum(counter.count_all(request.other_tools))
     fixed += counter.system(draft.carried.system, declares=bool(request.tools or request.other_tools))
     budget = Budget.of(
         source.window,
@@ -222,6 +221,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         payload_tokens=spoken - draft.spoken(items),
         forced=forced,
         gated=_is_gated(draft, spoken + budget.fixed, budget.input),
+        verbatim=not draft.policy.compress.enabled,
         recalled=" ".join(word for line in recalled for word in line.split()),
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,

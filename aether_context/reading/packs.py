@@ -32,7 +32,6 @@ WHY: Mapping[str, str] = {
     "high_water": "the request had passed the high-water mark",
     "byte_net": "the request had too many bytes, and no usage was reported",
     "window": "it would not have fitted the window",
-    "compression_off": "the policy allows no shorter form of it",
     "already_in_conversation": "it stands in the conversation anyway",
     "not_in_scope": "the step does not name it",
     "no_message": "there is no human message to put it into",

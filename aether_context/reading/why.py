@@ -39,7 +39,6 @@ _SETTINGS: Mapping[str, str] = {
     "high_water": "max_input_tokens, conversation.compact_at",
     "byte_net": "usage.gate",
     "window": "max_input_tokens",
-    "compression_off": "compress.enabled",
     "threshold": "stable_prefix.threshold",
     "turn_budget": "sliding_turns.tokens",
     "middle": "heads_tails.head, heads_tails.tail",
@@ -155,7 +154,7 @@ def why(
     store = PackStore(store) if isinstance(store, str) else store
     manifests = session_packs(store, app=app, user=user, session=session)
     own = [one for one in manifests if one.caller is None] or manifests
-    asked = next((one for one in own if one.number == call), None)
+    asked = next((one for one in reversed(own) if one.number == call), None)
     if call is not None and asked is None:
         raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
     for exact in (True, False):
@@ -325,7 +324,7 @@ class _Search:
         if place.kind not in ("message", "tool call", "tool result"):
             return replace(here, act="it was not sent with this call")
         holds = any(piece.form == "summary" for piece in holding) if built else None
-        if before.form == "absent" and content_place(place.id) >= manifest.epoch.cut_count:
+        if content_place(place.id) >= manifest.epoch.cut_count:  # no cut of ours: rewound, compacted, a new session's
             return replace(here, act="the host had not loaded it, and the store did not give it")
         if before.form in ("whole", "absent"):
             act = _cut(manifest) if before.form == "whole" else "a call before had cut it, whose pack is not there"
@@ -399,8 +398,7 @@ def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
 
 def _cut(manifest: Manifest) -> str:
     saved = sum(max(0, event.tokens_before - event.tokens_after) for event in manifest.truncation_events)
-    counted, calibration = manifest.counted_tokens + saved, manifest.calibration
-    whole = estimated(calibration, counted) if calibration is not None else counted
+    whole = estimated(manifest.calibration, manifest.counted_tokens + saved)
     return f"cut before call {manifest.number}: the request would have had {whole:,} of {manifest.window:,} tokens"
 
 

@@ -9,30 +9,22 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import (
-    canonical_json,
-    canonical_object,
-    fold,
-    hash_bytes,
-    hash_json,
-    hash_text,
-    short,
-)
+from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
-    RECORDED,
     Candidate,
     Content,
     Epoch,
     Host,
     Identity,
     Pack,
+    Recorded,
     Request,
     Row,
     Step,
@@ -55,9 +47,9 @@ class Tip(NamedTuple):
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
-    among these. ``rows`` and ``counts`` are the keys of the rows and token counts that the chain holds, ``held`` the
-    hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of the
-    host's system instruction and declarations. A chain that begins has the defaults.
+    among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key, ``held``
+    the hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of
+    the host's system instruction and declarations. A chain that begins has the defaults.
     """
 
     pack_id: str = ""
@@ -65,7 +57,7 @@ class Tip(NamedTuple):
     log: Mapping[str, tuple[int, ...]] = NOTHING
     logged: int = 0
     rows: frozenset[str] = frozenset()
-    counts: frozenset[str] = frozenset()
+    counts: Mapping[str, int] = NOTHING
     held: frozenset[str] = frozenset()
     setting: str = ""
     epoch: Epoch | None = None
@@ -93,10 +85,8 @@ class Recording(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Recorded):
     """What a session's packs have in common. All but ``step`` is taken from the request."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     system: str
     system_is_text: bool
@@ -141,18 +131,16 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
-    outcomes = pack.rows
-    keys = [f"{outcome.id} {outcome.layer} {outcome.form} {outcome.sent_tokens}" for outcome in outcomes]
-    rows = tuple(
-        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in chain.rows or not is_content(outcome)
-    )
-    with_count = chain.counts | {short(outcome.hash, 16) for outcome in outcomes if is_content(outcome)}
-    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if key not in with_count}
+    keys = [f"{row.id} {row.layer} {row.form} {row.sent_tokens}" for row in pack.rows]
+    rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
+    # What is masked counts what it stands for, which may be another text in a later pack.
+    new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
+    with_count = {short(row.hash, 16) for row in pack.rows if is_content(row)}
+    counts = {key: tokens for key, tokens in new_counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
     log = chain.log
-    places: list[int] = []
-    new: list[Content] = []
+    places, new = list[int](), list[Content]()
     for content in request.contents:
         known, after = log.get(content.digest, ()), places[-1] + 1 if places else 0
         at = bisect_left(known, after)
@@ -167,10 +155,8 @@ def record(
             log[content.digest] = (*log.get(content.digest, ()), place)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
-    epoch_before = epoch
-    if source.epoch is not pack.epoch:
-        epoch_before, texts_before = _without_texts(source.epoch)
-        epoch_texts |= texts_before
+    epoch_before, texts_before = _without_texts(source.epoch)
+    epoch_texts |= texts_before
 
     settings = None if policy.digest in chain.held else json.loads(policy.canonical)
     held = chain.held | {policy.digest}
@@ -284,7 +270,7 @@ def record(
         log=log,
         logged=chain.logged + len(new),
         rows=frozenset(keys),
-        counts=frozenset(pack.to_store.counts) | chain.counts,
+        counts={**chain.counts, **new_counts},
         held=held,
         setting=setting_digest,
         epoch=epoch,

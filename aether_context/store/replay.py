@@ -76,7 +76,8 @@ class Replayer:
         self._links: dict[str, Manifest] = {}
         self._resolved: LRUCache[str, Resolved] = LRUCache(_MOST_RESOLVED)
         self._texts: dict[str, dict[str, JSON]] = {}
-        self._contents: dict[str, Content] = {}
+        # One chain holds a content as it was sent, another one its masked form under the same hash.
+        self._contents: dict[str, dict[str, Content]] = {}
         self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
@@ -111,7 +112,7 @@ class Replayer:
     def pack_input(self, manifest: Manifest) -> PackInput:
         """What the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
         resolved = self.resolve(manifest)
-        missing: list[str] = []
+        missing, known = list[str](), dict[str, Content]()
         recorded: JSON = None
         wanted = next((link.setting for link in self.line(manifest) if link.setting), "")
         for link in self.line(manifest):
@@ -119,16 +120,17 @@ class Replayer:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
             texts = self._read(link, missing)
+            known |= self._contents.get(link.texts, {})
             if link.setting == wanted:
                 recorded = texts.get("setting", recorded)
-        missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
+        missing += [f"content {digest}" for digest in resolved.contents if digest not in known]
         if recorded is None:
             missing.append("system instruction, declarations and step")
         if missing:
             raise ReplayIncomplete(missing)
         setting = SETTING.validate_python(recorded)
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
-        contents = [self._contents[digest] for digest in resolved.contents]
+        contents = [known[digest] for digest in resolved.contents]
         request = Request(
             model=manifest.model,
             **{name: getattr(setting, name) for name in OF_REQUEST},
@@ -185,9 +187,9 @@ class Replayer:
     def take(self, manifest: Manifest, texts: dict[str, JSON]) -> None:
         """Takes in the texts of a pack, which need not be read again then."""
         self._texts[manifest.texts] = texts
-        for name, wire in contents_of(texts).items():
-            if name not in self._contents:
-                self._contents[name] = replace(content_from_wire(wire), digest=name)
+        self._contents[manifest.texts] = {
+            name: replace(content_from_wire(wire), digest=name) for name, wire in contents_of(texts).items()
+        }
         self._epoch_texts.update(texts.get("epoch", {}))
 
     def policy(self, manifest: Manifest) -> PackPolicy:
@@ -263,11 +265,11 @@ def _indices(ranges: Sequence[tuple[int, int]], limit: int) -> list[int]:
     return [index for start, stop in ranges for index in range(start, stop)]
 
 
-def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = None) -> Replayed:
+def replay(manifest: Manifest, store: PackStore | str, policy: PackPolicy | None = None) -> Replayed:
     """Builds a recorded pack again. To replay many of a session, keep a `Replayer`.
 
     Args:
-        store: holds the pack and those before it in its chain.
+        store: holds the pack and those before it in its chain; a store, or its URL.
         policy: another policy to build it with; None takes the recorded one.
 
     Raises:
@@ -275,4 +277,4 @@ def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = Non
         ReplayIncomplete: the recording lacks texts.
         ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
     """
-    return Replayer(store).replay(manifest, policy)
+    return Replayer(PackStore(store) if isinstance(store, str) else store).replay(manifest, policy)

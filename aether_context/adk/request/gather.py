@@ -303,8 +303,9 @@ class Gatherer:
                 )
 
         values = call.state.get(ANCHORS) if priority else None
-        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
+        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else [values] if values else []
         read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
+        problems += [f"state {ANCHORS}.{at} was ignored: {_FORM}" for at, mark in enumerate(read) if mark is None]
         for mark in filter(None, read):
             if text := mark.contains:
                 add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
@@ -383,11 +384,7 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
 
 def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Identity) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
-    began; None where nothing was said before. The latest messages tell.
-
-    Args:
-        rows: what is known of the contents before the first event.
-    """
+    began; None where nothing was said before. The latest messages tell, and before the first event ``rows``."""
     sizes: list[int] = []
     size = 0
     earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
@@ -532,8 +529,6 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
 #     event.custom_metadata = {"aether:anchors": True}
 #     state["aether:cut"] = {"session": "…", "id": "…"}
 #
-# What does not fit these forms is ignored.
-
 CUT = "aether:cut"
 _MOST_MARKS = 200
 
@@ -548,6 +543,7 @@ class _Mark(BaseModel):
 
 
 _MARK = TypeAdapter(_Mark)
+_FORM = "give the id of an event, or contains, and a whole number for priority"
 
 
 def cut_now(session: Session) -> Event:

@@ -48,8 +48,8 @@ class HybridMemoryService(BaseMemoryService):
     session again does not bring it back.
 
     Args:
-        uri: a file, a folder for one, or ``hybrid:///absolute/path``, ``hybrid://relative/path``, with options
-            behind a question mark (``?embedder=none&limit=30``); empty or ``hybrid://`` keeps all in this process.
+        path: a file, a folder for one, ``file:///absolute/path``, or ``hybrid://relative/path``, with options
+            behind a question mark (``?embedder=none&limit=30``); None or ``hybrid://`` keeps all in this process.
             Or ``postgresql://user:password@host/database``, with or without ``hybrid+`` before it; ``schema`` and
             libpq's parameters are options, too.
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
@@ -68,7 +68,7 @@ class HybridMemoryService(BaseMemoryService):
 
     def __init__(
         self,
-        uri: str | os.PathLike[str] = "",
+        path: str | os.PathLike[str] | None = None,
         *,
         embedder: str | Embedder | None = None,
         limit: int = 20,
@@ -78,15 +78,13 @@ class HybridMemoryService(BaseMemoryService):
     ) -> None:
         from aether_context.memory import Memories
 
-        place, options = parsed(os.fspath(uri), agents_dir)
-        if (number := options.get("limit")) is not None:
-            if not number.isdecimal() or int(number) < 1:
-                raise SearchIndexError(f"memory URI option limit={number!r} is no whole number above 0")
-            limit = int(number)
-        self.limit = limit
+        place, options = parsed(os.fspath(path or ""), agents_dir)
+        number = options.get("limit", str(limit))
+        if not number.isdecimal() or int(number) < 1:
+            raise SearchIndexError(f"limit={number!r} of a memory service is no whole number above 0")
+        self.limit = int(number)
         embedder = options.get("embedder", embedder)
-        if (names := options.get("redact")) is not None:
-            redact = names.split(",")
+        redact = options["redact"].split(",") if "redact" in options else redact
         self.memories = Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
@@ -219,9 +217,8 @@ def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]
     if is_postgres(database := place.removeprefix(f"{SCHEME}+")):
         return database, options
     parts = urlsplit(place)
-    if parts.scheme != SCHEME:
-        known = f"{SCHEME}:// or {_POSTGRES}://"
-        raise SearchIndexError(f"memory URI {parts.scheme}:// is unknown: it begins with {known}, or is a path")
+    if parts.scheme not in (SCHEME, "file"):
+        raise SearchIndexError(f"a memory URI begins with {SCHEME}:// or {_POSTGRES}://, not with {parts.scheme}://")
     if parts.query:
         unknown = parts.query.partition("=")[0]
         raise SearchIndexError(f"memory URI option {unknown!r} is unknown: it is one of {', '.join(_OPTIONS)}")
