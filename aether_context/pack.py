@@ -37,9 +37,17 @@ def describe(schema: dict[str, JSON], kind: type) -> None:
                 schema["properties"][name]["description"] = inspect.cleandoc(text)
 
 
-RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra": describe, "defer_build": True}
-"""The pydantic config of values that manifests and session states hold: unknown fields are errors, the docstring below
-a field describes it in schema and docs, and a `TypeAdapter` is built at its first use, not at import."""
+class Recorded:
+    """A value that manifests and session states hold: unknown fields are errors, the docstring below a field describes
+    it in schema and docs, and a `TypeAdapter` is built at its first use, not at import."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {
+        "extra": "forbid",
+        "json_schema_extra": describe,
+        "defer_build": True,
+    }
+
 
 METADATA: Final = "aether_context"
 """The key of this package in an event's ``custom_metadata``."""
@@ -345,11 +353,6 @@ class Candidate:
     def score(self) -> float:
         return self.scores.get("similarity", 0.0)
 
-    @property
-    def said(self) -> str:
-        """The text, after the speaker's name where that is known."""
-        return f"{self.speaker}: {self.text}" if self.speaker else self.text
-
 
 def turn_place(candidate: Candidate) -> tuple[int, int]:
     """The index in the host's list of a turn that is a candidate, and its passage's number; see `recalled_id`."""
@@ -358,10 +361,8 @@ def turn_place(candidate: Candidate) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Recorded):
     """What became of one content or candidate."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     id: str
     """Its id, unique within a pack."""
@@ -397,10 +398,8 @@ AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
+class Anchor(Recorded):
     """A content that the host or its user marked to be kept longer than others."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     place: int
     """Its index in the host's list."""
@@ -413,10 +412,8 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
+class Act(Recorded):
     """What one strategy did to this request."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     strategy: str
     """Its name; ``emergency`` is the last resort after all strategies."""
@@ -431,10 +428,8 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruncationEvent:
+class TruncationEvent(Recorded):
     """One decision to leave something out or to shorten it."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     layer: Layer
     """The layer that got shorter."""
@@ -453,10 +448,8 @@ class TruncationEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTokens:
+class LayerTokens(Recorded):
     """Tokens of one layer."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     floor: int
     """Tokens that are reserved for the layer."""
@@ -500,10 +493,8 @@ class Allocation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedMessage:
+class PackedMessage(Recorded):
     """A human message that is sent with the payload around it, in this call or in later ones."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     of: str
     """Hash of the message as the user wrote it."""
@@ -540,10 +531,8 @@ ShortForm: TypeAlias = tuple[Literal["extract", "told"], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
+class Epoch(Recorded):
     """The state of the conversation between two cuts."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     number: int
     """Counts from 1."""
@@ -637,14 +626,12 @@ class SummaryRequest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Recorded):
     """How the provider's tokens are estimated from counted ones, as known when a pack is built.
 
     The first four fields make the estimate. The others decide what is cut; they follow from the session alone, so that
     every process decides alike.
     """
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     ratio: float
     """Reported tokens per counted one."""
@@ -789,10 +776,8 @@ class Outgoing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class Prefix(Recorded):
     """How much of a request a provider's prefix cache could serve."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     shared_tokens: int | None
     """Counted tokens in common with the request before, from the start; null where that request is unknown."""
@@ -825,11 +810,6 @@ class ToolSelection:
     def listed(self) -> tuple[Tool, ...]:
         """The tools that the payload lists: those of a step."""
         return self.sent if self.mode in ("prune", "mask") else ()
-
-    @property
-    def stands(self) -> bool:
-        """Whether the relevant tools are those of an earlier choice."""
-        return self.mode == "relevant" and not self.scores
 
 
 class Verdict(NamedTuple):
@@ -911,11 +891,6 @@ class Pack(NamedTuple):
         return hash_json({"allowed": self.tools.allowed, "contents": contents, "fixed": fixed})
 
     @property
-    def made(self) -> tuple[int, ...]:
-        """The indices in ``contents`` of those that are not the host's own, verbatim."""
-        return tuple(at for at, item in enumerate(self.contents) if item.form != "whole")
-
-    @property
     def identity(self) -> Identity:
         return self.source.identity
 
@@ -924,9 +899,3 @@ class Pack(NamedTuple):
         """The indices in the request of the contents that are sent unchanged."""
         rows = self.rows[: len(self.source.request.contents)]
         return frozenset(index for index, row in enumerate(rows) if row.form in ("whole", "offloaded"))
-
-    @property
-    def stands_in(self) -> bool:
-        """Whether a placeholder or an extract is sent in the place of any content."""
-        rows = self.rows[: len(self.source.request.contents)]
-        return any(row.form in ("placeholder", "extract", "told") for row in rows)

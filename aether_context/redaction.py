@@ -113,9 +113,7 @@ def _rules() -> Mapping[str, Sequence[_Rule]]:
     return rules
 
 
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
+_compiled: Callable[[str], re.Pattern[str]] = cache(re.compile)
 
 
 @lru_cache(maxsize=64)

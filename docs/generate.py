@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
@@ -53,7 +53,15 @@ def policy_fields() -> str:
 
 
 def state_fields() -> str:
-    return _reference(schema.StateShape, brief=True)
+    """The keys of a session's state that the package reads, and what is in them."""
+    named = "Names of the step's tools, where neither the step nor the plan names them."
+    state = create_model(
+        "State",
+        plan=(schema.PlanShape | None, Field(None, description="The task and the current step.")),
+        tools=(schema.Names | None, Field(None, description=named)),
+        knowledge=(schema.KnowledgeShape, Field(schema.KnowledgeShape(), description="Notes, memories and evidence.")),
+    )
+    return _reference(state, brief=True)
 
 
 def manifest_fields() -> str:

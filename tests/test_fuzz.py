@@ -452,7 +452,7 @@ def test_without_plan_memory_or_overflow_nothing_changes(contents: list[types.Co
         raw = contents[: len(request.contents)]
         assert [repr(content) for content in request.contents] == [repr(content) for content in raw]
         assert request.config.system_instruction == "You help."
-    assert all(not pack.events and not pack.made for pack in run.packs)
+    assert all(not pack.events and {item.form for item in pack.contents} <= {"whole"} for pack in run.packs)
 
 
 _NOTED = re.compile("left out|…", re.IGNORECASE)

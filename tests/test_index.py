@@ -52,6 +52,16 @@ def test_meaning_finds_what_words_do_not(index):
     assert ids(HybridIndex.from_texts(list(TEXTS), list(TEXTS.values()), embedder="none").search("crimson")) == []
 
 
+def test_meaning_counts_more_by_a_model_than_by_the_packaged_table(index):
+    table = Fake()
+    table.name = "static-table"
+    of_table = HybridIndex.from_texts(list(TEXTS), list(TEXTS.values()), embedder=table)
+    asked = "fast crimson entrance"
+    scores = [{hit.id: hit.score for hit in found.search(asked)} for found in (index, of_table)]
+    assert scores[0]["a"] > scores[1]["a"], "what is near in meaning"
+    assert scores[0]["c"] < scores[1]["c"], "what has a word in common"
+
+
 def test_words_find_what_meaning_does_not(index):
     (hit,) = index.search("note", limit=1)
     assert (hit.id, hit.text) == ("d", "nothing of note")

@@ -27,9 +27,10 @@ from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.packing.payload import FIRST_LINE
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry
-from aether_context.retrieval.call_indexes import passages
+from aether_context.retrieval.call_indexes import passages, recalled, turn_entries
 from aether_context.retrieval.embedders import Vectors, register_embedder
 from aether_context.store.replay import Replayer
+from aether_context.text.shorten import sentences
 
 FACTS = [
     "My sister Ada keeps bees behind the old mill.",
@@ -163,8 +164,26 @@ def test_turns_are_words_with_an_event_of_their_own() -> None:
 @given(text=st.text("ab .!?\n", max_size=300), most=st.integers(4, 80))
 def test_passages_hold_a_text_whole_and_in_order(text: str, most: int) -> None:
     found = passages(text, most)
-    assert all(0 < len(one) <= most and one in text for one in found)
+    assert all(0 < len(one) <= 2 * most and one in text for one in found)
+    assert all(len(one) <= most or len(sentences(one)) == 1 for one in found)
     assert "".join("".join(found).split()) == "".join(text.split())
+
+
+def test_who_said_it_is_heeded_where_the_question_says_so() -> None:
+    def found(question: str) -> set[str | None]:
+        hits = recalled(said, question, str, most=9, tokens=9_000, asked=0.0, embedder=None)
+        return {hit.speaker for hit in hits}
+
+    talk = ["Is the boat trip to Lisbon too long?", "I suggest the boat trip to Porto."] * 6
+    said = [
+        entry
+        for at, text in enumerate(talk)
+        for entry in turn_entries(at, f"{text} {at}", time=0.0, speaker="agent" if at % 2 else "user")
+    ]
+    assert found("Which boat trip is it?") == {"user", "agent"}
+    assert found("In which order have I brought up each boat trip?") == {"user"}
+    assert found("Which boat trip did you suggest?") == {"agent"}
+    assert found("What boat trip did you suggest when I asked about Lisbon?") == {"user", "agent"}
 
 
 def test_a_passage_of_a_long_message_comes_back_alone() -> None:

@@ -34,30 +34,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AcceptanceCheck": "acceptance",
-    "AcceptanceGate": "acceptance",
-    "ContextPackPlugin": "plugin",
-    "FsspecArtifactService": "services.artifacts",
-    "HybridMemoryService": "services.memory",
-    "context_pack_callbacks": "plugin",
-    "context_tools": "tools",
-    "cut_now": "request.gather",
-    "cutoff": "preview",
-    "evidence_tools": "tools",
-    "keep_evidence": "tools",
-    "memory_tools": "tools",
-    "planning_tools": "tools",
-    "preview_strategies": "preview",
-    "register_artifact_service": "services.artifacts",
-    "register_memory_service": "services.memory",
+    "acceptance": ("AcceptanceCheck", "AcceptanceGate"),
+    "plugin": ("ContextPackPlugin", "context_pack_callbacks"),
+    "preview": ("cutoff", "preview_strategies"),
+    "request.gather": ("cut_now",),
+    "services.artifacts": ("FsspecArtifactService", "register_artifact_service"),
+    "services.memory": ("HybridMemoryService", "register_memory_service"),
+    "tools": ("context_tools", "evidence_tools", "keep_evidence", "memory_tools", "planning_tools"),
 }
 """The modules that names are loaded from when they are asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

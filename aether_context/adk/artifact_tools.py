@@ -228,10 +228,7 @@ _SEARCH_DECLARATION = types.FunctionDeclaration(
         "type": "object",
         "properties": {
             "uri": _URI,
-            "query": {
-                "type": "string",
-                "description": "An identifier or words as they stand there, or a question.",
-            },
+            "query": {"type": "string", "description": "An identifier or words as they stand there, or a question."},
         },
         "required": ["uri", "query"],
     },

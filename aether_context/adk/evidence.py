@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
@@ -38,7 +38,7 @@ from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
 from aether_context.canonical import Path, canonical_json, hash_bytes, hash_json, plain, replaced, short
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, StoredResult, check_rules, evidence_uri, offload
+from aether_context.evidence import EvidenceRecord, StoredResult, evidence_uri, extractor_of, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
@@ -67,6 +67,9 @@ _MOST_AT_ONCE = 500
 
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
+_Media: TypeAlias = tuple[list[str], list[tuple[Path, str]]]
+"""The media in a response, by the hashes of what the store keeps of them: those of its parts, and of what is written in
+its JSON, with the path there."""
 
 
 class Offloader:
@@ -84,7 +87,8 @@ class Offloader:
         report: Callable[..., None],
         caught: Callable[[BaseException, str], None],
     ) -> None:
-        check_rules(policy.offload.tools.values())
+        for rule in policy.offload.tools.values():
+            extractor_of(rule)
         self._mask = policy.mask
         # A store that is to keep no texts gets none.
         self._is_on = policy.offload.mode == "auto" and policy.record == "full"
@@ -339,7 +343,7 @@ class Offloader:
         found = self._media.get(key)
         if found is None:
             written = [(medium.path, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(response)]
-            found = _Media([self._digest_of(part) for part in split(response)[1]], written)
+            found = [self._digest_of(part) for part in split(response)[1]], written
             self._media.put(key, found)
         return found
 
@@ -377,14 +381,6 @@ class Offloader:
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
         known.saved_tokens += max(0, found.record.tokens * size // len(found.data) - found.shown_tokens)
         return superseding(found.response, known.earlier(record))
-
-
-class _Media(NamedTuple):
-    """The media in a response, by the hashes of what the store keeps of them: those of its parts, and of what is
-    written in its JSON, with the path there."""
-
-    parts: Sequence[str]
-    written: Sequence[tuple[Path, str]]
 
 
 class _Known:

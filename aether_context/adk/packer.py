@@ -152,12 +152,12 @@ class RequestPacker:
         strategies_of(policy.conversation)
         self._mirror = Mirror(self._failures.warn_once)
         self._recorder = recorder or Recorder(store, self._mirror.put if mirror_artifacts else None)
-        self._calibrations = Calibrations(self._recorder.store, self._recorder.calibration)
+        self._calibrations = Calibrations(self._recorder.store, self._recorder.later)
         self._asks_models = asks_models
         self._sent_contents = MaskedContents(to_send=True)
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
-        self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
+        self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.later, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance.critic)

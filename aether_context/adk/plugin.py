@@ -174,9 +174,6 @@ def context_pack_callbacks(
     """
     packer = RequestPacker(policy, store, on_error, summarizer, checks, critic, mirror_artifacts)
 
-    async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
-        calling(tool, tool_context)
-
     async def after_agent(callback_context: CallbackContext) -> None:
         await packer.flush(invocation=callback_context.get_invocation_context())
 
@@ -184,6 +181,6 @@ def context_pack_callbacks(
         "before_model_callback": packer.before_model,
         "after_model_callback": packer.after_model,
         "on_model_error_callback": packer.on_model_error,
-        "before_tool_callback": before_tool,
+        "before_tool_callback": lambda tool, args, tool_context: calling(tool, tool_context),
         "after_agent_callback": after_agent,
     }

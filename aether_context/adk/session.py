@@ -327,11 +327,8 @@ def _moment(record: EvidenceRecord | None) -> tuple[float, str]:
 
 
 class Declared:
-    """A session's state that refuses keys which the agent's schema lacks: ADK itself does so only after the tool.
-
-    Args:
-        dry: writes go to a copy, to see whether they would be refused.
-    """
+    """A session's state that refuses keys which the agent's schema lacks: ADK itself does so only after the tool. With
+    ``dry`` writes go to a copy, to see whether they would be refused."""
 
     def __init__(self, context: CallbackContext, *, dry: bool = False) -> None:
         self._state: State | dict[str, Any] = context.state.to_dict() if dry else context.state

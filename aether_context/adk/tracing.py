@@ -69,9 +69,6 @@ class PackSpan:
     Where no provider is set, or the trace is not sampled, it records nothing.
     ``error`` is the name of what kept the pack from being made as it should, empty where nothing did; ``recording``
     says whether anybody gets the span.
-
-    Args:
-        model: the name of the model that the pack is for.
     """
 
     def __init__(self, agent: str, model: str) -> None:

@@ -128,10 +128,7 @@ class _Account(NamedTuple):
 
 class Ledgers:
     """The ledgers of all sessions of one plugin, the longest unused forgotten first. Safe to share between threads.
-
-    Args:
-        limits: hold for every session that has none of its own.
-    """
+    ``limits`` hold for every session that has none of its own."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
@@ -202,13 +199,8 @@ class Ledgers:
         return None
 
     def track(self, context: CallbackContext, response: LlmResponse, usage: Reported) -> dict[str, JSON]:
-        """Books an answer; returns what its event should say: totals, and a limit that was passed.
-
-        An answer without usage and without content is a failed call: it is not booked.
-
-        Args:
-            usage: what the answer reports.
-        """
+        """Books an answer and the usage that it reports; returns what its event should say: totals, and a limit that
+        was passed. An answer without usage and without content is a failed call: it is not booked."""
         key, agent = session_key(context), context.agent_name
         branch, invocation = context.branch or "", context.invocation_id
         with self._lock:
@@ -401,15 +393,11 @@ class _Owner(NamedTuple):
 
 
 class Calibrations:
-    """Learns from usage, and says what the next estimate stands on. Safe to share between sessions and event loops.
+    """Learns from usage, and says what the next estimate stands on. Safe to share between sessions and event loops."""
 
-    Args:
-        write: queues a user's ratio for the store.
-    """
-
-    def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
+    def __init__(self, store: PackStore, later: Callable[[Callable[[], object]], None]) -> None:
         self._store = store
-        self._write = write
+        self._later = later
         self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
@@ -474,7 +462,7 @@ class Calibrations:
             recorded = RATIO.dump_python(ratio)
             state[_STATE_KEY] = {**ratios, owner.by: recorded}
             if store:
-                self._write(source.identity, owner.by, recorded)
+                self._later(partial(self._store.write_calibration, *owner, recorded))
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:

@@ -112,11 +112,7 @@ class Windows:
 
 
 def served_models(agent: object, model: str) -> list[ServedModel]:
-    """The models that an agent's request may go to: one, or all of those that a ``FallbackModel`` tries.
-
-    Args:
-        model: the request's model, by name.
-    """
+    """The models that an agent's request may go to: the one it names, or all that a ``FallbackModel`` tries."""
     try:
         llm = getattr(agent, "canonical_model", None)
     except (ValueError, ImportError):  # ADK has no class for the name, or its package is not installed

@@ -16,7 +16,6 @@ from aether_context.store import PackStore
 
 
 def show(url: str, *, file: str | None, host: str, port: int, token: str | None, **selection: str | None) -> None:
-    """Serves a store, or writes one session into a file."""
     if file is not None:
         _write_report(url, file, selection)
     elif any(selection.values()):

@@ -77,10 +77,6 @@ def _json_option(meaning: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
 
-def _policy_option(meaning: str) -> Callable[[_Command], _Command]:
-    return click.option("--policy", metavar="FILE|PROFILE", help=meaning)
-
-
 def _packs_of(command: _Command) -> _Command:
     """Adds the options that select packs by application, user and session."""
     command = click.option("--session", help="This session only.")(command)
@@ -145,7 +141,9 @@ def inspect() -> None:
 @click.argument("pack")
 @_store_option
 @_session_option
-@_policy_option("Show what this policy would have sent instead, from the same input.")
+@click.option(
+    "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same input."
+)
 @_all_option
 @_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
 def replay() -> None:
@@ -213,7 +211,7 @@ def verify() -> None:
 )
 @click.argument("path", metavar="SESSION.json")
 @click.option("--message", metavar="TEXT", help="The user's next message.")
-@_policy_option("The policy; else AETHER_CONTEXT_POLICY, else chat.")
+@click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
 @click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
 @click.option("--model", default="gemini-2.5-flash", show_default=True, help="The model's name; it is not called.")
 @click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
@@ -318,11 +316,7 @@ def forget() -> None:
     """
 
 
-@_command(
-    "browser.show",
-    "serve s3://bucket/packs --port 9000",
-    "serve artifacts --report bug.html --session s1",
-)
+@_command("browser.show", "serve s3://bucket/packs --port 9000", "serve artifacts --report bug.html --session s1")
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
 @click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")

@@ -98,7 +98,6 @@ def show_replay(
 def show_difference(
     url: str, before: str | None, after: str | None, *, session: str | None, everything: bool, as_json: bool
 ) -> int:
-    """Prints how two packs differ, or a pack and the one before it."""
     store, place = packs.locate(url, after or before, session)
     manifest, replayer = store.read(place), Replayer(store)
     if after is not None:
@@ -129,7 +128,6 @@ _FEW = 6
 def show_places(
     url: str, text: str, *, call: int | None, everything: bool, as_json: bool, **selection: str | None
 ) -> int:
-    """Prints the places that hold the words."""
     try:
         answer = why(packs.require(PackStore(url)), text, call=call, **selection)
     except ValueError as error:

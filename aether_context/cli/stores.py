@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, progress, say, tell
+from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, say, tell
 from aether_context.errors import PackNotFound, PolicyError
 from aether_context.store import PackStore
 from aether_context.store.pack_file import ENDING
@@ -19,7 +19,6 @@ _MOST_SHOWN = 20
 
 
 def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> int:
-    """Prints what is wrong, and how many packs are sound."""
     store = PackStore(url)
     places = [packs.find(store, pack_id) for pack_id in pack_ids]
     if places:
@@ -27,8 +26,7 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
         faults = {f"{place}{ENDING}": fault for place in sorted(places) if (fault := verifier.fault(place))}
         found = Verification(packs=len(places), faults=faults, unrecorded=verifier.unrecorded)
     else:
-        with progress("checking", len(store.places())) as step:
-            found = verify(store, replays=replays, step=step)
+        found = verify(store, replays=replays)
     if not found.packs:
         raise PackNotFound(f"no packs in {packs.require(store).url}")
     for path, fault in sorted(found.faults.items()):
@@ -53,7 +51,6 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
 def forget_files(
     url: str, *, app: str | None, user: str | None, session: str | None, days: float | None, delete: bool, as_json: bool
 ) -> int:
-    """Prints what would be deleted, and deletes it where ``delete`` is set."""
     store = packs.require(PackStore(url))
     whose = packs.whose(app=app, user=user, session=session)
     if days is not None:
@@ -67,10 +64,8 @@ def forget_files(
         plans = {store.files.place(app, user): all_of(store, app, user, session)}
         if not any(plan.files for plan in plans.values()):
             raise PackNotFound(f"nothing{whose} is in {store.url}")
-    if delete:
-        with progress("deleting", sum(len(plan.files) for plan in plans.values())) as step:
-            for plan in plans.values():
-                carry_out(store, plan, step)
+    for plan in plans.values() if delete else ():
+        carry_out(store, plan)
     _show(store, plans, whose, delete, as_json)
     return NOT_THERE if any(plan.unreadable for plan in plans.values()) else 0
 

@@ -7,11 +7,8 @@ that move the cursor, hide or reorder text become escapes, so that a name cannot
 from __future__ import annotations
 
 import datetime
-import itertools
-import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -107,14 +104,3 @@ def moment(time: float | None) -> str:
         return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, OSError, ValueError):
         return f"{time:g} s"
-
-
-@contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[object], None]]:
-    """A bar on a terminal's stderr; a count where the total is unknown."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    steps = itertools.count() if total is None else range(total)
-    with click.progressbar(steps, length=total, label=what, file=sys.stderr) as bar:
-        yield lambda _: bar.update(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
-from aether_context.cli.terminal import FAILED, head, print_json, print_table, progress, say, tell
+from aether_context.cli.terminal import FAILED, head, print_json, print_table, say, tell
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid as policies_of
 from aether_context.tuning.tuner import Recordings, Tuner, executor
@@ -33,8 +33,8 @@ def tune(
     urls = urls or (os.environ.get("AETHER_CONTEXT_STORE") or "artifacts",)
     base_policy = None if base is None else PackPolicy.load(base)
     checked_policy = None if check is None else PackPolicy.load(check)
-    with executor(jobs, scheduler) as workers, progress("playing sessions") as advance:
-        tuner = Tuner(urls, workers, base=base_policy, seed=seed, advance=advance)
+    with executor(jobs, scheduler) as workers:
+        tuner = Tuner(urls, workers, base=base_policy, seed=seed)
         found = [tuner.recordings(profile) for profile in dict.fromkeys(profiles) or tuner.profiles]
         if checked_policy is None:
             verdicts = adjusted([tuner.tune(recordings, margin=margin, spend=spend) for recordings in found])

@@ -64,11 +64,7 @@ class _Group:
 
 
 def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
-    """Prints the usage of recorded calls.
-
-    Args:
-        by: ``agent``, ``day``, ``model`` or ``session``: the columns that calls are grouped by.
-    """
+    """Prints the usage of recorded calls, grouped ``by`` some columns."""
     store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)

@@ -8,7 +8,6 @@ A policy names one or several; each also works alone, on plain contents.
 """
 
 from aether_context.conversation.anchors import (
-    AnchorDefinition,
     identify,
     ranked,
     register_anchor,
@@ -27,19 +26,10 @@ from aether_context.conversation.strategies import (
     strategy_names,
     unregister_strategy,
 )
-from aether_context.conversation.strategy import (
-    Budget,
-    Conversation,
-    Decision,
-    Removed,
-    Replaced,
-    Strategy,
-    decided,
-)
+from aether_context.conversation.strategy import Budget, Conversation, Decision, Removed, Replaced, Strategy, decided
 from aether_context.conversation.turns import units
 
 __all__ = [
-    "AnchorDefinition",
     "Budget",
     "Conversation",
     "Decision",

@@ -23,12 +23,7 @@ class EpochMatch(NamedTuple):
 
 
 def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMatch:
-    """Finds the boundary in the host's list by the hash of the last content cut.
-
-    Args:
-        total: length of the host's list.
-        digest_at: the digest of the content at a position.
-    """
+    """Finds the boundary in the host's list of ``total`` contents by the hash of the last content cut."""
     if not epoch.cut_count:
         return EpochMatch(epoch)
     last = epoch.cut_count - 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from aether_context.pack import Content, Part, Quote
 
@@ -44,33 +44,18 @@ def opens(text: str | None) -> bool:
     return text is not None and text.startswith(OPENING) and BEGIN in text and END in text
 
 
-class Said(NamedTuple):
-    """What an agent said in a quoted message that holds nothing else."""
-
-    agent: str
-    words: str
-
-
-def said(texts: Sequence[str]) -> Said | None:
-    """What a quoted message says; None where it is none, or quotes a call or a response.
-
-    Args:
-        texts: of the message's parts, in their order.
-    """
+def said(texts: Sequence[str]) -> Quote | None:
+    """All that a quoted message says, by its parts' texts; None where it is none, or quotes a call or a response."""
     if len(texts) < 2 or not opens(texts[0]):
         return None
     words = [quote for text in texts[1:] if (quote := _quote(text)) is not None and quote.kind == "said"]
     if len(words) < len(texts) - 1:
         return None
-    return Said(agent=words[0].agent, words="\n".join(quote.text for quote in words).strip())
+    return words[0]._replace(text="\n".join(quote.text for quote in words).strip())
 
 
 def says(texts: Sequence[str | None]) -> bool:
-    """Whether a quoted message holds words of an agent, and not only calls or results.
-
-    Args:
-        texts: of the message's parts, in their order.
-    """
+    """Whether a quoted message, by the texts of its parts, holds words of an agent, and not only calls or results."""
     return any((quote := _quote(text or "")) is not None and quote.kind == "said" for text in texts)
 
 

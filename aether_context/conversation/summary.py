@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Literal
 
 from aether_context.canonical import hash_json
@@ -108,10 +109,12 @@ def summarize(
     for content, is_persons in zip(messages, by_people[len(told) :], strict=True):
         told.append(without_small_talk(content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS]))
     ranked = sorted(
-        (index for index, text in enumerate(told) if text and " ".join(text.split()) not in beside),
+        (index for index, text in enumerate(told) if text),
         key=lambda index: (not by_people[index], not is_telling(told[index]), -index),
     )
-    first = min((index for index in ranked if by_people[index]), default=None)
+
+    def is_beside(index: int) -> bool:
+        return bool(beside) and " ".join(told[index].split()) in beside
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):
@@ -120,17 +123,20 @@ def summarize(
         if not by_people[index]:
             content = messages[index - len(earlier_bullets)]
             return f"- {_named(content.agent) or content.role}: {' '.join(text.split())[:_AGENT_CHARACTERS]}"
-        text = shorten_line(text, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE), counter=counter)
+        text = shorten_line(text, quoted, counter=counter)
         return _USER + "\n  ".join(text.splitlines())
 
-    remaining = max_tokens - 12
+    remaining, quoted = max_tokens - 12, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE)
     chosen: dict[int, str] = {}
-    for index in dict.fromkeys((*([] if first is None else [first]), *ranked)):
+    first = (index for index in sorted(ranked) if by_people[index] and not is_beside(index))
+    for index in dict.fromkeys((*islice(first, 1), *ranked)):
         if remaining <= 0:
             break
+        # Beside a long quote only whole messages find room. A word is at least a token, so that splitting shows it.
+        if (remaining < quoted and len(told[index].split(None, remaining)) > remaining) or is_beside(index):
+            continue
         text = bullet(index)
-        # A word is at least a token, so that splitting shows more cheaply than counting that a bullet is too long.
-        if len(text.split(None, remaining)) <= remaining and (cost := counter.count(text) + 1) <= remaining:
+        if (cost := counter.count(text) + 1) <= remaining:
             chosen[index] = text
             remaining -= cost
     if not chosen:

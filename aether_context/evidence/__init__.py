@@ -1,17 +1,16 @@
 """Evidence: what tools and files gave, kept whole in the store, shown as extracts, and read back by lines."""
 
-from aether_context.evidence.offload import ARTIFACT_KEY, StoredResult, offload
+from aether_context.evidence.offload import StoredResult, offload
 from aether_context.evidence.record import EvidenceRecord, evidence_key, evidence_uri, superseded
-from aether_context.evidence.show import Extractor, check_rules, register_extractor
+from aether_context.evidence.show import Extractor, extractor_of, register_extractor
 
 __all__ = [
-    "ARTIFACT_KEY",
     "EvidenceRecord",
     "Extractor",
     "StoredResult",
-    "check_rules",
     "evidence_key",
     "evidence_uri",
+    "extractor_of",
     "offload",
     "register_extractor",
     "superseded",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
 from aether_context.evidence.lines import MEDIA_TYPES, data_type, kind_of
 from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, Form, evidence_uri, size_words
-from aether_context.evidence.show import RULES, extractor, show, tokens_of
+from aether_context.evidence.show import extractor_of, show, tokens_of
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import said_once
 from aether_context.text.shorten import Excerpt, view_of
@@ -76,7 +76,7 @@ def offload(
         return kept
     if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
         return kept
-    if rule in RULES:
+    if (extractor := extractor_of(rule)) is None:
         shown, kind = show(
             text,
             extract_tokens=settings.extract_tokens,
@@ -86,7 +86,7 @@ def offload(
             query=query,
         )
     else:
-        chosen = extractor(rule)(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
+        chosen = extractor(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
         view = view_of(text)
         shown = Excerpt(text=chosen, kept=0, total=len(view.lines))
         kind = "json" if view.outline else kind_of(view.whole or text)

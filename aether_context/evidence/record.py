@@ -85,13 +85,8 @@ def evidence_key(uri: str) -> str | None:
 
 
 def superseded(records: list[EvidenceRecord]) -> dict[str, str]:
-    """The addresses of results that a later one of an equal call differs from, with the address of the latest.
-
-    What names no source is superseded by nothing.
-
-    Args:
-        records: in the order in which they came.
-    """
+    """The addresses of results, given as they came, that a later one of an equal call differs from, with the address of
+    the latest. What names no source is superseded by nothing."""
     named = [record for record in records if record.source]
     latest = {record.call: record for record in named}
     return {record.uri: latest[record.call].uri for record in named if record.digest != latest[record.call].digest}

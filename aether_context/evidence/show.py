@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Protocol
 
 from aether_context.errors import PolicyError, near_names
@@ -40,30 +39,18 @@ def register_extractor(name: str, extractor: Extractor) -> None:
     _EXTRACTORS[name] = extractor
 
 
-def extractor(name: str) -> Extractor:
-    """The extractor of a name.
+def extractor_of(rule: str) -> Extractor | None:
+    """The extractor that a policy's rule names; None for one of `RULES`.
 
     Raises:
-        PolicyError: there is none.
+        PolicyError: it is neither.
     """
-    if name not in _EXTRACTORS:
-        known = (*RULES, *sorted(_EXTRACTORS))
-        hint = near_names(name, known)
+    if rule not in RULES and rule not in _EXTRACTORS:
+        hint = near_names(rule, (*RULES, *sorted(_EXTRACTORS)))
         raise PolicyError(
-            f"offload.tools: {name!r} is neither a rule nor a registered extractor: {hint}", field="offload"
+            f"offload.tools: {rule!r} is neither a rule nor a registered extractor: {hint}", field="offload"
         )
-    return _EXTRACTORS[name]
-
-
-def check_rules(names: Collection[str]) -> None:
-    """Checks that every rule is one.
-
-    Raises:
-        PolicyError: one is not.
-    """
-    for name in names:
-        if name not in RULES:
-            extractor(name)
+    return _EXTRACTORS.get(rule)
 
 
 # What is shown of an output.

@@ -7,11 +7,7 @@ memories.search("app", "ann", "where are the keys?", limit=10)
 
 from __future__ import annotations
 
-from aether_context.memory.library import Memories, Remembered
-from aether_context.memory.records import Memory
+from aether_context.memory.library import Memories
+from aether_context.memory.records import Memory, Remembered
 
-__all__ = [
-    "Memories",
-    "Memory",
-    "Remembered",
-]
+__all__ = ["Memories", "Memory", "Remembered"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from aether_context.errors import StoreError
 from aether_context.memory.backend import Backend
-from aether_context.memory.records import Candidates, Found, Row, made_by
+from aether_context.memory.records import Candidates, Remembered, Row, made_by
 from aether_context.retrieval.embedders import Embedder, Rows
 
 logger = logging.getLogger("aether_context")
@@ -98,7 +98,7 @@ class MemoryFile(Backend):
                     self._connection.execute(f"PRAGMA {pragma}").fetchall()
         return deleted
 
-    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Found]:
+    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Remembered]:
         """The best memories for a masked query, best first; ``vector`` is the query's."""
         query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({self.numbers})"
         with self.transaction():

@@ -6,8 +6,8 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
@@ -16,6 +16,7 @@ from aether_context.errors import EmbeddingError, MissingExtra, StoreError
 from aether_context.memory.file import MemoryFile, located
 from aether_context.memory.records import (
     Memory,
+    Remembered,
     Row,
     changed,
     made_by,
@@ -35,15 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aether_context")
 
 _SCHEMES = ("postgresql://", "postgres://")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """A memory that was found, with the score it is ranked by and what that was made of, as of `Hit`."""
-
-    memory: Memory
-    score: float
-    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class Memories:
@@ -136,8 +128,7 @@ class Memories:
             vector = vectors_of(self._embedder, [asked], "query")
         if vector.size:
             self._complete(owner)
-        found = self.database.search(owner, asked, vector, limit)
-        return [Remembered(memory=memory, score=hit.score, scores=hit.scores) for hit, memory in found]
+        return self.database.search(owner, asked, vector, limit)
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""

@@ -24,7 +24,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from aether_context.errors import StoreError, StoreUnavailable
 from aether_context.memory.backend import Backend
-from aether_context.memory.records import Candidates, Found, Row, made_by
+from aether_context.memory.records import Candidates, Remembered, Row, made_by
 from aether_context.retrieval.embedders import Embedder, Rows
 from aether_context.retrieval.terms import hash_of, query_terms
 
@@ -97,10 +97,7 @@ class PostgresMemories(Backend):
 
     def __init__(self, uri: str, embedder: Embedder | None, schema: str = "aether_context") -> None:
         try:
-            self._parameters: dict[str, Any] = {
-                "application_name": "aether-context",
-                **conninfo.conninfo_to_dict(uri),
-            }
+            self._parameters: dict[str, Any] = {"application_name": "aether-context", **conninfo.conninfo_to_dict(uri)}
         except psycopg.Error:  # without a word of the URI, since a password may stand anywhere in it
             raise StoreError(
                 "the PostgreSQL URI cannot be read: write it as postgresql://user:password@host:port/database, with"
@@ -153,7 +150,7 @@ class PostgresMemories(Backend):
     def keep(self, owner: str, made: Sequence[tuple[int, bytes, int]]) -> None:
         super().keep(owner, [(embedder, _halfvec(vector), number) for embedder, vector, number in made])
 
-    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Found]:
+    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Remembered]:
         """The best memories for a masked query, best first; ``vector`` is the query's."""
         values = {
             "owner": owner,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import EmbeddingError
 from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
-from aether_context.retrieval.pool import Entry, Hit, Places, Pool
+from aether_context.retrieval.pool import Entry, Places, Pool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
@@ -90,11 +90,13 @@ class Row(NamedTuple):
     vector: bytes | None = None
 
 
-class Found(NamedTuple):
-    """A memory that was found."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """A memory that was found, with the score it is ranked by and what that was made of, as of `Hit`."""
 
-    hit: Hit
     memory: Memory
+    score: float
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class Candidates:
@@ -106,7 +108,7 @@ class Candidates:
         """So many had no vector of this embedder when they were taken in."""
         self.version: tuple[object, ...] = ()
         """What was read last."""
-        self._pool, self._embedder, self._made_by = Pool(), embedder, made_by(embedder)
+        self._pool, self._embedder, self._made_by = Pool(embedder), embedder, made_by(embedder)
 
     def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
         """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
@@ -128,7 +130,7 @@ class Candidates:
 
     def ranked(
         self, asked: str, vector: Rows, limit: int, read: Callable[[list[int]], Mapping[int, str]]
-    ) -> list[Found]:
+    ) -> list[Remembered]:
         """The best, best first.
 
         Args:
@@ -151,7 +153,7 @@ class Candidates:
         alone, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(asked, limit, entries, alone, scores)
         memories = {memory.entry.id: memory for memory in found.values()}
-        return [Found(hit, memories[hit.id]) for hit in hits]
+        return [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
 
 
 def memory_of(record: str) -> Memory:

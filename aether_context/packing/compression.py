@@ -11,15 +11,7 @@ from typing import Any, Literal
 
 from aether_context.conversation.summary import Summaries
 from aether_context.errors import StepTooLarge
-from aether_context.pack import (
-    RECALLED,
-    Allocation,
-    Candidate,
-    Layer,
-    Stage,
-    Tool,
-    TruncationEvent,
-)
+from aether_context.pack import RECALLED, Allocation, Candidate, Layer, Stage, Tool, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.allocation import allocate as allocate_window
 from aether_context.packing.draft import Draft
@@ -62,11 +54,8 @@ def tighten(draft: Draft) -> None:
 
 
 def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
-    """Tokens that have to be freed beside those over the budget so that no memory and no evidence is dropped.
-
-    Args:
-        spare: what declarations and task hold above their floors.
-    """
+    """Tokens that have to be freed beside those over the budget so that no memory and no evidence is dropped; ``spare``
+    is what declarations and task hold above their floors."""
     chosen = draft.chosen.by_layer
     # Counted in one pass, since a counter may be behind a network.
     draft.counter.count_all([candidate.text for candidates in chosen.values() for candidate in candidates])

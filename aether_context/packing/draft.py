@@ -229,11 +229,8 @@ class Draft:
         return summary_tokens(self.counter, self.history.summary) if self.policy.conversation.summary_share else 0
 
     def spoken(self, items: Sequence[Outgoing] | None = None) -> int:
-        """Tokens of the conversation layer: of all contents but the human message, and of the summary.
-
-        Args:
-            items: contents in the place of those that are sent.
-        """
+        """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,
+        and of the summary."""
         request_index, items = self.request_index, self.history.items if items is None else items
         return sum([item.tokens for item in items if item.origin != request_index]) + self.summary_tokens
 

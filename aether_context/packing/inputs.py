@@ -67,7 +67,9 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
     """
     source, budget = pack.source, pack.allocation.budget
     cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
-    if source.search.turns is not None or not (pack.to_store.chose and (cut or pack.stands_in)):
+    forms = {row.form for row in pack.rows[: len(source.request.contents)]}
+    shortened = not forms.isdisjoint(("placeholder", "extract", "told"))
+    if source.search.turns is not None or not (pack.to_store.chose and (cut or shortened)):
         return None
     whole = frozenset(source.request.positions[at] for at in pack.whole)
     return whole, None if cut else max(budget // 10, (budget - pack.tokens.expected) // 2)

@@ -356,29 +356,13 @@ def offloaded_to(content: Content) -> str:
 def addresses_in(
     source: PackInput, system: str, declarations: Iterable[str], contents: Sequence[Outgoing], text: str
 ) -> frozenset[str]:
-    """Every address in a request: of artifacts anywhere, and of other evidence in the payload.
-
-    Args:
-        declarations: as they are sent.
-        text: the payload.
-    """
+    """Every address in a request: of artifacts anywhere, and of other evidence in ``text``, the payload."""
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
     addresses = addresses.union(*(addresses_of(candidate.content) for candidate in contents))
     # Of an address with a space in it a text gives the beginning alone, which is no address.
     spaced = {artifact_uris(uri)[0] for uri in listed if artifact_uris(uri)[:1] not in ([], [uri])}
     return frozenset((addresses - spaced) | listed)
-
-
-def covered_by(text: str, sent: Iterable[Candidate], standing: Iterable[Candidate]) -> tuple[str, ...]:
-    """The acceptance items that evidence in a payload covers, or evidence that the conversation holds anyway.
-
-    Args:
-        text: the payload.
-        sent: evidence that was rendered, each with its line; an emergency may have cut lines out again.
-    """
-    shown = [candidate for candidate in sent if _is_listed(_listed(candidate), text) or candidate.line in text]
-    return tuple(sorted({item for candidate in (*shown, *standing) for item in candidate.covers}))
 
 
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
@@ -501,9 +485,12 @@ def _message(draft: Draft) -> PackedMessage | None:
     )
     if rendered is not None:
         before, after = _within(rendered, request, draft.message.most_before, draft.counter)
-        standing = [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
         text = before + after
-        return replace(message, text=text, split=len(before), covers=covered_by(text, draft.chosen.evidence, standing))
+        # An emergency may have cut lines of evidence out again, and what the conversation holds anyway is sent as well.
+        proofs = [one for one in draft.chosen.evidence if _is_listed(_listed(one), text) or one.line in text]
+        proofs += [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
+        covers = tuple(sorted({item for proof in proofs for item in proof.covers}))
+        return replace(message, text=text, split=len(before), covers=covers)
     if shortened is not None:
         return replace(message, text=request, split=len(request), used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.

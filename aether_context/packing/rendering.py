@@ -123,7 +123,7 @@ def render(draft: Draft) -> Pack:
         verdict=_verdict(draft, contents, epoch, counted + uncounted - draft.allocation.budget),
         tokens=RequestTokens(
             counted=counted,
-            expected=counted if calibration is None else estimated(calibration, counted),
+            expected=estimated(calibration, counted),
             whole_history=_whole_history_tokens(draft, rows),
             over_window=max(0, counted + uncounted - draft.allocation.spare_tokens - source.window),
             method="anchored" if anchored else counter.method,
@@ -157,11 +157,7 @@ def render(draft: Draft) -> Pack:
 
 
 def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: int) -> Verdict:
-    """What the request is worth for its step, and what was not done as asked.
-
-    Args:
-        excess: tokens over the input budget.
-    """
+    """What the request is worth for its step, and what was not done as asked; ``excess`` are tokens over the budget."""
     source, account, packed = draft.input, draft.account, draft.message.packed
     validity, invalid_reason = validity_of(source, packed)
     # The acceptance items whose proof the sent payloads hold.

@@ -32,7 +32,7 @@ class Reading:
 
     def add(self, manifest: Manifest, model: str, counted: int, counted_shared: int) -> None:
         """Adds one call's counted tokens, as the provider is expected to count them."""
-        tokens = estimated(manifest.calibration, counted) if manifest.calibration is not None else counted
+        tokens = estimated(manifest.calibration, counted)
         shared = min(tokens, counted_shared * tokens // counted) if counted else 0
         self.calls += 1
         self.tokens += tokens

@@ -9,8 +9,10 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Literal, TypeAlias, get_args
 
-from aether_context.pack import LAYERS, Form, Layer, LayerTokens, PrefixBreak, Row
+from aether_context.conversation.epoch import is_live
+from aether_context.pack import LAYERS, Form, Layer, LayerTokens, PrefixBreak, Row, content_place
 from aether_context.reading.packs import PackView, Piece, PiecePart
+from aether_context.store.recording import is_content
 
 _AROUND = 40
 """Characters that are shown on either side of where two requests begin to differ."""
@@ -212,19 +214,14 @@ def _fate(row: Row | None) -> Fate | None:
 
 def _absence(view: PackView, other_view: PackView, row: Row) -> Fate:
     """The fate of a candidate of the other pack only. Within a session, an earlier cut may have removed it."""
-    place, epoch = place_of(row), view.manifest.epoch
-    is_cut = (
-        view.manifest.session_key == other_view.manifest.session_key
-        and 0 <= place < epoch.cut_count
-        and not any(start <= place < stop for start, stop in epoch.kept)
-    )
+    place, same_session = place_of(row), view.manifest.session_key == other_view.manifest.session_key
+    is_cut = same_session and place >= 0 and not is_live(view.manifest.epoch, place)
     return Fate(form="absent", reason="cut_earlier" if is_cut else None)
 
 
 def place_of(row: Row) -> int:
     """The index of a row's content in the host's list, -1 where the row is not a content."""
-    place = row.id.removeprefix("c").partition("_")[0]
-    return int(place) if row.layer in ("conversation", "task") and place.isdecimal() else -1
+    return content_place(row.id) if is_content(row) else -1
 
 
 def _change(before: Fate, after: Fate) -> Change | None:

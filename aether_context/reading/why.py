@@ -398,8 +398,7 @@ def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
 
 def _cut(manifest: Manifest) -> str:
     saved = sum(max(0, event.tokens_before - event.tokens_after) for event in manifest.truncation_events)
-    counted, calibration = manifest.counted_tokens + saved, manifest.calibration
-    whole = estimated(calibration, counted) if calibration is not None else counted
+    whole = estimated(manifest.calibration, manifest.counted_tokens + saved)
     return f"cut before call {manifest.number}: the request would have had {whole:,} of {manifest.window:,} tokens"
 
 

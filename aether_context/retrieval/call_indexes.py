@@ -6,6 +6,7 @@ Each is of one call or one session, so that there is nothing that a session, a u
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -107,24 +108,32 @@ def scores_of(hit: Hit) -> dict[str, float]:
 
 # Turns that are not sent whole any more, as memories.
 
-_MORE_HITS = 4
+_MORE_HITS = 8
 """So many times as many turns are looked at as could return."""
-_TELLING = 0.2
-"""The share of the best turn's score under which no turn returns."""
 _LEAST_WEIGHT = 0.25
 _TOKEN_CHARACTERS = 4
 _LONGEST_PASSAGE = 600
 """Characters."""
+_BY_USER = re.compile(r"\bI (?:\w+ ){0,2}(?:ask|brought up|describ|discuss|mention|said|say|talk|tell|told)", re.I)
+_BY_AGENT = re.compile(
+    r"\bdid you\b|\byou(?:'d|'ve)? (?:\w+ )?(?:advised|described|explained|gave|listed|made|mentioned|proposed"
+    r"|recommended|said|suggested|told|wrote)\b",
+    re.I,
+)
+"""In a question for what the user said, and in one for what an agent did."""
+_SHARE_OF_AGENTS = 3
+"""What agents say is long: a third as many passages of theirs."""
 
 
 def passages(text: str, most: int = _LONGEST_PASSAGE) -> list[str]:
-    """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
+    """A text in pieces of whole lines or sentences, of at most so many characters but for a sentence that is longer,
+    which is cut at twice as many."""
     if len(text) <= most:
         return [text.strip()] if text.strip() else []
     pieces = [""]
     for sentence in sentences(text):
-        for start in range(0, len(sentence), most):
-            part = sentence[start : start + most]
+        for start in range(0, len(sentence), 2 * most):
+            part = sentence[start : start + 2 * most]
             if len(pieces[-1]) + len(part) > most:
                 pieces.append("")
             pieces[-1] += part
@@ -188,7 +197,11 @@ def recalled(
         hits = index.over(turns, embedder, redact).search(query, _MORE_HITS * most, asked=asked)
     found: list[Candidate] = []
     characters = tokens * _TOKEN_CHARACTERS
-    for hit in _telling(hits)[:most]:
+    by_user, by_agent = _BY_USER.search(query) is not None, _BY_AGENT.search(query) is not None
+    if by_user != by_agent:
+        hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
+        most = most if by_user else most // _SHARE_OF_AGENTS
+    for hit in _weighted(hits)[:most]:
         if len(hit.text) > characters:
             continue
         characters -= len(hit.text)
@@ -208,8 +221,8 @@ def recalled(
     return tuple(found)
 
 
-def _telling(hits: Sequence[Hit]) -> list[Hit]:
-    """The hits that tell something beside the best of them, best first.
+def _weighted(hits: Sequence[Hit]) -> list[Hit]:
+    """The hits by what they tell, best first.
 
     What the user said comes before what is as near and was said by somebody who says more: of ten times as many words
     ten times as many are near by chance. What the user said is also what later questions are about.
@@ -221,5 +234,4 @@ def _telling(hits: Sequence[Hit]) -> list[Hit]:
     weighted = [
         replace(hit, score=hit.score * max(_LEAST_WEIGHT, min(1.0, users / said[hit.entry.speaker]))) for hit in hits
     ]
-    weighted.sort(key=lambda hit: (-hit.score, hit.id))
-    return [hit for hit in weighted if hit.score >= _TELLING * weighted[0].score]
+    return sorted(weighted, key=lambda hit: (-hit.score, hit.id))

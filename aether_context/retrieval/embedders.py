@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -144,8 +143,6 @@ _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
 _BATCH = 1_024
 _MOST_WORDS, _LONGEST_WORD = 100_000, 30
-_BLANKS = str.maketrans("\t\n\r", "   ")
-"""What a tokenizer's normalizer takes for blanks; other white space is a control character to it, and no end."""
 
 
 class StaticEmbedder:
@@ -183,22 +180,25 @@ class _Model:
         self._tokenizer = Tokenizer(pieces)
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        self._pieces: dict[str, list[int]] = {}
+        self._pieces: dict[str, bytes] = {}
 
-    def tokens(self, texts: Sequence[str]) -> list[NDArray[np.intp]]:
+    def tokens(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
         """The numbers of each text's tokens, in their order."""
-        # No token reaches across a blank, so that a word is taken apart once, however often it is said.
-        words = [sound(text[:_MOST_CHARACTERS]).translate(_BLANKS).split(" ") for text in texts]
-        different = dict.fromkeys(chain.from_iterable(words))
+        # No token reaches across what a tokenizer's normalizer takes for a blank (other white space is a control
+        # character to it, and no end), so that a word is taken apart once, however often it is said.
+        starts = (sound(text[:_MOST_CHARACTERS]) for text in texts)
+        words = [text.replace("\t", " ").replace("\n", " ").replace("\r", " ").split(" ") for text in starts]
+        different = set().union(*words)
         if len(known := self._pieces) > _MOST_WORDS:
             self._pieces = known = {}
-        pieces = {word: known[word] for word in different.keys() & known.keys()}
-        new = [word for word in different if word not in pieces]
+        pieces = {word: known[word] for word in different & known.keys()}
+        new = list(different - pieces.keys())
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        pieces.update((word, found.ids) for word, found in zip(new, encoded, strict=True))
+        ids = (np.array(found.ids, np.uint16).tobytes() for found in encoded)
+        pieces.update(zip(new, ids, strict=True))
         known.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
-        ids = (islice(chain.from_iterable(map(pieces.__getitem__, some)), _MOST_TOKENS) for some in words)
-        return [np.fromiter(of_text, dtype=np.intp) for of_text in ids]
+        joined = (b"".join(map(pieces.__getitem__, of_text)) for of_text in words)
+        return [np.frombuffer(of_text, np.uint16)[:_MOST_TOKENS] for of_text in joined]
 
     def sums(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The sum of the rows of each text's tokens, of shape ``(texts, dimensions)``."""

@@ -44,7 +44,7 @@ class HybridIndex:
         self._said: list[str] = []
         self._ids: set[str] = set()
         self._threads: dict[str | None, int] = {None: -1}
-        self._texts = Pool()
+        self._texts = Pool(self._embedder)
         self.extend(entries)
 
     def __len__(self) -> int:

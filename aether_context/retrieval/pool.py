@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.retrieval import terms
-from aether_context.retrieval.embedders import Rows, lengths_of, products, word_by_word
+from aether_context.retrieval.embedders import Embedder, Rows, lengths_of, products, word_by_word
 
 Floats: TypeAlias = NDArray[np.float64]
 Places: TypeAlias = NDArray[np.int64]
@@ -27,8 +27,9 @@ _FULL_WORDS = 8
 _TERM = np.dtype("<u4")
 _MARKS = 2 * _TERM.itemsize
 _LOW, _FEW = np.uint32(2**16 - 1), 20
-_SEMANTIC_WEIGHT = 0.4
-"""The share of meaning in the sum; words have the rest. Anything from 0.3 to 0.5 finds as much."""
+_SEMANTIC_WEIGHT, _MODEL_WEIGHT = 0.4, 0.6
+"""The share of meaning in the sum, by the packaged table of words and by a model that reads sentences; words have the
+rest. Anything from 0.3 to 0.5, and from 0.5 to 0.7, finds as much."""
 _WORDS_WEIGHT, _COMPARED = 0.5, 128
 """The share of the words one by one in the score of the texts that answer best without them, and how many these are."""
 _NEIGHBOURS = (0.4, 0.2, 0.1)
@@ -93,7 +94,9 @@ class Hit:
 class Pool:
     """Texts, by the hashes of their terms, their vectors, times and threads. All vectors are of one embedder."""
 
-    def __init__(self) -> None:
+    def __init__(self, embedder: Embedder | None) -> None:
+        is_model = embedder is not None and not embedder.name.startswith("static-")
+        self._weight = _MODEL_WEIGHT if is_model else _SEMANTIC_WEIGHT
         self._marks = np.empty((0, 2), dtype=_TERM)
         self._terms, self._lengths = packed([])
         self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
@@ -181,7 +184,7 @@ class Pool:
         semantic = np.maximum(0.0, cosine - usual * len(self) / (len(self) + _SMALL_POOL))
         # The more of the words are identifiers, the less meaning tells.
         named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
-        weight = _SEMANTIC_WEIGHT * (1.0 - named) if asked.size else 0.0
+        weight = self._weight * (1.0 - named) if asked.size else 0.0
         alone = (1 - weight) * lexical + weight * semantic
         scores = {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
         if asked.size:

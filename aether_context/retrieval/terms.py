@@ -53,6 +53,8 @@ _LANGUAGES = (
     (re.compile(r"[\u0530-\u058f]"), "armenian"),
 )
 _LONGEST_STEMMED = 40
+_MOST_KEPT, _LONGEST_KEPT = 100_000, 100
+"""Words whose hashes are kept, and the characters of the longest."""
 
 
 _local = threading.local()
@@ -77,7 +79,23 @@ def hashed(text: str, speaker: str | None = None) -> bytes:
     """What an index knows a text by: a mark of its speaker, one of whether it ends in a question, and `hash_of` each
     term in its order."""
     ends = QUESTION if text.rstrip().endswith("?") else _MARK
-    return b"".join(map(hash_of, (speaker_mark(speaker or ""), ends, *terms(text))))
+    # No term reaches across a blank.
+    return b"".join((hash_of(speaker_mark(speaker or "")), hash_of(ends), *map(_hashes.__getitem__, text.split())))
+
+
+class _Hashes(dict[str, bytes]):
+    """The hashes of the terms in a text without blanks, kept of short ones."""
+
+    def __missing__(self, word: str) -> bytes:
+        found = b"".join(map(hash_of, terms(word)))
+        if len(word) <= _LONGEST_KEPT:
+            if len(self) >= _MOST_KEPT:
+                self.clear()
+            self[word] = found
+        return found
+
+
+_hashes = _Hashes()
 
 
 @lru_cache(maxsize=50_000)
@@ -140,7 +158,6 @@ def _is_identifier(name: str) -> bool:
     return bool(_TELLING.search(name)) and not name.isdigit()
 
 
-@lru_cache(maxsize=50_000)
 def _of_name(name: str) -> tuple[str, ...]:
     """The terms of one name: the whole where it is an identifier, its words, and the parts of those."""
     words = _WORD.findall(name)

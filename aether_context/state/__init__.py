@@ -1,18 +1,16 @@
 """What an application keeps in a session's state: its plan, tools and knowledge, the task board, acceptance."""
 
-from aether_context.state.candidates import Plan, note_id, read_state, unique
+from aether_context.state.candidates import Plan, read_state, unique
 from aether_context.state.plans import acceptance_of, current_step, read_plan
-from aether_context.state.schema import EvidenceShape, NoteShape, Problems, StepShape
+from aether_context.state.schema import EvidenceShape, Problems, StepShape
 
 __all__ = [
     "EvidenceShape",
-    "NoteShape",
     "Plan",
     "Problems",
     "StepShape",
     "acceptance_of",
     "current_step",
-    "note_id",
     "read_plan",
     "read_state",
     "unique",

@@ -106,12 +106,7 @@ def find_note(state: SessionState, id: str) -> NoteShape:
 
 
 def add_evidence(
-    state: SessionState,
-    *,
-    uri: str,
-    summary: str,
-    covers: Sequence[str] = (),
-    time: float | None = None,
+    state: SessionState, *, uri: str, summary: str, covers: Sequence[str] = (), time: float | None = None
 ) -> EvidenceShape:
     """Writes an evidence record, in the place of one with the same address and summary.
 

@@ -329,17 +329,6 @@ class KnowledgeShape(Shape):
     """Evidence records."""
 
 
-class StateShape(Shape):
-    """The keys of a session's state that this package reads."""
-
-    plan: PlanShape | None = None
-    """The task and the current step."""
-    tools: Names | None = None
-    """Names of the step's tools, where neither the step nor the plan names them."""
-    knowledge: KnowledgeShape = KnowledgeShape()
-    """Notes, memories and evidence."""
-
-
 class Problems:
     """What was ignored or is unknown in a state, in order. Messages name places, never values.
 

@@ -301,10 +301,8 @@ def read_outline(text: str) -> dict[str, Any]:
 
 def _node(line: str, body: str, labels: Mapping[str, int]) -> _Node:
     """What a line is. Items stand deeper than labels at the margin, so that a list belongs to the label before it; a
-    label that is said again after other items belongs to the item before it.
-
-    Args:
-        labels: how often each label stands at the margin, for a line below an item.
+    label that is said again after other items belongs to the item before it. ``labels`` says how often each label
+    stands at the margin, for a line below an item.
     """
     indent, heading, bullet = len(line) - len(line.lstrip()), _HEADING.match(body), _BULLET.match(body)
     text = heading[2].strip("# ") if heading is not None else body[bullet.end() :] if bullet is not None else body

@@ -41,11 +41,7 @@ class MaskedPacks:
         """Packs by their ids, with their masked forms."""
 
     def of(self, pack: Pack, policy: PackPolicy, name: str) -> Pack:
-        """The masked form of a pack; itself where nothing in it is masked.
-
-        Args:
-            name: the pack's id.
-        """
+        """The masked form of a pack with the id ``name``; itself where nothing in it is masked."""
         if not policy.redact:
             return pack
         last = self._last.pop(pack.source.previous.pack_id, None)
@@ -77,8 +73,7 @@ class MaskedPacks:
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens
-        for at in pack.made:
-            made = pack.contents[at]
+        for made in (item for item in pack.contents if item.form != "whole"):
             counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
         search = changed.search._replace(tool_scores=pack.tools.scores, tool_embedder=pack.tools.embedder)
         changed = changed._replace(search=search, previous=changed.previous._replace(sent=None))

@@ -9,30 +9,22 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import (
-    canonical_json,
-    canonical_object,
-    fold,
-    hash_bytes,
-    hash_json,
-    hash_text,
-    short,
-)
+from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
-    RECORDED,
     Candidate,
     Content,
     Epoch,
     Host,
     Identity,
     Pack,
+    Recorded,
     Request,
     Row,
     Step,
@@ -93,10 +85,8 @@ class Recording(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Recorded):
     """What a session's packs have in common. All but ``step`` is taken from the request."""
-
-    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     system: str
     system_is_text: bool
@@ -165,10 +155,8 @@ def record(
             log[content.digest] = (*log.get(content.digest, ()), place)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
-    epoch_before = epoch
-    if source.epoch is not pack.epoch:
-        epoch_before, texts_before = _without_texts(source.epoch)
-        epoch_texts |= texts_before
+    epoch_before, texts_before = _without_texts(source.epoch)
+    epoch_texts |= texts_before
 
     settings = None if policy.digest in chain.held else json.loads(policy.canonical)
     held = chain.held | {policy.digest}

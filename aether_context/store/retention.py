@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -115,15 +115,14 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
     return Removal(files=_in_order(entries), foreign=foreign)
 
 
-def carry_out(store: PackStore, plan: Removal, deleted: Callable[[File], None] = lambda _: None) -> None:
-    """Deletes the files of a plan, and what waits on this machine to be written there; calls ``deleted`` with each."""
+def carry_out(store: PackStore, plan: Removal) -> None:
+    """Deletes the files of a plan, and what waits on this machine to be written there."""
     if (spool := spool_of(store.files)) is not None:
         spool.drop(file.path for file in plan.files)
     for key, numbers in plan.forgotten:
         store.note_forgotten(*key, numbers)
     for file in plan.files:
         store.files.delete(file.path)
-        deleted(file)
 
 
 def _entries(store: PackStore, owner: str) -> tuple[list[Entry], int]:
@@ -140,12 +139,13 @@ def _entries(store: PackStore, owner: str) -> tuple[list[Entry], int]:
 
 def _with_called(store: PackStore, entries: Sequence[Entry], session: str) -> set[str]:
     """A session's folder, and those of the sessions that ran only as tools of it, or of one of these."""
-    found = {session.removeprefix(f"{store.files.root}/")}
+    root = f"{store.files.root}/"
+    found = {session.removeprefix(root)}
     manifests, _ = _manifests(store, [entry for entry in entries if entry.kind == "pack"])
     callers: dict[str, set[str]] = defaultdict(set)
     for manifest in manifests.values():
-        caller = store.files.place(*manifest.caller).removeprefix(f"{store.files.root}/") if manifest.caller else ""
-        callers[store.files.place(*manifest.session_key).removeprefix(f"{store.files.root}/")].add(caller)
+        caller = store.files.place(*manifest.caller).removeprefix(root) if manifest.caller else ""
+        callers[store.files.place(*manifest.session_key).removeprefix(root)].add(caller)
     while more := {folder for folder, of_folder in callers.items() if of_folder <= found} - found:
         found |= more
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -132,13 +132,7 @@ class Verifier:
         return manifest
 
 
-def verify(
-    store: PackStore | str,
-    session: HostSession | None = None,
-    *,
-    replays: bool = False,
-    step: Callable[[str], None] = lambda _: None,
-) -> Verification:
+def verify(store: PackStore | str, session: HostSession | None = None, *, replays: bool = False) -> Verification:
     """Checks every file of a store, or of one session with those that its user's sessions share.
 
     A file that was changed is found by its hash, a pack that is missing by the numbers of those around it, and one in
@@ -148,7 +142,6 @@ def verify(
 
     Args:
         replays: whether to build each request again and compare it with the recorded one, too.
-        step: called with the path of each pack that was checked.
     """
     store = store if isinstance(store, PackStore) else PackStore(store)
     root, found, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
@@ -171,7 +164,6 @@ def verify(
                 place = entry.file.path.removesuffix(ENDING)
                 faults[entry.file.path] = verifier.fault(place)
                 found.packs += 1
-                step(entry.file.path)
                 try:
                     manifests.append(verifier.manifest(place))
                 except AetherContextError:
@@ -218,11 +210,8 @@ def _gaps(store: PackStore, manifests: Sequence[Manifest], damaged: int, last: i
 
 
 def _file_fault(store: PackStore, entry: Entry, saved: Mapping[str, str]) -> str:
-    """What is wrong with a file that is no pack; empty where nothing is.
-
-    Args:
-        saved: the hashes of the session's saved messages by their file's name.
-    """
+    """What is wrong with a file that is no pack; empty where nothing is. ``saved`` are the hashes of the session's
+    messages by their file's name."""
     try:
         data = store.files.read(entry.file.path)
         if entry.kind == "evidence":

@@ -25,14 +25,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from aether_context.canonical import JSON
 from aether_context.pack import Content, Part
 from aether_context.text import Counts
-from aether_context.text.json_lines import (
-    NUMBER,
-    is_id,
-    is_label,
-    is_number,
-    leaves,
-    read,
-)
+from aether_context.text.json_lines import NUMBER, is_id, is_label, is_number, leaves, read
 
 Rank: TypeAlias = Literal["used", "written", "seen"]
 RANKS: tuple[Rank, ...] = ("used", "written", "seen")

@@ -187,7 +187,8 @@ def level(sizes: Sequence[int], limit: int) -> int:
 
 # Sentences on one line.
 
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？])\s*|\n+")
+_SENTENCE = re.compile(r"[.!?;。！？\n](?:(?<=[.!?;])\s+|(?<=[。！？])\s*|(?<=\n)\n*)")
+"""The last character of a sentence and the white space behind it."""
 
 
 def sentences(text: str) -> list[str]:

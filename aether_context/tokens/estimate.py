@@ -141,15 +141,9 @@ def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places
 
     Contexts are uint32[n] below 2**16; starts and ends are equally long, ends exclusive, indices without the padding.
     """
-    points = code_points(chunk)
+    points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), "<u4")
     starts, ends = _known_words(_edges(points, letters), fold(points), known)
     return _contexts(points, known), starts, ends
-
-
-def filter_places(low: Keys, high: Keys) -> Places:
-    """The index of each key's bit in the filter."""
-    mixed = low * np.uint64(0x9E3779B97F4A7C15) ^ high * np.uint64(0xC2B2AE3D27D4EB4F)
-    return (mixed >> np.uint64(64 - KNOWN_BITS)).view(np.int64)
 
 
 def _costs(chunks: Sequence[str], table: Table) -> list[int]:
@@ -167,10 +161,6 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
     bounds[1::2] -= _MARGIN
     result: list[int] = np.add.reduceat(costs, bounds, dtype=np.int64)[::2].tolist()
     return result
-
-
-def code_points(text: str) -> Ints:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
 def fold(points: Ints) -> bytes:
@@ -260,6 +250,9 @@ def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Pla
 
 
 def _is_known(low: Keys, high: Keys | int, known: Bytes) -> Flags:
-    places = filter_places(low, np.array([high], np.uint64) if isinstance(high, int) else high)
+    """Whether the filter has the bit of each key."""
+    high = np.array([high], np.uint64) if isinstance(high, int) else high
+    mixed = low * np.uint64(0x9E3779B97F4A7C15) ^ high * np.uint64(0xC2B2AE3D27D4EB4F)
+    places = (mixed >> np.uint64(64 - KNOWN_BITS)).view(np.int64)
     bits: Bytes = known[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)
     return bits.view(np.bool_)

@@ -122,14 +122,11 @@ def framing_of(model: str) -> Framing:
         name = bare_model_name(model)
         tools = next((tokens for pattern, tokens in CLAUDE_TOOLS if re.match(pattern, name)), framing.tools)
         framing = framing._replace(tools=tools)
-    if through_litellm(model) and framing.responses != "json":
+    # ADK sends `provider/model` through LiteLLM, unless it is a resource name of Google's.
+    is_google = model.startswith(("models/", "projects/", "publishers/", "apigee/"))
+    if "/" in model and not is_google and framing.responses != "json":
         framing = framing._replace(name=f"{framing.name}/litellm", responses="json")
     return framing
-
-
-def through_litellm(model: str) -> bool:
-    """Whether ADK sends a model of this name through LiteLLM: `provider/model`, not a resource name of Google's."""
-    return "/" in model and not model.startswith(("models/", "projects/", "publishers/", "apigee/"))
 
 
 def written_call(name: str, arguments: str, framing: Framing) -> str:

@@ -76,12 +76,7 @@ OPENAI_IMAGES: tuple[tuple[str, Tiles | Patches], ...] = (
 
 
 def media_tokens(
-    mime_type: str | None,
-    size_bytes: int,
-    *,
-    family: str,
-    model: str = "",
-    data: bytes | None = None,
+    mime_type: str | None, size_bytes: int, *, family: str, model: str = "", data: bytes | None = None
 ) -> int:
     """Tokens of a piece of media for a model of the family (a name that `family_of` returns).
 

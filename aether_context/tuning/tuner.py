@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,25 +72,17 @@ class Tuner:
     under the base policy, ``same`` became byte for byte what was recorded.
 
     Args:
-        urls: URLs of the stores.
         base: the policy that others are compared with; None takes the recorded ones.
         seed: seed of the halves and of the intervals.
-        advance: is called for each session that was read or played.
 
     Raises:
         PackNotFound: the stores hold no packs, or none that can be read.
     """
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        executor: Executor,
-        *,
-        base: PackPolicy | None = None,
-        seed: int = 0,
-        advance: Callable[[object], None] = lambda _: None,
+        self, urls: Sequence[str], executor: Executor, *, base: PackPolicy | None = None, seed: int = 0
     ) -> None:
-        self._executor, self._base, self._seed, self._advance = executor, base, seed, advance
+        self._executor, self._base, self._seed = executor, base, seed
         found = folders(urls)
         if not found:
             raise PackNotFound(f"no packs in {', '.join(urls)}: give the store that a plugin writes to")
@@ -98,7 +90,6 @@ class Tuner:
         self.unusable: dict[str, str] = {}
         self.calls, self.same = Counter[str](), Counter[str]()
         for folder, policies in zip(found, executor.map(recorded_policies, found), strict=True):
-            advance(folder)
             if isinstance(policies, str):
                 self.unusable[folder.name] = policies
             else:
@@ -158,7 +149,6 @@ class Tuner:
         outcomes: list[dict[Folder, Played]] = [{} for _ in policies]
         results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), chosen)
         for folder, played in zip(chosen, results, strict=True):
-            self._advance(folder)
             if isinstance(played[0], str):
                 self.unusable[folder.name] = played[0]
                 continue

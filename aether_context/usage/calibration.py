@@ -136,8 +136,11 @@ def calibration(
     )
 
 
-def estimated(calibration: Calibration, counted: int) -> int:
-    """Tokens that a provider is expected to report for ``counted`` tokens; at least a quarter of these."""
+def estimated(calibration: Calibration | None, counted: int) -> int:
+    """Tokens that a provider is expected to report for ``counted`` tokens; at least a quarter of these, and as many
+    where no usage is known."""
+    if calibration is None:
+        return counted
     return max(int(_LEAST_BELIEVED * counted), round(calibration.offset + calibration.ratio * counted))
 
 

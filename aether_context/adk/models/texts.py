@@ -143,17 +143,17 @@ class ModelSummarizer:
 
     Args:
         store: holds what was written before.
-        write: puts a summary into the store, off this path; called where the policy records texts.
+        later: queues a write to the store, off this path; called where the policy records texts.
         model: writes the summaries; None takes the one that the policy names from ADK's registry.
     """
 
     seconds = 10.0
 
     def __init__(
-        self, store: PackStore, write: Callable[[Identity, str, str], None], model: BaseLlm | None = None
+        self, store: PackStore, later: Callable[[Callable[[], object]], None], model: BaseLlm | None = None
     ) -> None:
         self._store = store
-        self._write = write
+        self._later = later
         self._model = AuxiliaryModel(model, field="compress.summarizer", argument="summarizer")
         self.check = self._model.check
         self._known: SharedLRU[tuple[str, str, str], str] = SharedLRU(2_000)
@@ -246,6 +246,7 @@ class ModelSummarizer:
             written.problems.append(f"summarizer: {len(batch) - len(texts)} of {len(batch)} summaries missing")
         written.texts.update(texts)
         for key, text in texts.items():
-            self._known.put((identity.app, identity.user, key), text)
+            place = (identity.app, identity.user, key)
+            self._known.put(place, text)
             if policy.record == "full":
-                self._write(identity, key, policy.mask(text))
+                self._later(partial(self._store.write_summary, *place, policy.mask(text)))

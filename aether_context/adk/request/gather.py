@@ -380,11 +380,7 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
 
 def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Identity) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
-    began; None where nothing was said before. The latest messages tell.
-
-    Args:
-        rows: what is known of the contents before the first event.
-    """
+    began; None where nothing was said before. The latest messages tell, and before the first event ``rows``."""
     sizes: list[int] = []
     size = 0
     earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)

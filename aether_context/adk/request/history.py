@@ -55,12 +55,7 @@ class Row(NamedTuple):
 
 
 class History:
-    """The contents of one agent's history. Threads may share it, and hold ``lock`` meanwhile.
-
-    Args:
-        reader: reads contents.
-        files: keeps them; None where nothing is kept.
-    """
+    """The contents of one agent's history, kept in ``files``. Threads may share it, and hold ``lock`` meanwhile."""
 
     def __init__(self, reader: Reader, files: TurnFiles | None = None) -> None:
         self.rows: list[Row | None] = []
@@ -282,8 +277,8 @@ def origins_of(
     found: dict[int, tuple[str, Origin]] = {}
     for place in range(len(contents) - 1, -1, -1):
         quoted = said(texts[place]) if words[place] not in saying else None
-        if quoted is not None and (sources := saying.get(quoted.words, {}).get(quoted.agent)):
-            found[place] = quoted.words, sources.pop()[1]
+        if quoted is not None and (sources := saying.get(quoted.text, {}).get(quoted.agent)):
+            found[place] = quoted.text, sources.pop()[1]
     for place in range(len(contents) - 1, -1, -1):
         latest = [(sources[-1], author) for author, sources in saying.get(words[place], {}).items() if sources]
         if latest:

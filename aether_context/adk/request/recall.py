@@ -23,13 +23,7 @@ _INSTANT = ("static", "none")
 
 
 class Recall:
-    """Ranks candidates by words and meaning. Safe to share between sessions and event loops.
-
-    Args:
-        waits: what invocations have waited for.
-        reader: reads the contents of histories.
-        history_of: gives what was said in an agent's session.
-    """
+    """Ranks candidates by words and meaning. Safe to share between sessions and event loops."""
 
     def __init__(self, waits: Waits, reader: Reader, history_of: Callable[[AgentKey], History]) -> None:
         self._waits = waits

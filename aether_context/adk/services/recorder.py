@@ -21,7 +21,6 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from aether_context.adk.call import AgentKey, SessionKey, agent_key
-from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.pack import Identity, Pack, pack_of_event
 from aether_context.policy import PackPolicy
@@ -158,14 +157,6 @@ class Recorder:
             self._outcomes.pop(of_call, None)
 
         self.later(write, of_call)
-
-    def summary(self, identity: Identity, key: str, text: str) -> None:
-        """Queues a summary that a model wrote, under the hash over what it was asked with."""
-        self.later(lambda: self.store.write_summary(identity.app, identity.user, key, text))
-
-    def calibration(self, identity: Identity, model: str, value: JSON) -> None:
-        """Queues what a user's usage of a model has taught."""
-        self.later(lambda: self.store.write_calibration(identity.app, identity.user, model, value))
 
     def later(self, job: Callable[[], object], of_call: CallKey | None = None) -> None:
         """Queues a write without waking the thread: one that wakes here takes its time from the model call.
