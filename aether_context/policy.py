@@ -595,7 +595,7 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
 
 def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:
     for step in path:
-        if (field := model.model_fields.get(step)) is None:  # a key of a mapping
+        if (field := model.model_fields.get(step)) is None:
             break
         kinds = (field.annotation, *typing.get_args(field.annotation))
         model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), _Settings)

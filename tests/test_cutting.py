@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from packs import answered, called, lines, said, trim
 from plans import loop, small, turns, words
@@ -159,4 +161,37 @@ def test_a_file_too_large_for_the_window_goes_before_what_is_asked_of_it(questio
     manifests = chat.manifests()
     assert all(inside(manifest, 4_000) for manifest in manifests)
     assert any("the files beside it" in told for told in manifests[0].degradations)
+    chat.replays()
+
+
+REMINDER = "Remember: the customer is called Ödegård."
+
+
+def remind(context: CallbackContext, request: LlmRequest) -> None:
+    """Puts a message behind all others, for one call alone, as many apps do."""
+    request.contents.append(types.Content(role="user", parts=[types.Part(text=REMINDER)]))
+
+
+@pytest.mark.parametrize("length", [1, 3_000])
+@pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns"])
+@pytest.mark.parametrize("way", ["instruction", "reminder"])
+def test_what_the_host_puts_behind_a_loop_takes_no_result_from_the_model(way: str, strategy: str, length: int) -> None:
+    """ADK moves a dynamic instruction behind the results where there is a static one, too."""
+    is_instruction = way == "instruction"
+    chat = Chat(
+        script=[call("look_up", key=f"k{at}") for at in range(12)],
+        tools=[look_up],
+        policy=PackPolicy(max_input_tokens=1_600, offload={"mode": "off"}, conversation={"strategy": (strategy,)}),
+        settings={"static_instruction": "You are kind."} if is_instruction else {},
+        instruction=REMINDER,
+        alter=None if is_instruction else remind,
+    )
+    chat.say("Settle claim Q-7719. " + "It is urgent. " * length)
+    assert len(chat.sent) == 13
+    assert any(manifest.truncation_events for manifest in chat.manifests())
+    for at, one in enumerate(chat.sent):
+        assert REMINDER in one.text
+        assert "Q-7719" in one.text
+        if at:
+            assert f"of k{at - 1}" in one.answers()[-1]["lines"]
     chat.replays()

@@ -12,7 +12,7 @@ from google.adk.agents import LlmAgent
 from google.adk.artifacts import InMemoryArtifactService
 from google.adk.tools.agent_tool import AgentTool
 from plans import aether
-from scripted import Chat, Scripted, call, results, state_of
+from scripted import Chat, Scripted, big_file, call, results, state_of
 
 from aether_context import PackPolicy
 from aether_context.evidence import offload
@@ -344,3 +344,24 @@ def test_a_planted_fact_is_found_in_at_most_two_calls(kind, size, share):
 def said(talk: Chat) -> str:
     """What the tools have answered so far."""
     return json.dumps(talk.sent[-1].answers(), ensure_ascii=False)
+
+
+def test_what_two_tools_give_alike_is_offloaded_of_both() -> None:
+    def page(name: str) -> str:
+        """Shows a page."""
+        return str(big_file(name)["result"])
+
+    def source(name: str) -> str:
+        """Shows the source of a page."""
+        return page(name)
+
+    def kept(name: str) -> str:
+        """Shows a page, which stays."""
+        return page(name)
+
+    script = [[call(name, name="p1") for name in ("page", "source", "kept")], "read", call("source", name="p1")]
+    policy = PackPolicy(max_input_tokens=30_000, offload={"tools": {"kept": "never"}})
+    chat = Chat(script=script, tools=[page, source, kept], policy=policy)
+    chat.say("What does it say?", "And now?")
+    assert ["artifact" in answer for answer in chat.sent[-1].answers()] == [True, True, False, True]
+    chat.replays()

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import answered, called, lines, rendered, said, tool, trim
+from scripted import Chat, call
 
+from aether_context import PackPolicy
 from aether_context.conversation import Conversation, Decision, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import PLACEHOLDER, STRIPPED_TAG
@@ -274,3 +277,19 @@ def test_whatever_the_history_the_boundary_is_monotonic_and_people_are_whole(
             one.digest for one in part if one.role == "user" and not one.responses
         ]
         assert estimate_tokens(left) <= estimate_tokens(part)
+
+
+def photograph(bridge: int) -> dict[str, Any]:
+    """Shows a bridge."""
+    photo = types.Part.from_bytes(data=b"\x89PNG\r\n\x1a\n%d" % bridge, mime_type="image/png")
+    return {"seen": f"bridge {bridge}, " + "dry boards " * 30, "photo": photo}
+
+
+def test_a_replay_estimates_the_images_of_results_as_the_call_did() -> None:
+    conversation = {"strategy": ("stable_prefix",), "stable_prefix": {"keep_last_messages": 2}}
+    policy = PackPolicy(max_input_tokens=9_000, conversation=conversation)
+    chat = Chat(script=[call("photograph", bridge=at) for at in range(6)], tools=[photograph], policy=policy)
+    chat.llm.usage = False
+    chat.say("How are the bridges?", "And now?")
+    assert any(event.stage == "replace" for manifest in chat.manifests() for event in manifest.truncation_events)
+    chat.replays()

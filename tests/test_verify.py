@@ -284,3 +284,36 @@ def test_an_outcome_finds_its_pack_through_an_outage(down: str, tmp_path: Path) 
         assert len(sound(there)) == 1
     finally:
         FailingFileSystem.down = False
+
+
+def test_a_number_of_many_digits_in_a_result_can_be_read_again(tmp_path: Path) -> None:
+    """As keys and factorials have."""
+
+    def modulus(bits: int) -> dict[str, int]:
+        """Gives a modulus."""
+        return {"modulus": 2**bits - 1}
+
+    chat = Chat(script=[call("modulus", bits=2_048)], tools=[modulus], store=PackStore(str(tmp_path)))
+    chat.say("Which modulus is it?", "And now?")
+    chat.replays()
+    for words in (["verify", "--replay"], ["inspect"], ["why", "modulus"], ["replay", "3"]):
+        result = CliRunner().invoke(main, [*words, "--store", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "summarize"])
+def test_a_masked_pack_that_keeps_its_summary_where_the_request_is_cut_again_is_replayed(strategy: str) -> None:
+    def note(k: str) -> str:
+        """n"""
+        return f"value {k} " + "alpha beta " * 20
+
+    script = [
+        one
+        for at in range(12)
+        for one in (call("note", k=f"{at}"), call("note", k=f"{at}b"), f"fine {at}, mail a{at}.b@c.de")
+    ]
+    conversation = {"strategy": (strategy,)}
+    policy = PackPolicy(max_input_tokens=2_500, redact=("personal",), conversation=conversation)
+    chat = Chat(script=script, tools=[note], policy=policy)
+    chat.say(*(f"Handle case {at}: " + "mail a.b@c.de " * 40 for at in range(12)))
+    chat.replays()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from browsing import Browser
 from click.testing import CliRunner
+from google.adk.platform.time import reset_time_provider, set_time_provider
 from harbour import CARD, harbour, tide_table
 from scripted import Chat, call
 
@@ -305,3 +306,16 @@ def test_the_figures_of_a_session_s_page_add_up(url: str) -> None:
 def test_the_parts_of_a_request_sum_to_what_it_is_counted_as(chat: Chat) -> None:
     for manifest in chat.manifests():
         assert sum(layer.used for layer in manifest.allocation.values()) == manifest.counted_tokens
+
+
+def test_calls_stand_in_their_order_though_the_clock_is_set_back() -> None:
+    moments = iter([2e9 - 3_600 * at for at in range(1_000)])
+    set_time_provider(lambda: next(moments))
+    try:
+        chat = Chat(script=[call("tide_table", harbour="Skagen"), "low"] * 3, tools=[tide_table])
+        chat.say("Where is the kayak?", "And the pier?", "And the blue buoy?")
+    finally:
+        reset_time_provider()
+    assert [manifest.number for manifest in chat.manifests()] == [1, 2, 3, 4, 5, 6]
+    (place,) = why(chat.store, "blue buoy").places
+    assert [(span.first, span.last, span.form) for span in place.spans] == [(5, 6, "whole")]

@@ -332,7 +332,7 @@ class Offloader:
             of_parts = [known.mark_of(self._digest_of(part), supersedes=True) for part in left]
             marks = [*marks, *filter(None, of_parts)]
             left = [part for part, text in zip(left, of_parts, strict=True) if not text]
-        extract = self._extract(name, response, known) if response and name in known.sources else None
+        extract = self._extract(name, response, known) if response else None
         if extract is None and response is before and not marks:
             return None
         return answer.model_copy(update={"response": joined(extract or response, marks), "parts": left or None})
@@ -366,7 +366,8 @@ class Offloader:
             self._told.put(same, told)
         digest, size = told
         record = known.by_digest.get(digest)
-        if record is None:
+        # Of what two tools gave alike, the record names the first.
+        if record is None or (record.source != tool and (record.form == "verbatim" or tool in self._never)):
             return None
         key = (tool, same, record.query, record.window)
         found = self._shown.get(key)
@@ -392,7 +393,6 @@ class _Known:
 
     def __init__(self, records: Collection[EvidenceRecord]) -> None:
         self.by_digest = {record.digest: record for record in records}
-        self.sources = {record.source for record in records}
         self.has_media = any(record.piece for record in records)
         self.saved_tokens = 0
         self._last: dict[str, EvidenceRecord] = {}

@@ -8,6 +8,7 @@ A policy names one or several; each also works alone, on plain contents.
 """
 
 from aether_context.conversation.anchors import (
+    AnchorDefinition,
     identify,
     ranked,
     register_anchor,
@@ -30,6 +31,7 @@ from aether_context.conversation.strategy import Budget, Conversation, Decision,
 from aether_context.conversation.turns import units
 
 __all__ = [
+    "AnchorDefinition",
     "Budget",
     "Conversation",
     "Decision",

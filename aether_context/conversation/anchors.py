@@ -18,6 +18,7 @@ Selector: TypeAlias = Callable[[Content, int, Sequence[Content]], bool]
 class AnchorDefinition(NamedTuple):
     """A rule that finds anchors. ``priority`` 0 or less finds none."""
 
+    kind: AnchorKind
     priority: int
     selector: Selector
     description: str
@@ -40,7 +41,9 @@ def register_anchor(description: str, selector: Selector, *, priority: int = 0) 
     """
     if not description.strip():
         raise PolicyError("description = '': an anchor rule needs a name", field="description")
-    _REGISTERED[description] = AnchorDefinition(priority, selector, description)
+    _REGISTERED[description] = AnchorDefinition(
+        kind="custom", priority=priority, selector=selector, description=description
+    )
 
 
 def unregister_anchor(description: str) -> None:
@@ -76,11 +79,13 @@ def identify(
     contents: Sequence[Content],
     *,
     settings: ConversationSettings | None = None,
+    rules: Iterable[AnchorDefinition] = (),
     marked: Mapping[int, str] | None = None,
 ) -> tuple[Anchor, ...]:
     """The anchors among contents, the highest priority first, then by place; a content is an anchor once.
 
     Args:
+        rules: further rules besides those that follow from the contents.
         marked: descriptions of instruction anchors by index.
     """
     settings = settings or ConversationSettings()
@@ -90,6 +95,8 @@ def identify(
             Anchor(place=at, kind="instruction_anchor", priority=priority, description=description)
             for at, description in sorted((marked or {}).items())
         ]
+    for rule in rules:
+        anchors += selected(rule, contents, range(len(contents)))
     return ranked(anchors)
 
 
@@ -98,7 +105,7 @@ def selected(rule: AnchorDefinition, contents: Sequence[Content], positions: Seq
     if rule.priority <= 0:
         return []
     return [
-        Anchor(place=positions[at], kind="custom", priority=rule.priority, description=rule.description)
+        Anchor(place=positions[at], kind=rule.kind, priority=rule.priority, description=rule.description)
         for at, content in enumerate(contents)
         if rule.selector(content, at, contents)
     ]

@@ -22,7 +22,7 @@ from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import PLACEHOLDER
 from aether_context.conversation.strategy import Conversation, Decision, Replaced, decided
-from aether_context.conversation.turns import Unit, cut, units
+from aether_context.conversation.turns import Unit, cut, units, unread
 from aether_context.pack import Content, Part, Reason, Tool
 from aether_context.policy import StablePrefixSettings
 
@@ -68,17 +68,19 @@ class StablePrefix:
         over = any(excess > sum(freed[at] for at in changed if at < begin) for freed, excess in goals)
         end = begin
         if conversation.forced or (over and not conversation.gated):
-            final = max(units(contents), key=lambda unit: unit.indices[-1], default=None)
+            final = unread(units(contents), conversation.request_index)
             # What the model has yet to read is never replaced.
-            unread = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
+            most = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
             replies = [at for at, content in enumerate(contents) if content.role == "model"]
             older = len(replies) - settings.keep_last_messages
-            end = max(begin, min(unread, 0 if older <= 0 else (*replies, len(contents))[older]))
-            singles = [Unit(kind="message", indices=(at,), turn=at) for at in range(unread)]
+            end = max(begin, min(most, 0 if older <= 0 else (*replies, len(contents))[older]))
+            singles = [Unit(kind="message", indices=(at,), turn=at) for at in range(most)]
             for freed, excess in goals:
-                sizes = [freed.get(at, 0) for at in range(unread)]
+                sizes = [freed.get(at, 0) for at in range(most)]
                 gone = cut(singles, sizes, target=sum(sizes) - excess).gone
                 end = max(end, len(gone))
+            # At what stays in the session: the host may put messages of people elsewhere at the next call.
+            end = max((at + 1 for at in changed if begin <= at < end), default=begin)
         reason: Reason = "by_hand" if conversation.forced else "threshold"
         replaced = [
             Replaced(index=at, content=placeholders[at], reason=reason if at >= begin else "threshold", new=at >= begin)
@@ -126,7 +128,8 @@ def _part_tokens(part: Part) -> int:
     if part.kind == "call":
         return bytes_to_tokens(len(part.name.encode("utf-8", "surrogatepass")) + size + _CALL_BYTES)
     if part.kind == "response":
-        media = _IMAGE if part.media_tokens else 0
+        # Read off the wire, which replays have as well.
+        media = _IMAGE if '"parts":[' in part.wire.partition('"response":')[0] else 0
         return bytes_to_tokens(size + _CALL_BYTES) + media
     return bytes_to_tokens(size)
 

@@ -19,7 +19,8 @@ UnitKind: TypeAlias = Literal["human", "exchange", "message"]
 class Unit(NamedTuple):
     """Contents that stay or go together, by index, and the turn (from 0) they belong to.
 
-    ``from_agent`` is set where they hold the last that another agent said or did in the turn: what was handed over.
+    ``from_agent`` is set where they hold the last that another agent said or did in the turn: what was handed over;
+    and where they are the agent's instruction.
     """
 
     kind: UnitKind
@@ -58,6 +59,15 @@ class _Waiting:
 
 _PERSON = "user"
 """The agent that is named where a person answers another agent's call."""
+
+
+INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
+"""What ADK lets an agent's instruction begin with where it stands among the contents, behind a static one."""
+
+
+def is_instruction(content: Content) -> bool:
+    """Whether a content is the agent's instruction, which no act takes or shortens."""
+    return content.role == "user" and content.text.startswith(INSTRUCTION)
 
 
 def is_human(content: Content) -> bool:
@@ -136,6 +146,8 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
     for unit, indices in members.items():
         for index in indices:
             content = contents[index]
+            if is_instruction(content):
+                latest[turns[unit], "", False] = index, unit
             if not content.agent:
                 continue
             has_words = any(quote.kind == "said" for quote in content.quotes)
@@ -144,14 +156,23 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
     return frozenset(unit for _, unit in latest.values())
 
 
+def unread(parts: Sequence[Unit], request_index: int | None) -> Unit | None:
+    """The unit that the model has yet to answer: the last one, or the last of the loop behind the final human message,
+    whatever the host puts behind that for one call alone."""
+    loop = [unit for unit in parts if unit.kind != "human" and unit.indices[-1] > (request_index or 0)]
+    return max(loop if request_index is not None and loop else parts, key=lambda unit: unit.indices[-1], default=None)
+
+
 def protected(parts: Sequence[Unit], request_index: int | None) -> frozenset[int]:
-    """Positions in ``parts`` that no cut takes: the final human message, what other agents handed over since then, and
-    the last exchange while nothing of the model's follows it, that is, while the model has yet to read it."""
-    latest = parts[-1].turn if parts else 0
-    kept = {at for at, unit in enumerate(parts) if unit.from_agent and unit.turn == latest}
-    kept |= {at for at, unit in enumerate(parts) if request_index is not None and request_index in unit.indices}
-    kept |= {max(range(len(parts)), key=lambda at: parts[at].indices[-1])} if parts else set()
-    return frozenset(kept)
+    """Positions in ``parts`` that no cut takes: the final human message, what other agents handed over since then, the
+    last exchange while nothing of the model's follows it, that is, while the model has yet to read it, and what stands
+    behind that."""
+    last = unread(parts, request_index)
+    end = last.indices[-1] if last is not None else 0
+    asked = {at for at, unit in enumerate(parts) if request_index in unit.indices}
+    turn = min((parts[at].turn for at in asked), default=parts[-1].turn if parts else 0)
+    handed = {at for at, unit in enumerate(parts) if unit.from_agent and unit.turn >= turn}
+    return frozenset({at for at, unit in enumerate(parts) if unit.indices[-1] >= end} | asked | handed)
 
 
 def latest_answer(parts: Sequence[Unit]) -> frozenset[int]:

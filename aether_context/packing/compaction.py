@@ -32,7 +32,7 @@ from aether_context.conversation.extracts import (
     shorten_content,
 )
 from aether_context.conversation.strategies import NET, Cutting, net
-from aether_context.conversation.turns import protected
+from aether_context.conversation.turns import is_instruction, protected, unread
 from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent, content_name
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, tell
@@ -372,7 +372,7 @@ def _leave_out_thoughts(draft: Draft) -> None:
 def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
     items, counter, budget = draft.history.items, draft.counter, draft.budget
-    last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
+    last = unread(units([item.content for item in items]), _request_place(draft))
     tokens = {at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())}
     targets, sizes = [at for at in tokens if tokens[at]], [size for inside in tokens.values() for size in inside]
     if not sizes:
@@ -393,8 +393,8 @@ def _shorten_parts(draft: Draft) -> None:
 
     The request is measured with them, so that it gives way before what is shorter than it.
     """
-    items, asked, request = draft.history.items, draft.request_index, _request_tokens(draft)
-    targets = [at for at, item in enumerate(items) if item.origin != asked and item.form not in ("payload", "told")]
+    items, request = draft.history.items, _request_tokens(draft)
+    targets = [at for at in _beside(draft) if items[at].form not in ("payload", "told")]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
     }
@@ -443,12 +443,22 @@ def _leave_out_neighbours(draft: Draft) -> None:
     raw, items = draft.raw_human, draft.history.items
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
-    request_index = next((at for at, item in enumerate(items) if item.origin == draft.request_index), None)
-    protected_units = protected(parts, request_index)
+    protected_units = protected(parts, _request_place(draft))
     going = [at for at in range(len(parts)) if at not in protected_units]
     # A turn's human message outlives its answers, so that what stays begins with the words of a person.
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, shrinks, [parts[at].indices for at in going])
+
+
+def _request_place(draft: Draft) -> int | None:
+    """Where the request stands among what is sent."""
+    return next((at for at, item in enumerate(draft.history.items) if item.origin == draft.request_index), None)
+
+
+def _beside(draft: Draft) -> list[int]:
+    """Where what may give way stands beside the request: all but the agent's instruction."""
+    items, asked = draft.history.items, draft.request_index
+    return [at for at, item in enumerate(items) if item.origin != asked and not is_instruction(item.raw)]
 
 
 def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> None:
@@ -578,11 +588,8 @@ def _tell_last(draft: Draft) -> None:
     response gets the request refused.
     """
     parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
-    if not parts:
-        return
-    last = max(parts, key=lambda unit: unit.indices[-1])
-    beside = [at for at, item in enumerate(draft.history.items) if item.origin != draft.request_index]
-    origins = [draft.history.items[at].origin for at in last.indices if at in beside]
+    last, beside = unread(parts, _request_place(draft)), _beside(draft)
+    origins = [draft.history.items[at].origin for at in (last.indices if last is not None else ()) if at in beside]
     _leave_out(draft, 0, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
     over = _over(draft)
     if over <= 0 or not origins:

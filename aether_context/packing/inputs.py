@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aether_context.conversation.epoch import align, live_positions, reset
-from aether_context.conversation.turns import torn
+from aether_context.conversation.turns import is_human, torn
 from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
 
 
@@ -40,6 +40,10 @@ def next_input(
         aligned = reset(epoch, "")
     else:
         aligned = align(epoch, total, lambda at: content_at(at).digest)
+    boundary = aligned.epoch.cut_count - 1
+    if request_index is not None and request_index < boundary and is_human(content_at(boundary)):
+        # What the host puts behind a loop for one call alone is no place in history.
+        aligned = reset(epoch, "the last cut was made at a message that is not the session's")
     positions = live_positions(aligned.epoch, total)
     if aligned.epoch.cut_count and torn([content_at(at) for at in positions]):
         # The host took contents away so that an exchange would be torn: everything is live again.

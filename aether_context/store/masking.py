@@ -59,7 +59,9 @@ class MaskedPacks:
 
     def _form(self, pack: Pack, policy: PackPolicy, last: tuple[Pack, Pack] | None) -> Pack:
         mask, source = policy.mask, pack.source
-        counts = {short(outcome.hash, 16): outcome.tokens for outcome in pack.rows} | dict(pack.to_store.counts)
+        # A summary that this pack replaces and its masked form keeps counts as it did.
+        counts = dict(last[1].to_store.counts) if last is not None else {}
+        counts |= {short(outcome.hash, 16): outcome.tokens for outcome in pack.rows} | dict(pack.to_store.counts)
         epochs = None if last is None else (last[0].epoch, last[1].epoch)
         changed = masked_input(source, mask, self._contents)
         if not policy.redact_prompt:

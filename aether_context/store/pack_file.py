@@ -27,6 +27,8 @@ ENDING = ".json.gz"
 MANIFEST_BYTES, TEXTS_BYTES = 64 * 2**20, 512 * 2**20
 """The most bytes that a manifest, and any other member of a file, may hold."""
 _MOST_DIGITS = 100
+TEXT_DIGITS = 4_301
+"""The most characters of a number in what tools and models said: more Python itself does not write."""
 
 # A member's header (RFC 1952): deflate, a comment follows, no time, no flags of the compressor, no operating system, so
 # that it is the same on every machine.
@@ -110,18 +112,19 @@ def check_signature(digest: str, signature: JSON, what: str) -> None:
         raise ChecksumMismatch(f"{what} {fault}: {KEY} is set")
 
 
-def parsed(text: str | bytes) -> JSON:
+def parsed(text: str | bytes, most_digits: int = _MOST_DIGITS) -> JSON:
     """The value of a line; `ManifestError` where it is not JSON, or holds a number that no pack has."""
+
+    def number(text: str) -> float:
+        is_whole = text.lstrip("-").isdecimal()
+        if len(text) > most_digits or not (is_whole or math.isfinite(float(text))):
+            raise ValueError(f"{text[:_MOST_DIGITS]} is no number of a pack")
+        return int(text) if is_whole else float(text)
+
     try:
-        return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
+        return json.loads(text, parse_int=number, parse_float=number, parse_constant=number)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"not a manifest: {error}") from error
-
-
-def _number(text: str) -> float:
-    if len(text) > _MOST_DIGITS or not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:_MOST_DIGITS]} is no number of a pack")
-    return int(text) if text.lstrip("-").isdecimal() else value
 
 
 def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:

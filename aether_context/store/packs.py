@@ -34,6 +34,7 @@ from aether_context.store.layout import FORGOTTEN, entry_of, is_segment
 from aether_context.store.pack_file import (
     ENDING,
     MANIFEST_BYTES,
+    TEXT_DIGITS,
     fields_of,
     parsed,
     read_lines,
@@ -383,7 +384,7 @@ def unhashed(data: bytes) -> bytes:
 def _texts(manifest: Manifest, line: bytes) -> dict[str, JSON]:
     if hash_bytes(line) != manifest.texts:
         raise ChecksumMismatch(f"the texts of {manifest.pack_id} are not {manifest.texts}")
-    texts: dict[str, JSON] = parsed(line)
+    texts: dict[str, JSON] = parsed(line, TEXT_DIGITS)
     return texts
 
 

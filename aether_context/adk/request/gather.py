@@ -70,6 +70,7 @@ _MOST_PLANS, _MOST_HISTORIES, _MOST_ROWS = 256, 256, 200_000
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
+_TICK = 1e-5
 _TOKEN_CHARACTERS = 5
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
@@ -342,7 +343,10 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += is_answer(event, agent, branch)
-    latest, caller = events[-1] if events else None, caller_of((app, user, session))
+    time = 0.0
+    for event in events:  # ids stand in the order of calls, although a clock may have been set back
+        time = event.timestamp if event.timestamp >= time else time + _TICK
+    caller = caller_of((app, user, session))
     return Identity(
         app,
         user,
@@ -351,8 +355,8 @@ def _identity(call: ModelCall) -> Identity:
         agent,
         branch,
         number + call.is_second_try,
-        last_event_id=latest.id if latest is not None else "",
-        last_event_time=latest.timestamp if latest is not None else 0.0,
+        last_event_id=events[-1].id if events else "",
+        last_event_time=time,
         caller=caller.session if caller is not None else None,
     )
 

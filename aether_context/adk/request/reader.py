@@ -24,6 +24,7 @@ from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
+from aether_context.conversation.turns import INSTRUCTION
 from aether_context.pack import Candidate, Content, Part, Request, Tool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
@@ -147,10 +148,6 @@ def is_message(content: types.Content) -> bool:
     return content.role == "user" and not any(part.function_response for part in content.parts or ())
 
 
-_INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
-"""What ADK lets an agent's instruction begin with where it stands among the contents, behind a static one."""
-
-
 def request_index_of(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
     """The index of the human message that the model answers, None where there is none.
 
@@ -174,7 +171,7 @@ def request_index_of(contents: Sequence[types.Content], asked: types.Content | N
             if not heard:
                 heard = says(texts)
                 quoted = at if heard or quoted is None else quoted
-        elif human is None and not (texts and (texts[0] or "").startswith(_INSTRUCTION)):
+        elif human is None and not (texts and (texts[0] or "").startswith(INSTRUCTION)):
             human = None if any(text and _past(text) is not None for text in texts) else at
     return quoted if human is None else human
 
