@@ -12,7 +12,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import rendered, said, trim, turns
+from packs import answered, called, rendered, said, trim, turns
 from scripted import Chat, call, inside, look_up
 from timing import best_of
 
@@ -26,6 +26,7 @@ from aether_context.conversation import (
     identify,
     register_anchor,
     register_strategy,
+    select_strategy,
     strategy_names,
     units,
     unregister_anchor,
@@ -61,6 +62,27 @@ def anchored(contents: Sequence[Content], marked: Mapping[int, str] | None = Non
 
 
 # anchors are found
+
+
+def exchange(size: int) -> list[Content]:
+    return [called("look_up", "c"), answered("look_up", "c", "word " * size)]
+
+
+@pytest.mark.parametrize(
+    ("contents", "shape", "strategy"),
+    [
+        (talk(4), "short", "epochs"),
+        ([said("word " * 60, role) for role in ("user", "model") * 40], "dialogue", "heads_tails"),
+        ([said("Look."), *exchange(4_000)], "loop", "epochs"),
+        ([one for _ in range(8) for one in (said("Look."), *exchange(600))], "session", "epochs"),
+    ],
+)
+def test_a_strategy_is_chosen_by_the_shape_of_a_conversation(
+    contents: Sequence[Content], shape: str, strategy: str
+) -> None:
+    found = select_strategy(conversation(contents))
+    assert (found.shape, found.strategy) == (shape, strategy)
+    assert found.rule.startswith(f"{shape}: ")
 
 
 def test_anchors_come_by_priority_then_by_place_and_a_content_is_one_once() -> None:

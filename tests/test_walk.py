@@ -25,10 +25,10 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
-LINES = 32_546
+LINES = 32_326
 SETTINGS = 51
 FILES = 55
-FUNCTIONS = 371
+FUNCTIONS = 367
 MOST_NAMED = 32
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
