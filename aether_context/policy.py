@@ -114,8 +114,7 @@ class ShareSettings(_Settings):
         high = sum(getattr(self, layer).high for layer in FLEXIBLE_LAYERS)
         if low > 1 or high < 1:
             raise ValueError(
-                f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}; change the "
-                "ranges of the other layers, too"
+                f"no shares sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}; change the other layers, too"
             )
         return self
 
@@ -195,8 +194,7 @@ class ConversationSettings(_Settings):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.compact_to > self.compact_at:
-            least = f"give it at most {self.compact_at}, or raise compact_at"
-            raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}: {least}")
+            raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}: lower it, too")
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
         if "summarize" in self.strategy and not self.summary_share:
@@ -225,8 +223,7 @@ class CompressSettings(_Settings):
     """How texts are shortened."""
 
     enabled: bool = True
-    """Whether texts may be shortened, but for ``offload``, summaries and the last resort; where not, one stays verbatim
-    or goes."""
+    """Whether texts may be shortened, but for ``offload``, summaries and the last resort; else all stay or go whole."""
     summarizer: str = ""
     """Name of a model in ADK's registry that writes summaries; where this is empty or fails, the texts' own
     sentences."""
@@ -543,7 +540,6 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that ``base`` does not give as they are."""
     return {
         key: _without(value, base[key]) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
         for key, value in settings.items()

@@ -197,7 +197,7 @@ def test_a_typo_names_field_file_and_nearest_name(tmp_path):
         ({"max_input_tokens": 3}, ("max_input_tokens = 3", "256")),
         (
             {"conversation": {"compact_to": 0.9, "compact_at": 0.8}},
-            ("compact_to 0.9 is above compact_at 0.8", "at most 0.8"),
+            ("compact_to 0.9 is above compact_at 0.8", "lower it, too"),
         ),
         ({"conversation": {"stable_prefix": {"threshold": 0}}}, ("threshold",)),
         ({"conversation": {"stable_prefix": {"threshold": 1.1}}}, ("threshold",)),

@@ -76,8 +76,7 @@ class Replayer:
         self._links: dict[str, Manifest] = {}
         self._resolved: LRUCache[str, Resolved] = LRUCache(_MOST_RESOLVED)
         self._texts: dict[str, dict[str, JSON]] = {}
-        # One chain holds a content as it was sent, another one its masked form under the same hash.
-        self._contents: dict[str, dict[str, Content]] = {}
+        self._contents: dict[str, dict[str, Content]] = {}  # by pack: chains may have masked forms under the same hash
         self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
