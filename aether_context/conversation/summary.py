@@ -133,7 +133,8 @@ def summarize(
         if remaining <= 0:
             break
         # Beside a long quote only whole messages find room. A word is at least a token, so that splitting shows it.
-        if (remaining < quoted and len(told[index].split(None, remaining)) > remaining) or is_beside(index):
+        whole = told[index] if by_people[index] else bullet(index)
+        if (remaining < quoted and len(whole.split(None, remaining)) > remaining) or is_beside(index):
             continue
         text = bullet(index)
         if (cost := counter.count(text) + 1) <= remaining:
