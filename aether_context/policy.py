@@ -447,7 +447,7 @@ class PackPolicy(_Settings):
 
     def changed(self, /, **overrides: Any) -> PackPolicy:
         """This policy with overrides on top; a mapping for a section is merged into it, and another profile or preset
-        takes the place of what the one before gave.
+        takes the place of what the one before gave, and of values equal to that.
 
         Raises:
             PolicyError: an unknown field, or a value out of range.
