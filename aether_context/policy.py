@@ -447,7 +447,7 @@ class PackPolicy(_Settings):
 
     def changed(self, /, **overrides: Any) -> PackPolicy:
         """This policy with overrides on top; a mapping for a section is merged into it, and another profile or preset
-        takes the place of what the one before gave.
+        takes the place of what the one before gave, and of values equal to that.
 
         Raises:
             PolicyError: an unknown field, or a value out of range.
@@ -541,7 +541,7 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _without(value, base[key]) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+        key: _without(value, base[key]) if isinstance(base.get(key), dict) and "low" not in base[key] else value
         for key, value in settings.items()
         if key not in base or value != base[key]
     }

@@ -173,6 +173,12 @@ def test_another_profile_or_preset_leaves_nothing_of_the_one_before():
     )
 
 
+def test_a_range_that_shares_an_end_with_the_profile_before_stays_whole():
+    shares = {"shares": {"memory": {"low": 0.05, "high": 0.3}}}  # the profile's begins at 0.05, too
+    changed = PackPolicy.load("coding", budget=shares).changed(profile="requirements")
+    assert changed == PackPolicy.load("requirements", budget=shares)
+
+
 def test_the_hash_is_stable_and_tells_policies_apart():
     assert PackPolicy(max_input_tokens=5_000).digest == PackPolicy.load("chat", max_input_tokens=5_000).digest
     assert PackPolicy().digest != PackPolicy(max_input_tokens=5_000).digest

@@ -36,6 +36,14 @@ def test_a_summary_carries_the_one_before_it():
     assert second.splitlines() == ["- user: My dog is called Rex.", "- user: I live in Bern."]
 
 
+def test_the_beginning_of_a_long_answer_finds_room_beside_long_quotes():
+    quotes = [said(f"I want the {mill} mill repaired, and not sold. " * 40) for mill in ("old", "new")]
+    answer = said("The mill needs a new roof. " * 40, "model")
+    summary = summarize([*quotes, answer], max_tokens=360, counter=COUNTER)
+    assert summary.count("- user: I want the ") == 2
+    assert "- model: The mill needs a new roof." in summary
+
+
 @given(st.lists(st.text(min_size=1, max_size=200), max_size=20), st.integers(0, 200))
 def test_a_summary_stays_inside_its_budget(texts, budget):
     summary = summarize([said(text) for text in texts], max_tokens=budget, counter=COUNTER)

@@ -52,6 +52,14 @@ def test_meaning_finds_what_words_do_not(index):
     assert ids(HybridIndex.from_texts(list(TEXTS), list(TEXTS.values()), embedder="none").search("crimson")) == []
 
 
+def test_an_embedder_needs_no_name():
+    class Nameless:
+        embed = Fake().embed
+
+    index = HybridIndex.from_texts(list(TEXTS), list(TEXTS.values()), embedder=Nameless())
+    assert ids(index.search("crimson entrance"))[0] == "a"
+
+
 def test_meaning_counts_more_by_a_model_than_by_the_packaged_table(index):
     table = Fake()
     table.name = "static-table"

@@ -170,8 +170,8 @@ def test_passages_hold_a_text_whole_and_in_order(text: str, most: int) -> None:
 
 
 def test_who_said_it_is_heeded_where_the_question_says_so() -> None:
-    def found(question: str) -> set[str | None]:
-        hits = recalled(said, question, str, most=9, tokens=9_000, asked=0.0, embedder=None)
+    def found(question: str, most: int = 9) -> set[str | None]:
+        hits = recalled(said, question, str, most=most, tokens=9_000, asked=0.0, embedder=None)
         return {hit.speaker for hit in hits}
 
     talk = ["Is the boat trip to Lisbon too long?", "I suggest the boat trip to Porto."] * 6
@@ -183,7 +183,13 @@ def test_who_said_it_is_heeded_where_the_question_says_so() -> None:
     assert found("Which boat trip is it?") == {"user", "agent"}
     assert found("In which order have I brought up each boat trip?") == {"user"}
     assert found("Which boat trip did you suggest?") == {"agent"}
+    assert found("Which boat trip did you suggest?", most=1) == {"agent"}
     assert found("What boat trip did you suggest when I asked about Lisbon?") == {"user", "agent"}
+    assert found("May I ask which boat trip it is?") == {"user", "agent"}
+    assert found("Who should I talk to about the boat trip?") == {"user", "agent"}
+    assert found("I was told to take a boat trip: which?") == {"user", "agent"}
+    assert found("error: no trip 'bota trip'. Did you mean 'boat trip'?") == {"user", "agent"}
+    assert found("Did you get which boat trip I want?") == {"user", "agent"}
 
 
 def test_a_passage_of_a_long_message_comes_back_alone() -> None:

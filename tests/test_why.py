@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from browsing import Browser
 from click.testing import CliRunner
+from google.adk.events.event import Event
 from google.adk.platform.time import reset_time_provider, set_time_provider
 from harbour import CARD, harbour, tide_table
 from scripted import Chat, call
@@ -319,3 +320,18 @@ def test_calls_stand_in_their_order_though_the_clock_is_set_back() -> None:
     assert [manifest.number for manifest in chat.manifests()] == [1, 2, 3, 4, 5, 6]
     (place,) = why(chat.store, "blue buoy").places
     assert [(span.first, span.last, span.form) for span in place.spans] == [(5, 6, "whole")]
+
+
+def test_an_event_of_a_far_day_dates_no_later_call() -> None:
+    chat = Chat()
+    chat.say("Where is the kayak?")
+
+    async def append() -> None:
+        session = await chat.held()
+        await chat.sessions.append_event(session, Event(author="clerk", timestamp=session.last_update_time + 1e7))
+
+    asyncio.run(append())
+    chat.say("And the pier?", "And the blue buoy?")
+    moments = [manifest.last_event_time for manifest in chat.manifests()]
+    assert moments == sorted(moments)
+    assert moments[-1] - moments[0] < 86_400

@@ -133,7 +133,8 @@ def summarize(
         if remaining <= 0:
             break
         # Beside others only whole messages find little room. A word is at least a token, so that splitting shows it.
-        too_long = chosen and remaining < quoted and len(told[index].split(None, remaining)) > remaining
+        whole = told[index] if by_people[index] else bullet(index)
+        too_long = chosen and remaining < quoted and len(whole.split(None, remaining)) > remaining
         if too_long or is_beside(index):
             continue
         text = bullet(index)

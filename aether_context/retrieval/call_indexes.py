@@ -6,6 +6,7 @@ Each is of one call or one session, so that there is nothing that a session, a u
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections import Counter
@@ -114,11 +115,13 @@ _LEAST_WEIGHT = 0.25
 _TOKEN_CHARACTERS = 4
 _LONGEST_PASSAGE = 600
 """Characters."""
-_BY_USER = re.compile(r"\bI (?:\w+ ){0,2}(?:ask|brought up|describ|discuss|mention|said|say|talk|tell|told)", re.I)
+_BY_USER = re.compile(
+    r"(?i)\bdid I (?:\w+ )?(?:ask|bring|descri|discuss|mention|say|talk|tell)|(?<!was )\bI (?!am |was (?:asked|told))"
+    r"(?:\w+ ){0,2}(?:(?:ask|describ|discuss|mention|talk)(?:ed|ing)|brought up|said|saying|told|telling)\b"
+)
 _BY_AGENT = re.compile(
-    r"\bdid you\b|\byou(?:'d|'ve)? (?:\w+ )?(?:advised|described|explained|gave|listed|made|mentioned|proposed"
-    r"|recommended|said|suggested|told|wrote)\b",
-    re.I,
+    r"(?i)\bdid you\b(?! (?:get|hear|know|mean|notice|read|receive|remember|see)\b)|\byou(?:'d|'ve)? (?:\w+ )?"
+    r"(?:advised|described|explained|gave|listed|made|mentioned|proposed|recommended|said|suggested|told|wrote)\b"
 )
 """In a question for what the user said, and in one for what an agent did."""
 _SHARE_OF_AGENTS = 3
@@ -145,10 +148,8 @@ def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[E
     number for a passage."""
     pieces = passages(words)
     names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
-    return [
-        Entry(id=name, text=piece, time=time, speaker=speaker, thread="")
-        for name, piece in zip(names, pieces, strict=True)
-    ]
+    named = zip(names, pieces, strict=True)
+    return [Entry(id=name, text=piece, time=time, speaker=speaker, thread="") for name, piece in named]
 
 
 class TurnIndex:
@@ -195,12 +196,11 @@ def recalled(
     index = index or TurnIndex()
     with index.lock:
         hits = index.over(turns, embedder, redact).search(query, _MORE_HITS * most, asked=asked)
-    found: list[Candidate] = []
-    characters = tokens * _TOKEN_CHARACTERS
+    found, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
     by_user, by_agent = _BY_USER.search(query) is not None, _BY_AGENT.search(query) is not None
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
-        most = most if by_user else most // _SHARE_OF_AGENTS
+        most = most if by_user else math.ceil(most / _SHARE_OF_AGENTS)
     for hit in _weighted(hits)[:most]:
         if len(hit.text) > characters:
             continue
@@ -231,7 +231,6 @@ def _weighted(hits: Sequence[Hit]) -> list[Hit]:
     for hit in hits:
         said[hit.entry.speaker] += len(hit.text)
     users = said[USER] or max(said.values(), default=0)
-    weighted = [
-        replace(hit, score=hit.score * max(_LEAST_WEIGHT, min(1.0, users / said[hit.entry.speaker]))) for hit in hits
-    ]
+    weights = {speaker: max(_LEAST_WEIGHT, min(1.0, users / length)) for speaker, length in said.items()}
+    weighted = [replace(hit, score=hit.score * weights[hit.entry.speaker]) for hit in hits]
     return sorted(weighted, key=lambda hit: (-hit.score, hit.id))

@@ -95,7 +95,7 @@ class Pool:
     """Texts, by the hashes of their terms, their vectors, times and threads. All vectors are of one embedder."""
 
     def __init__(self, embedder: Embedder | None) -> None:
-        is_model = embedder is not None and not embedder.name.startswith("static-")
+        is_model = embedder is not None and not str(getattr(embedder, "name", "")).startswith("static-")
         self._weight = _MODEL_WEIGHT if is_model else _SEMANTIC_WEIGHT
         self._marks = np.empty((0, 2), dtype=_TERM)
         self._terms, self._lengths = packed([])

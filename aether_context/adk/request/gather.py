@@ -70,7 +70,7 @@ _MOST_PLANS, _MOST_HISTORIES, _MOST_ROWS = 256, 256, 200_000
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
-_TICK = 1e-5
+_TICK, _DAY = 1e-5, 86_400
 _TOKEN_CHARACTERS = 5
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
@@ -169,7 +169,7 @@ class Gatherer:
         if request_index is not None:
             request_index += first
         records, window = self._records.of(call.context), call.window
-        price = cached_share(model, int(identity.last_event_time // 86_400))
+        price = cached_share(model, int(identity.last_event_time // _DAY))
         # A limit counts cached input in full.
         cached = 1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4)
         by_hand = call.state.get(CUT)
@@ -343,9 +343,9 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += is_answer(event, agent, branch)
-    time = 0.0
-    for event in events:  # ids stand in the order of calls, although a clock may have been set back
-        time = event.timestamp if event.timestamp >= time else time + _TICK
+    time, latest = 0.0, events[-1].timestamp + _DAY if events else 0.0
+    for event in events:  # ids stand in the order of calls, although a clock may have been set back, by a day at most
+        time = event.timestamp if time <= event.timestamp <= latest else time + _TICK
     caller = caller_of((app, user, session))
     return Identity(
         app,
