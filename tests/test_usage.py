@@ -218,7 +218,7 @@ def test_warn_says_so_once_and_changes_nothing(caplog: pytest.LogCaptureFixture)
     assert all(one.degradations == () for one in warned.manifests())
 
 
-WORDS = " ".join(f"word{at}" for at in range(250))
+WORDS = " ".join(f"word{at}" + "." * (at % 10 == 9) for at in range(250))
 
 
 def test_degrade_cuts_earlier_and_deeper_near_a_limit_and_more_so_once_it_is_reached() -> None:

@@ -344,7 +344,8 @@ def bring_within_window(draft: Draft) -> None:
         act(draft)
     # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
-    if cut and not draft.history.summary and draft.policy.conversation.summary_share:
+    told = draft.history.summary or any(one.source == RECALLED for one in draft.chosen.memory)
+    if cut and not told and draft.policy.conversation.summary_share:
         draft.account = draft.account._replace(degradations=(*draft.account.degradations, _NO_SUMMARY))
 
 
