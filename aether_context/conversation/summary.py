@@ -132,9 +132,10 @@ def summarize(
     for index in dict.fromkeys((*islice(first, 1), *ranked)):
         if remaining <= 0:
             break
-        # Beside a long quote only whole messages find room. A word is at least a token, so that splitting shows it.
+        # Beside others only whole messages find little room. A word is at least a token, so that splitting shows it.
         whole = told[index] if by_people[index] else bullet(index)
-        if (remaining < quoted and len(whole.split(None, remaining)) > remaining) or is_beside(index):
+        too_long = chosen and remaining < quoted and len(whole.split(None, remaining)) > remaining
+        if too_long or is_beside(index):
             continue
         text = bullet(index)
         if (cost := counter.count(text) + 1) <= remaining:
