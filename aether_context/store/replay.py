@@ -276,4 +276,4 @@ def replay(manifest: Manifest, store: PackStore | str, policy: PackPolicy | None
         ReplayIncomplete: the recording lacks texts.
         ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
     """
-    return Replayer(PackStore(store) if isinstance(store, str) else store).replay(manifest, policy)
+    return Replayer(store if isinstance(store, PackStore) else PackStore(store)).replay(manifest, policy)
