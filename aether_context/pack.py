@@ -42,11 +42,7 @@ class Recorded:
     it in schema and docs, and a `TypeAdapter` is built at its first use, not at import."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[Mapping[str, object]] = {
-        "extra": "forbid",
-        "json_schema_extra": describe,
-        "defer_build": True,
-    }
+    __pydantic_config__: ClassVar = {"extra": "forbid", "json_schema_extra": describe, "defer_build": True}
 
 
 METADATA: Final = "aether_context"

@@ -540,6 +540,7 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that ``base`` does not give as they are; a range stays whole."""
     return {
         key: _without(value, base[key]) if isinstance(base.get(key), dict) and "low" not in base[key] else value
         for key, value in settings.items()

@@ -133,12 +133,11 @@ def summarize(
         if remaining <= 0:
             break
         # Beside others only whole messages find little room. A word is at least a token, so that splitting shows it.
-        whole = told[index] if by_people[index] else bullet(index)
+        whole = told[index] if by_people[index] else told[index][:_AGENT_CHARACTERS]
         too_long = chosen and remaining < quoted and len(whole.split(None, remaining)) > remaining
         if too_long or is_beside(index):
             continue
-        text = bullet(index)
-        if (cost := counter.count(text) + 1) <= remaining:
+        if (cost := counter.count(text := bullet(index)) + 1) <= remaining:
             chosen[index] = text
             remaining -= cost
     if not chosen:

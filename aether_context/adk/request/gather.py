@@ -71,6 +71,7 @@ _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
 _TICK, _DAY = 1e-5, 86_400
+"""Seconds, the first between events while a clock that was set back has not caught up."""
 _TOKEN_CHARACTERS = 5
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
@@ -343,9 +344,12 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += is_answer(event, agent, branch)
-    time, latest = 0.0, events[-1].timestamp + _DAY if events else 0.0
-    for event in events:  # ids stand in the order of calls, although a clock may have been set back, by a day at most
-        time = event.timestamp if time <= event.timestamp <= latest else time + _TICK
+    stamps = [event.timestamp for event in events] or [0.0]
+    time = stamps[-1]
+    if not max(stamps) <= time:  # ids stand in the order of calls, although a clock was set back, by a day at most
+        time, latest = 0.0, time + _DAY
+        for stamp in stamps:
+            time = stamp if time <= stamp <= latest else time + _TICK
     caller = caller_of((app, user, session))
     return Identity(
         app,
@@ -528,7 +532,7 @@ def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: 
 #     state["aether:anchors"] = ["event-id", {"contains": "Never touch the ledger", "priority": 90}]
 #     event.custom_metadata = {"aether:anchors": True}
 #     state["aether:cut"] = {"session": "…", "id": "…"}
-#
+
 CUT = "aether:cut"
 _MOST_MARKS = 200
 
