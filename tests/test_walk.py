@@ -25,7 +25,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
-LINES = 32_323
+LINES = 32_320
 SETTINGS = 51
 FILES = 55
 FUNCTIONS = 367

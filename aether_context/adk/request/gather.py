@@ -344,12 +344,9 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += is_answer(event, agent, branch)
-    stamps = [event.timestamp for event in events] or [0.0]
-    time = stamps[-1]
-    if not max(stamps) <= time:  # ids stand in the order of calls, although a clock was set back, by a day at most
-        time, latest = 0.0, time + _DAY
-        for stamp in stamps:
-            time = stamp if time <= stamp <= latest else time + _TICK
+    time, latest = 0.0, events[-1].timestamp + _DAY if events else 0.0
+    for event in events:  # ids stand in the order of calls, although a clock may have been set back, by a day at most
+        time = event.timestamp if time <= event.timestamp <= latest else time + _TICK
     caller = caller_of((app, user, session))
     return Identity(
         app,
