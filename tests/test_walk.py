@@ -1,11 +1,12 @@
-"""How long the package is, how far a planned call leads through it, and whether docs/architecture.md shows the way.
+"""How much code the package is, how far a call leads through it, and whether docs/architecture.md shows the way.
 
-`FILES` and `FUNCTIONS` are ceilings a little above the figures, so that a call cannot grow longer unnoticed. Where a
-change makes it shorter, they go down with it.
+`CODE` only goes down, or up by what a feature is granted. `FILES`, `FUNCTIONS` and `SETTINGS` are ceilings a little
+above the figures, so that a call cannot grow longer unnoticed. Where a change makes it shorter, they go down with it.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -25,10 +26,11 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
-LINES = 32_320
-SETTINGS = 51
-FILES = 55
-FUNCTIONS = 367
+CODE = 22_026
+"""Code lines: neither blank, nor a comment, nor in a docstring."""
+SETTINGS = 54
+FILES = 58
+FUNCTIONS = 386
 MOST_NAMED = 32
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -78,9 +80,23 @@ def test_there_are_no_more_settings() -> None:
     assert settings_of(PackPolicy) <= SETTINGS
 
 
+def code_lines(source: str) -> int:
+    """The lines of a module that are neither blank, nor a comment, nor in a docstring or a bare string."""
+    strings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(map(str.strip, source.split("\n")), 1)
+    return sum(bool(line) and not line.startswith("#") and at not in strings for at, line in lines)
+
+
+def test_code_lines_are_those_that_do_something() -> None:
+    assert code_lines('"""Module.\n\nMore."""\n\n# why\nA = 1  # one\n"""What A is."""\n') == 1
+
+
 def test_the_package_does_not_grow() -> None:
-    lines = sum(path.read_bytes().count(b"\n") for path in PACKAGE.rglob("*.py"))
-    assert lines <= LINES, f"{lines:,} lines"
+    code = sum(code_lines(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
+    assert code <= CODE, f"{code:,} code lines"
 
 
 def planned_call() -> list[tuple[str, str]]:
