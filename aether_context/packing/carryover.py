@@ -52,8 +52,11 @@ def _carried(draft: Draft) -> Carried:
     explains = (
         draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
     )
-    standing = epoch.contract and explains
-    marks = _marks(draft, _system(request.system, standing))
+    # The first call of a session decides, as long as its state is there: what is added to the instruction later, or
+    # taken from it, would have the provider read all again. A later plan is explained by its payloads.
+    contract = explains and (epoch.contract if epoch.number else source.validity != "unplanned")
+    system = _system(request.system, contract)
+    marks = _marks(draft, system)
     differing = {mark for mark, digest in marks.items() if digest != epoch.marks.get(mark, "")}
     changed = next((reason for mark, reason in _REASONS.items() if mark in differing), None)
     if not epoch.number or request.rewritten:
@@ -62,15 +65,10 @@ def _carried(draft: Draft) -> Carried:
     # An invocation chooses once, at its first call, unless its step changes. What is chosen stands in the human
     # message, before all calls and results, so that another choice would have a provider read all of these again.
     has_chosen = not draft.at_cut and not request.first_call and not new_step
-    # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
-    # payload explains itself, in as many words as its sections need.
-    breaks = not epoch.number or request.rewritten or not differing.isdisjoint(("system", "tools"))
-    contract = standing or (explains and breaks and not has_chosen and source.validity != "unplanned")
-    system, human, packed = _system(request.system, contract), draft.raw_human, None
+    human, packed = draft.raw_human, None
     if has_chosen and human is not None:
         key = (human.digest, source.identity.invocation)
         packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
-    marks["system"] = short(hash_text(system))
     return Carried(system, contract, marks, changed, has_chosen, packed)
 
 
