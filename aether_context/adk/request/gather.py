@@ -14,6 +14,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from aether_context.adk.acceptance import REPAIR
 from aether_context.adk.bounds import Waits, aside
 from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
 from aether_context.adk.request.history import History, Row, first_position
@@ -52,7 +53,9 @@ from aether_context.pack import (
     PackInput,
     Previous,
     Search,
+    Step,
     Usage,
+    noted,
     valid,
 )
 from aether_context.packing import next_input
@@ -105,6 +108,7 @@ class Gatherer:
 
         A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools, until it
         makes one of its own, or claims the step that the plan is at. An agent that writes the plan carries out none.
+        An agent whose step is completed keeps it until it has answered, or claims another.
         """
         agent = call.context.agent_name
         keys: Sequence[str] = ("plan", "tools", "knowledge")
@@ -119,10 +123,13 @@ class Gatherer:
                 keys = ("knowledge",)
         plans = agent in call.policy.planners or getattr(call.invocation.agent, "output_key", None) == "plan"
         state = {name: call.state.get(name) for name in keys}
-        key = (agent, plans, structure(state))
+        completed, completed_plan = ("", None) if plans else _completed(call)
+        if completed:
+            state["plan"] = completed_plan
+        key = (agent, plans, completed, structure(state))
         found = self._plans.get(key)
         if found is None:
-            found = read_state(state, worker=agent, plans=plans)
+            found = read_state(state, worker=agent, plans=plans, completed=completed)
             self._plans.put(key, found)
         return found
 
@@ -329,6 +336,44 @@ class Gatherer:
             except Exception as error:
                 problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
         return ranked(found)
+
+
+_LEAVING = frozenset(["transfer_to_agent", "finish_task"])
+"""Tools of ADK's after whose call an agent's model is not asked again."""
+
+
+def _completed(call: ModelCall) -> tuple[str, object]:
+    """The step that an agent still works under although it is completed, and the plan as that left it; empty and None
+    where there is none.
+
+    It is the step of the agent's last answer, where that answer had calls, or a gate did not accept it. Read off the
+    events, so that every worker keeps the same step, whatever became of the plan since.
+    """
+    agent, branch, plan_now = call.context.agent_name, call.invocation.branch or "", call.state.get("plan")
+    shown, is_repair, completions = "", False, dict[str, tuple[str, object]]()
+    for event in reversed(call.context.session.events if plan_now is not None else ()):
+        actions, responses = event.actions, event.get_function_responses()
+        if event.author == "user" and event.content is not None and not responses:
+            if REPAIR not in noted(event):
+                break
+            is_repair = True
+        if event.author == agent and (actions.escalate or actions.skip_summarization or actions.transfer_to_agent):
+            break
+        for response in responses:
+            name = (response.response or {}).get("done") if response.name == "complete_step" else None
+            if isinstance(name, str) and (plan := read_plan(actions.state_delta.get("plan"), Problems()).plan):
+                key = Step(task_id=plan.task_id, step_id=name).key
+                completions.setdefault(key, (name, actions.state_delta["plan"]))
+        if is_answer(event, agent, branch):
+            calls = {requested.name for requested in event.get_function_calls()}
+            if calls & _LEAVING or not (calls or is_repair):
+                break
+            shown, is_repair = shown or str(noted(event).get("step")), False
+    if shown not in completions:
+        return "", None
+    board = read_plan(plan_now, Problems()).plan
+    claimed = (entry.claimed_by for entry in board.steps if entry.status == "claimed") if board is not None else ()
+    return ("", None) if agent in claimed else completions[shown]
 
 
 def _identity(call: ModelCall) -> Identity:
