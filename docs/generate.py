@@ -100,6 +100,7 @@ def manifest_fields() -> str:
         "can_mask",
         "can_find",
         "can_read",
+        "planners",
         "asked",
         "growth",
         "epoch",

@@ -53,7 +53,6 @@ from aether_context.pack import (
     PackInput,
     Previous,
     Search,
-    Step,
     Usage,
     noted,
     valid,
@@ -61,6 +60,7 @@ from aether_context.pack import (
 from aether_context.packing import next_input
 from aether_context.retrieval.ranking import searched, similarity, widened
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
+from aether_context.state.schema import PlanShape, opened
 from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
 from aether_context.text.spellings import is_preference
@@ -201,6 +201,7 @@ class Gatherer:
                 asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                 window_mark=window.mark,
                 readings=records.readings,
+                planners=tuple(sorted({*call.policy.planners, *(one.author for one in events if _wrote_plan(one))})),
             ),
             usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
@@ -338,8 +339,14 @@ class Gatherer:
         return ranked(found)
 
 
-_LEAVING = frozenset(["transfer_to_agent", "finish_task"])
-"""Tools of ADK's after whose call an agent's model is not asked again."""
+def _wrote_plan(event: Event) -> bool:
+    """Tells whether ADK put an event's text into the state as the plan, for the ``output_key`` of its agent."""
+    plan = event.actions.state_delta.get("plan")
+    parts = (event.content.parts if event.content is not None and plan else None) or ()
+    text, plan = opened("".join(part.text or "" for part in parts if not part.thought)), opened(plan)
+    if not (isinstance(text, Mapping) and isinstance(plan, Mapping)):
+        return bool(text) and text == plan
+    return any(text.get(name) == value for name, value in plan.items() if value)
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:
@@ -350,30 +357,24 @@ def _completed(call: ModelCall) -> tuple[str, object]:
     events, so that every worker keeps the same step, whatever became of the plan since.
     """
     agent, branch, plan_now = call.context.agent_name, call.invocation.branch or "", call.state.get("plan")
-    shown, is_repair, completions = "", False, dict[str, tuple[str, object]]()
+    shown, is_repair, plans = "", False, dict[str, object]()
     for event in reversed(call.context.session.events if plan_now is not None else ()):
-        actions, responses = event.actions, event.get_function_responses()
-        if event.author == "user" and event.content is not None and not responses:
-            if REPAIR not in noted(event):
-                break
-            is_repair = True
-        if event.author == agent and (actions.escalate or actions.skip_summarization or actions.transfer_to_agent):
+        actions, metadata, responses = event.actions, noted(event), event.get_function_responses()
+        is_message = event.author == "user" and event.content is not None and not responses
+        ends = event.author == agent and (actions.escalate or actions.skip_summarization or actions.transfer_to_agent)
+        if ends or (is_message and REPAIR not in metadata):
             break
-        for response in responses:
-            name = (response.response or {}).get("done") if response.name == "complete_step" else None
-            if isinstance(name, str) and (plan := read_plan(actions.state_delta.get("plan"), Problems()).plan):
-                key = Step(task_id=plan.task_id, step_id=name).key
-                completions.setdefault(key, (name, actions.state_delta["plan"]))
+        is_repair = is_repair or is_message
+        for response in (response for response in responses if response.name == "complete_step"):
+            plans.setdefault(str((response.response or {}).get("done")), actions.state_delta.get("plan"))
         if is_answer(event, agent, branch):
             calls = {requested.name for requested in event.get_function_calls()}
-            if calls & _LEAVING or not (calls or is_repair):
+            if "finish_task" in calls or not (calls or is_repair):
                 break
-            shown, is_repair = shown or str(noted(event).get("step")), False
-    if shown not in completions:
-        return "", None
-    board = read_plan(plan_now, Problems()).plan
-    claimed = (entry.claimed_by for entry in board.steps if entry.status == "claimed") if board is not None else ()
-    return ("", None) if agent in claimed else completions[shown]
+            shown, is_repair = shown or str(metadata.get("step")), False
+    current = current_step(read_plan(plan_now, Problems()).plan or PlanShape(), agent) if plans.get(shown) else None
+    claims = current is not None and (current.status, current.claimed_by) == ("claimed", agent)
+    return (shown, plans[shown]) if plans.get(shown) and not claims else ("", None)
 
 
 def _identity(call: ModelCall) -> Identity:
