@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.tools.tool_context import ToolContext
-from plans import cached_input_costs
 from restarting import Restarting, same_requests
 from scripted import Chat, Scripted, call, grow, new_store, results, set_state, state_of, was_cut
 from teams import DEPRECATED
@@ -234,10 +232,10 @@ def test_a_plan_that_comes_later_leaves_the_system_instruction_and_explains_itse
 def test_the_place_of_the_contract_outlives_cuts_changed_tools_and_the_plans_end() -> None:
     policy = PackPolicy(max_input_tokens=3_000)
     for plan, is_added in ((PLAN, True), (None, False)):
-        chat = work(agent("operator", ["x " * 300] * 9, tools=[look, read, delete]), plan=plan, policy=policy)
+        chat = work(agent("operator", ["x " * 900] * 9, tools=[look, read, delete]), plan=plan, policy=policy)
         chat.say("What is a rival?")
         asyncio.run(set_state(chat, plan=None if plan else PLAN))
-        chat.say(*(f"And number {at}? {'y ' * 300}" for at in range(5)))
+        chat.say(*(f"And number {at}? {'y ' * 900}" for at in range(5)))
         asyncio.run(set_state(chat, plan=PLAN))
         chat.say("And now?")
         assert any(map(was_cut, chat.manifests()))

@@ -277,10 +277,9 @@ def complete_step(
     """
 
     def complete(board: TaskBoard) -> TaskBoard:
-        step = board.step(step_id)
+        step, tools = board.step(step_id), tool_context.state.get("tools")
         # Beside the tools that a step names, claim_step is not declared.
-        named = (step.tools, board.plan.tools, tool_context.state.get("tools"))
-        if step.status == "ready" and any(names is not None for names in named):
+        if step.status == "ready" and (step.tools, board.plan.tools, tools) != (None, None, None):
             board = board.claim(step_id, by=tool_context.agent_name)
         done = board.complete(step_id, by=tool_context.agent_name, notes=_lines(notes))
         lacking = [item.id for item in board.unproven(step_id, knowledge.covered(tool_context.state))]

@@ -122,10 +122,8 @@ class Gatherer:
             if step is None or step.claimed_by != agent:
                 keys = ("knowledge",)
         plans = agent in call.policy.planners or getattr(call.invocation.agent, "output_key", None) == "plan"
-        state = {name: call.state.get(name) for name in keys}
-        completed, completed_plan = ("", None) if plans else _completed(call)
-        if completed:
-            state["plan"] = completed_plan
+        completed, plan_then = ("", None) if plans else _completed(call)
+        state = {name: call.state.get(name) for name in keys} | ({"plan": plan_then} if completed else {})
         key = (agent, plans, completed, structure(state))
         found = self._plans.get(key)
         if found is None:
@@ -343,10 +341,10 @@ def _wrote_plan(event: Event) -> bool:
     """Tells whether ADK put an event's text into the state as the plan, for the ``output_key`` of its agent."""
     plan = event.actions.state_delta.get("plan")
     parts = (event.content.parts if event.content is not None and plan else None) or ()
-    text, plan = opened("".join(part.text or "" for part in parts if not part.thought)), opened(plan)
-    if not (isinstance(text, Mapping) and isinstance(plan, Mapping)):
-        return bool(text) and text == plan
-    return any(text.get(name) == value for name, value in plan.items() if value)
+    text = "".join(part.text or "" for part in parts if not part.thought)
+    data, plan = (opened(text), opened(plan)) if text != plan else ({}, {})
+    shares = isinstance(data, dict) and isinstance(plan, dict) and any(data.get(name) == plan[name] for name in plan)
+    return bool(text) and (data == plan or shares)
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:
