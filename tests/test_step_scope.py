@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import runpy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -459,3 +461,21 @@ def test_a_cut_does_not_bring_the_plan_back() -> None:
 )
 def test_only_the_data_of_a_plan_leaves_a_text(text: str, rest: str) -> None:
     assert without_plan(text) == rest
+
+
+# The design document's example.
+
+
+def test_the_documents_example_is_played_to_its_end() -> None:
+    example = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "example.py"))
+    messages, answer, plan = asyncio.run(example["play"]())
+    assert list(messages) == ["planner", "operator", "reviewer"]
+    assert [step["status"] for step in plan["steps"]] == ["done", "done"]
+    assert answer == "3.a1 met: artifact://tasks/42/step-3/report.md. 4.a1 met."
+    assert "ROLE:" not in messages["planner"]
+    assert f"ROLE:\n- {OPERATOR}" in messages["operator"]
+    assert f"ROLE:\n- {REVIEWER}" in messages["reviewer"]
+    pairs = example["compared"](messages["operator"])
+    assert "\n".join(line for line, _ in pairs) == example["DOCUMENT"].rstrip()
+    with pytest.raises(ValueError, match="no line for"):
+        example["compared"](messages["reviewer"].replace("file_read", "read"))
