@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
+from google.genai import types
 from restarting import Restarting, same_requests
 from scripted import Chat, Scripted, call, grow, new_store, results, set_state, state_of, was_cut
 from teams import DEPRECATED
@@ -194,6 +198,26 @@ def test_a_new_process_at_every_call_keeps_the_step_as_well() -> None:
     assert [one.step_id for one in packs(chats[1], "operator")] == ["find"] * 5
 
 
+@pytest.mark.parametrize("service", ["memory", "sqlite"])
+def test_a_result_that_comes_later_on_another_worker_finds_the_step(service: str, tmp_path: Path) -> None:
+    def approve() -> None:
+        """Asks a person, which takes days."""
+
+    plan = {**PLAN, "steps": [{**PLAN["steps"][0], "tools": ["look", "approve"]}, PLAN["steps"][1]]}
+    tools = [*all_tools(), LongRunningFunctionTool(approve)]
+    sessions = InMemorySessionService() if service == "memory" else SqliteSessionService(str(tmp_path / "s.db"))
+    operator = agent("operator", [*WORK, call("approve"), "Found.", "Checked."], tools=tools)
+    chat = work(operator, plan=plan, sessions=sessions)
+    events = chat.say(f"Compare {REPORT}")
+    (asked,) = [one for event in events for one in event.get_function_calls() if one.name == "approve"]
+    chat.restart()
+    answer = types.FunctionResponse(id=asked.id, name="approve", response={"approved": True})
+    chat.say(types.Content(role="user", parts=[types.Part(function_response=answer)]))
+    assert [one.step_id for one in packs(chat, "operator")] == ["find"] * 5
+    chat.say("And now?")
+    assert packs(chat, "operator")[-1].step_id == "check"
+
+
 @DEPRECATED
 def test_a_repair_is_of_the_step_that_was_answered() -> None:
     operator = agent("operator", [*WORK, "Found five.", f"Found five, see {REPORT}."])
@@ -318,6 +342,13 @@ def test_a_step_that_names_no_tools_leaves_all_of_them() -> None:
     chat = work(agent("operator", ["Found."]), plan={"steps": [{**PLAN["steps"][0], "tools": None}]})
     chat.say("Compare them.")
     assert OURS < {*chat.sent[0].declared}
+
+
+def test_where_no_step_is_told_this_packages_tools_stay() -> None:
+    state = {"tools": ["look"]}
+    chat = Chat(agent=agent("operator", ["Found."]), state=state, policy=PackPolicy(max_input_tokens=64_000))
+    chat.say("Compare them.")
+    assert OURS | {"look"} == {*chat.sent[0].declared}
 
 
 def test_what_is_not_declared_of_this_package_can_still_be_called() -> None:

@@ -364,15 +364,16 @@ def _completed(call: ModelCall) -> tuple[str, object]:
             break
         is_repair = is_repair or is_message
         for response in (response for response in responses if response.name == "complete_step"):
-            plans.setdefault(str((response.response or {}).get("done")), actions.state_delta.get("plan"))
+            plans.setdefault(str((response.response or {}).get("done") or ""), actions.state_delta.get("plan"))
         if is_answer(event, agent, branch):
             calls = {requested.name for requested in event.get_function_calls()}
             if "finish_task" in calls or not (calls or is_repair):
                 break
-            shown, is_repair = shown or str(metadata.get("step")), False
-    current = current_step(read_plan(plan_now, Problems()).plan or PlanShape(), agent) if plans.get(shown) else None
+            shown, is_repair = shown or str(metadata.get("step") or ""), False
+    plan = plans.get(shown) if shown else None
+    current = current_step(read_plan(plan_now, Problems()).plan or PlanShape(), agent) if plan else None
     claims = current is not None and (current.status, current.claimed_by) == ("claimed", agent)
-    return (shown, plans[shown]) if plans.get(shown) and not claims else ("", None)
+    return (shown, plan) if plan and not claims else ("", None)
 
 
 def _identity(call: ModelCall) -> Identity:
