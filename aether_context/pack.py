@@ -896,6 +896,6 @@ class Pack(NamedTuple):
 
     @property
     def whole(self) -> frozenset[int]:
-        """The indices in the request of the contents that are sent unchanged, or that the payload says."""
-        rows = list(enumerate(self.rows[: len(self.source.request.contents)]))
-        return frozenset(at for at, row in rows if row.form in ("whole", "offloaded") or row.reason == "in_payload")
+        """The indices in the request of the contents that are sent unchanged."""
+        rows = self.rows[: len(self.source.request.contents)]
+        return frozenset(index for index, row in enumerate(rows) if row.form in ("whole", "offloaded"))

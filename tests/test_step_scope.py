@@ -16,6 +16,7 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from pydantic import BaseModel
 from restarting import Restarting, same_requests
 from scripted import Chat, Scripted, call, grow, new_store, results, set_state, state_of, was_cut
 from teams import DEPRECATED
@@ -463,6 +464,32 @@ def test_a_plan_that_was_replaced_does_not_come_back() -> None:
     for one in sents(chat, "operator"):
         assert '"steps"' not in one.text
     assert left_out(chat, "operator") == [("planner", "left_out")] * 2
+    chat.replays()
+
+
+@DEPRECATED
+def test_the_plan_of_a_planner_with_a_schema_is_known_as_well() -> None:
+    class Written(BaseModel):
+        task: str
+        steps: list[dict[str, Any]]
+        risk: str = "low"
+
+    planner = agent("planner", [WRITTEN], tools=[], output_key="plan", output_schema=Written)
+    chat = work(planner, agent("operator", [*WORK, "Found."]), plan=None)
+    chat.say(f"Compare {REPORT}")
+    assert left_out(chat, "operator") == [("planner", "left_out")]
+
+
+@DEPRECATED
+@pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "sliding_turns", "stable_prefix"])
+def test_no_strategy_brings_the_plan_back(strategy: str) -> None:
+    planner = agent("planner", [WRITTEN] * 6, tools=[], output_key="plan")
+    operator = agent("operator", [part for at in range(6) for part in (call("look", query=f"rival {at}"), "ok " * 200)])
+    settings = {"strategy": (strategy,), "sliding_turns": {"tokens": 1_500}}
+    chat = work(planner, operator, plan=None, policy=PackPolicy(max_input_tokens=4_000, conversation=settings))
+    chat.say(*(f"Compare number {at}." for at in range(6)))
+    assert all("needs_evidence" not in one.text for one in sents(chat, "operator"))
+    assert "needs_evidence" in chat.raw[-1].text
     chat.replays()
 
 

@@ -58,7 +58,7 @@ def _carried(draft: Draft) -> Carried:
     # The first call of a session decides, as long as its state is there: what is added to the instruction later, or
     # taken from it, would have the provider read all again. A later plan is explained by its payloads.
     contract = explains and (epoch.contract if epoch.number else source.validity != "unplanned")
-    system = _system(request.system, contract)
+    system = "\n\n".join(filter(None, (request.system, payload.SYSTEM_CONTRACT if contract else "")))
     marks = _marks(draft, system)
     differing = {mark for mark, digest in marks.items() if digest != epoch.marks.get(mark, "")}
     changed = next((reason for mark, reason in _REASONS.items() if mark in differing), None)
@@ -73,12 +73,6 @@ def _carried(draft: Draft) -> Carried:
         key = (human.digest, source.identity.invocation)
         packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
     return Carried(system, contract, marks, changed, has_chosen, packed)
-
-
-def _system(text: str, contract: bool) -> str:
-    if not contract:
-        return text
-    return f"{text}\n\n{payload.SYSTEM_CONTRACT}" if text else payload.SYSTEM_CONTRACT
 
 
 def _marks(draft: Draft, system: str) -> dict[str, str]:

@@ -355,10 +355,7 @@ def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
         return changed
     last = max(draft.history.cut)
     count = max(before.cut_count, request.positions[last] + 1)
-    # The plan's own text stays in view, so that no search brings it back.
-    plans = (at for at, row in draft.history.forms.items() if (row.form, row.reason) == ("left_out", "in_payload"))
-    origins = sorted({*(item.origin for item in draft.history.items), *plans})
-    kept = (place for at in origins if (place := request.positions[at]) < count)
+    kept = (place for item in draft.history.items if (place := request.positions[item.origin]) < count)
     changed = replace(changed, kept=as_ranges(list(kept)))
     if request.positions[last] + 1 < count:
         return changed

@@ -165,8 +165,8 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     declared_names = {name: _meant(name, tools) for name in named or ()}
     wanted = {*declared_names.values(), *settings.always}
     # Of two that record evidence one is enough. Without a step there is none yet, or none any more: all of them stay.
-    aside = _ASIDE | ({"keep_evidence"} if any(tool.name == "record_evidence" for tool in tools) else set())
-    aside = aside if source.step.text else frozenset()
+    spare = {"keep_evidence"} if any(tool.name == "record_evidence" for tool in tools) else set()
+    aside = _ASIDE | spare if source.step.text else frozenset()
     in_scope = tuple(tool for tool in tools if tool.name in wanted or (tool.essential and tool.name not in aside))
     unknown = [name for name, meant in declared_names.items() if meant is None]
     problem = ""

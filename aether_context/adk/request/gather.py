@@ -60,7 +60,7 @@ from aether_context.pack import (
 from aether_context.packing import next_input
 from aether_context.retrieval.ranking import searched, similarity, widened
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
-from aether_context.state.schema import PlanShape, opened
+from aether_context.state.schema import PlanShape
 from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
 from aether_context.text.spellings import is_preference
@@ -342,9 +342,10 @@ def _wrote_plan(event: Event) -> bool:
     plan = event.actions.state_delta.get("plan")
     parts = (event.content.parts if event.content is not None and plan else None) or ()
     text = "".join(part.text or "" for part in parts if not part.thought)
-    data, plan = (opened(text), opened(plan)) if text != plan else ({}, {})
-    shares = isinstance(data, dict) and isinstance(plan, dict) and any(data.get(name) == plan[name] for name in plan)
-    return bool(text) and (data == plan or shares)
+    if not text or text == plan:
+        return bool(text)
+    written, stored = (read_plan(value, Problems()).plan or PlanShape() for value in (text, plan))
+    return written.steps == stored.steps
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:
