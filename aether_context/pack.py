@@ -104,6 +104,7 @@ Reason: TypeAlias = Literal[
     "byte_net",
     "window",
     "already_in_conversation",
+    "in_payload",
     "not_in_scope",
     "no_message",
     "threshold",
@@ -112,7 +113,8 @@ Reason: TypeAlias = Literal[
     "by_hand",
     "strategy",
 ]
-"""Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``no_message``: no
+"""Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``in_payload``: a
+plan, as its planner wrote it, of which the payload was made; ``no_message``: no
 human message to put it into; ``threshold``, ``turn_budget`` and ``middle``: by the strategy ``stable_prefix``,
 ``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The set is closed."""
 
@@ -659,7 +661,8 @@ class Host(NamedTuple):
     declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
     that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
     where the window is from. ``readings`` maps the addresses of the results that the session keeps whole to the address
-    of a later result from the same source that differs, empty where there is none.
+    of a later result from the same source that differs, empty where there is none. ``planners`` are the agents that
+    have written plans.
     """
 
     passthrough_reason: str = ""
@@ -671,6 +674,7 @@ class Host(NamedTuple):
     asked: str = ""
     window_mark: WindowMark = ""
     readings: Mapping[str, str] = NOTHING
+    planners: tuple[str, ...] = ()
 
 
 class Usage(NamedTuple):

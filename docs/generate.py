@@ -7,6 +7,7 @@ stale, and exits with 1 where there are any.
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -100,6 +101,7 @@ def manifest_fields() -> str:
         "can_mask",
         "can_find",
         "can_read",
+        "planners",
         "asked",
         "growth",
         "epoch",
@@ -183,6 +185,12 @@ def api() -> str:
     return "\n\n".join(sections)
 
 
+def example() -> str:
+    """The packs of the design document's example, and its lines beside theirs."""
+    text: str = runpy.run_path(str(PAGES / "example.py"))["page"]()
+    return text
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "policy-fields": policy_fields,
     "profiles": profiles,
@@ -192,6 +200,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "headers": headers,
     "commands": commands,
     "api": api,
+    "example": example,
 }
 
 

@@ -70,7 +70,7 @@ def test_the_contract_says_what_is_authoritative() -> None:
         sent = f"{chat.sent[0].system}{chat.sent[0].text}"
         assert sent.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
         assert (
-            sent.count("\n- Where STEP and USER REQUEST disagree, USER REQUEST holds; where it only asks for more,")
-            == 1
+            sent.count("\n- Where USER REQUEST asks for something beyond STEP, do STEP alone: name in your answer") == 1
         )
+        assert "USER REQUEST holds" not in sent
         assert "HANDED OVER" not in sent

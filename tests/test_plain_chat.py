@@ -62,7 +62,7 @@ def make_plan(tool_context: ToolContext) -> str:
     return "planned"
 
 
-def test_a_plan_that_comes_later_is_explained_where_the_prefix_goes_on() -> None:
+def test_a_plan_that_comes_later_is_explained_by_its_payloads_to_the_end() -> None:
     chat = Chat(script=["hi", call("make_plan"), "planned", "done"], tools=[make_plan, look_up])
     chat.say("hello", "make a plan", "go on")
     assert {one.system for one in chat.sent} == {chat.raw[0].system}
@@ -70,8 +70,8 @@ def test_a_plan_that_comes_later_is_explained_where_the_prefix_goes_on() -> None
     assert [one.text.count("INTERPRETATION RULES") for one in chat.sent] == [0, 0, 1, 1]
     chat.agent.instruction = "You help kindly."
     chat.say("and on")
-    assert rules_of(chat.sent[-1]) == []
-    assert "STEP and ACCEPTANCE are authoritative" in chat.sent[-1].system
+    assert len(rules_of(chat.sent[-1])) > 2
+    assert chat.sent[-1].system == chat.raw[-1].system
 
 
 def family(plan: Mapping[str, Any], *script: Any) -> tuple[Chat, Scripted]:

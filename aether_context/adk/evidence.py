@@ -115,7 +115,7 @@ class Offloader:
         # A tool of such a name that is not marked as this package's is the app's.
         stays = {READ, SEARCH, *(OWN_TOOLS.union(_OWN_TOOLS) - tools.keys()), *essential_names(call.request)}
         # A step that needs evidence can be met by any result, so a short one has an address as well.
-        needs_proof = any(item.needs_evidence for item in call.planned.step.acceptance)
+        needs_proof = _needs_proof(call)
 
         def is_wanted(given: ToolResult) -> bool:
             is_short = _characters(given.response) <= settings.threshold_tokens
@@ -223,14 +223,14 @@ class Offloader:
         tokens that extracts leave out of the history.
 
         An agent has the readers once an address is to be shown. To declare tools then makes the provider read again
-        what its cache had, so one whose results can be offloaded has them from its first call on (`_can_come`). Where
-        they cannot be declared, results stay as they are.
+        what its cache had, so one whose results can be offloaded has them from its first call on, and one at a step
+        from the step's first call on (`_can_come`). Where they cannot be declared, results stay as they are.
         """
         context, request, window = call.context, call.request, call.window.tokens
         problems = await self._look(call) if self._is_on else ()
         records = self._records.of(context).by_digits.values()
         if not self._is_on:
-            if records:
+            if records or (_needs_proof(call) and is_free(request.config)):
                 declare(request, readers)
             return problems, 0
         threshold = self._limits(window).threshold_tokens
@@ -253,18 +253,21 @@ class Offloader:
                     has_cut(call.state, call.key) and any(record.form in ("extract", "described") for record in records)
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
-                or (self._can_come(request, call.window) and is_free(request.config))
+                or (self._can_come(call, request, call.window) and is_free(request.config))
             )
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
         return problems, saved_tokens if request.contents is not before else 0
 
-    def _can_come(self, request: LlmRequest, window: Window) -> bool:
+    def _can_come(self, call: ModelCall, request: LlmRequest, window: Window) -> bool:
         """Whether an agent has tools whose results may be offloaded, and a window of which the readers take next to
         nothing, or one of which instruction and first message leave so little that results are likely to be long. What
-        they take of a window that is only assumed nobody knows."""
+        they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window will
+        do, and so will a need for evidence."""
         names = request.tools_dict.keys() - essential_names(request) - self._never
         names -= {name for name in names if _uses_computer(request.tools_dict[name])}
+        if call.planned.step.text:
+            return bool(names) or _needs_proof(call) or "keep_evidence" in request.tools_dict
         first = request.contents[0].parts or () if request.contents else ()
         head = len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
         is_large = window.tokens >= _LEAST_WINDOW_DECLARED_FIRST and window.mark != "assumed"
@@ -410,6 +413,10 @@ class _Known:
             return ""
         self.saved_tokens += record.tokens
         return mark(record, self.earlier(record) if supersedes else "")
+
+
+def _needs_proof(call: ModelCall) -> bool:
+    return any(item.needs_evidence for item in call.planned.step.acceptance)
 
 
 def _uses_computer(tool: BaseTool | None) -> bool:

@@ -580,7 +580,8 @@ class RequestPacker:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
-            told = {name: value for name, value in (("cutoff", last.cutoff), (LENGTH, last.length)) if value}
+            about = (("cutoff", last.cutoff), (LENGTH, last.length), ("step", last.planned.step.step_id))
+            told = {name: value for name, value in about if value}
             noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack), **told}
             metadata = {**noted, **metadata}
             if verdict is not None and pack.source.step.acceptance:

@@ -269,7 +269,7 @@ def complete_step(
     tool_context: ToolContext,
     notes: list[str] = [],  # noqa: B006
 ) -> dict[str, Any]:
-    """Marks a step that you claimed as done. Its acceptance items have to be true.
+    """Marks your step as done. Its acceptance items have to be true.
 
     Args:
         step_id: The step's name.
@@ -277,6 +277,10 @@ def complete_step(
     """
 
     def complete(board: TaskBoard) -> TaskBoard:
+        step, tools = board.step(step_id), tool_context.state.get("tools")
+        # Beside the tools that a step names, claim_step is not declared.
+        if step.status == "ready" and (step.tools, board.plan.tools, tools) != (None, None, None):
+            board = board.claim(step_id, by=tool_context.agent_name)
         done = board.complete(step_id, by=tool_context.agent_name, notes=_lines(notes))
         lacking = [item.id for item in board.unproven(step_id, knowledge.covered(tool_context.state))]
         if lacking:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.conversation.extracts import query_of, quoted_alone, sent_places, shorten_content, words_before
+from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.strategy import gain
-from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, SentForm
+from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, Part, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
+from aether_context.state.plans import without_plan
 from aether_context.text.shorten import shorten, view_of
 from aether_context.tokens.cache import PackCounter
 
@@ -52,8 +55,11 @@ def _carried(draft: Draft) -> Carried:
     explains = (
         draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
     )
-    standing = epoch.contract and explains
-    marks = _marks(draft, _system(request.system, standing))
+    # The first call of a session decides, as long as its state is there: what is added to the instruction later, or
+    # taken from it, would have the provider read all again. A later plan is explained by its payloads.
+    contract = explains and (epoch.contract if epoch.number else source.validity != "unplanned")
+    system = "\n\n".join(filter(None, (request.system, payload.SYSTEM_CONTRACT if contract else "")))
+    marks = _marks(draft, system)
     differing = {mark for mark, digest in marks.items() if digest != epoch.marks.get(mark, "")}
     changed = next((reason for mark, reason in _REASONS.items() if mark in differing), None)
     if not epoch.number or request.rewritten:
@@ -62,22 +68,11 @@ def _carried(draft: Draft) -> Carried:
     # An invocation chooses once, at its first call, unless its step changes. What is chosen stands in the human
     # message, before all calls and results, so that another choice would have a provider read all of these again.
     has_chosen = not draft.at_cut and not request.first_call and not new_step
-    # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
-    # payload explains itself, in as many words as its sections need.
-    breaks = not epoch.number or request.rewritten or not differing.isdisjoint(("system", "tools"))
-    contract = standing or (explains and breaks and not has_chosen and source.validity != "unplanned")
-    system, human, packed = _system(request.system, contract), draft.raw_human, None
+    human, packed = draft.raw_human, None
     if has_chosen and human is not None:
         key = (human.digest, source.identity.invocation)
         packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
-    marks["system"] = short(hash_text(system))
     return Carried(system, contract, marks, changed, has_chosen, packed)
-
-
-def _system(text: str, contract: bool) -> str:
-    if not contract:
-        return text
-    return f"{text}\n\n{payload.SYSTEM_CONTRACT}" if text else payload.SYSTEM_CONTRACT
 
 
 def _marks(draft: Draft, system: str) -> dict[str, str]:
@@ -101,30 +96,44 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 
 def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, PackedMessage]) -> History:
     """The history with packed messages and extracts as they were sent, each content by its `occurrence_keys`."""
-    epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
-    sent: list[tuple[Content, SentForm, tuple[tuple[int, int], ...]]] = []
+    epoch, request, counter, host = draft.input.epoch, draft.input.request, draft.counter, draft.input.host
+    sent: list[tuple[Content, int, Content, SentForm, tuple[tuple[int, int], ...]]] = []
     forms: dict[int, Changed] = {}
+    planners = host.planners if draft.input.validity == "valid" and draft.request_index is not None else ()
     for index, raw in enumerate(request.contents):
         form, tokens = epoch.forms.get(keys[index], ("whole", 0))
         if (packed := packed_by_index.get(index)) is not None:
             content, members = payload.packed_message(raw, index, packed, counter)
-            sent.append((content, "payload", members))
+            sent.append((raw, index, content, "payload", members))
         elif form == "extract":
             content, members = extract(draft, index, raw, tokens, query_of(request.contents, index))
             forms[index] = Changed("extract", "window", tokens)
-            sent.append((content, "extract", members))
+            sent.append((raw, index, content, "extract", members))
+        elif index != draft.request_index and (parts := _beside_plan(raw, planners)):
+            # The first part only explains the quotes.
+            forms[index] = Changed("extract" if len(parts) > 1 else "left_out", "in_payload")
+            rest = attributed(content_of_parts(raw.role, list(parts.values())))
+            # A cut shortens, and sums up, what is beside the plan.
+            sent += [(rest, index, rest, "extract", tuple((index, at) for at in parts))] if len(parts) > 1 else []
         else:
-            sent.append((raw, "whole", ()))
-    counts = counter.contents([content for content, _, _ in sent])
+            sent.append((raw, index, raw, "whole", ()))
+    counts = counter.contents([content for _, _, content, _, _ in sent])
     items = tuple(
-        Outgoing(content=content, raw=raw, origin=index, form=form, tokens=tokens, members=members)
-        for index, (raw, (content, form, members), tokens) in enumerate(
-            zip(request.contents, sent, counts, strict=True)
-        )
+        Outgoing(content, raw, index, form, tokens, members)
+        for (raw, index, content, form, members), tokens in zip(sent, counts, strict=True)
     )
     return History(
         items, forms=forms, summary=epoch.summary, summary_place=epoch.summary_place, states=epoch.strategies
     )
+
+
+@lru_cache(maxsize=1_024)
+def _beside_plan(raw: Content, planners: Sequence[str]) -> Mapping[int, Part]:
+    """The parts of a planner's turn without the JSON of a plan, by their places; nothing where there is none in it."""
+    quotes = [quote for quote in raw.quotes if quote.kind == "said" and quote.agent in planners]
+    beside = {quote.at: rest for quote in quotes if (rest := without_plan(quote.text)) != quote.text}
+    parts = ((at, text_part(requoted(part, beside[at])) if at in beside else part) for at, part in enumerate(raw.parts))
+    return {at: part for at, part in parts if beside and beside.get(at) != ""}
 
 
 def extract(

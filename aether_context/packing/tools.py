@@ -16,6 +16,9 @@ from aether_context.packing.draft import Draft
 from aether_context.policy import ToolSettings
 from aether_context.text.spellings import folded
 
+_ASIDE = frozenset(["list_steps", "add_step", "claim_step", "release_step", "add_note", "record_decision"])
+_ASIDE |= {"record_entity", "remember", "remember_note", "cut_now"}
+"""Tools of this package that are declared beside a step's tools only where the step, or the policy, names them."""
 _LEAST_TOOLS = 10
 """So many relevant tools are declared at least; an agent with no more of them has all declared."""
 
@@ -149,7 +152,7 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
 
     A step that names tools has no others, even where none of the names is known: then only the essential tools and
     those of ``tools.always`` are left. The other way, a step that may only read would be handed the tool that deletes,
-    over a slip in a name.
+    over a slip in a name. Of this package's own tools a step keeps those that complete it, record evidence and read it.
     """
     tools, named = source.request.tools, source.step.tools
     mode = ("prune" if named is not None else "off") if settings.scope == "auto" else settings.scope
@@ -161,7 +164,10 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
         return ToolSelection(sent=tools)
     declared_names = {name: _meant(name, tools) for name in named or ()}
     wanted = {*declared_names.values(), *settings.always}
-    in_scope = tuple(tool for tool in tools if tool.essential or tool.name in wanted)
+    # Of two that record evidence one is enough. Without a step there is none yet, or none any more: all of them stay.
+    spare = {"keep_evidence"} if any(tool.name == "record_evidence" for tool in tools) else set()
+    aside = _ASIDE | spare if source.step.text else frozenset()
+    in_scope = tuple(tool for tool in tools if tool.name in wanted or (tool.essential and tool.name not in aside))
     unknown = [name for name, meant in declared_names.items() if meant is None]
     problem = ""
     if unknown:

@@ -33,6 +33,7 @@ WHY: Mapping[str, str] = {
     "byte_net": "the request had too many bytes, and no usage was reported",
     "window": "it would not have fitted the window",
     "already_in_conversation": "it stands in the conversation anyway",
+    "in_payload": "it is the plan that the payload was made of",
     "not_in_scope": "the step does not name it",
     "no_message": "there is no human message to put it into",
     "threshold": "the estimate had passed the share of the window that placeholders begin at",

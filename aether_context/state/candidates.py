@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = False) -> Plan:
+def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = False, completed: str = "") -> Plan:
     """The step and the candidates in a session's state. Each field is read on its own, so a wrong one affects no other.
 
     Where the step, its acceptance list or its tools are given but cannot be read, the plan is invalid. Where the tools,
@@ -47,6 +47,7 @@ def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = Fals
     Args:
         worker: the agent that asks. A step that it has claimed is preferred to steps that others have claimed.
         plans: whether it writes the plan. Then it is given no step, but what cannot be read of the plan that is there.
+        completed: the id of a step that is done, and that the agent keeps all the same, since it has yet to answer.
     """
     if plans:
         old, rest = read_state({"plan": state.get("plan")}), read_state({"knowledge": state.get("knowledge")})
@@ -71,10 +72,10 @@ def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = Fals
             candidates=unique([*_candidates(knowledge), *material]),
             problems=problems.messages,
         )
-    active = current_step(plan, worker)
+    active = next((step for step in plan.steps if completed and step.id == completed), current_step(plan, worker))
     current = active or StepShape()
     skipped: list[str] = []
-    if plan.step is None and not plan.current_step and current.status != "claimed":
+    if plan.step is None and not plan.current_step and current.status not in ("claimed", "done"):
         # The step is current only by its position: an unreadable item before it may be the current one.
         position = plan.steps.index(active) if active is not None else len(plan.steps)
         skipped = [place for place, before in reading.unread if before <= position]

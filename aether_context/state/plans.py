@@ -29,7 +29,7 @@ from aether_context.state.schema import (
     shape_of,
     words_in,
 )
-from aether_context.state.texts import bulleted, marked, readings
+from aether_context.state.texts import bulleted, json_in, marked, readings
 from aether_context.text.spellings import field_of, folded, status_of
 
 _MOST_PLACES, _MOST_DEPTH = 400, 8
@@ -106,6 +106,17 @@ def read_step(value: object, place: str, problems: Problems) -> StepShape | None
 def _says_much(text: str) -> bool:
     """Whether a text is more than a name or a number."""
     return len(text.split()) > 3 or (not text.isascii() and len(folded(text)) > 5)
+
+
+def without_plan(text: str) -> str:
+    """The text without the JSON of a plan with steps in it, and its fence; as it is where other brackets stand around
+    that, or it is not complete."""
+    first, stop = re.search(r"[{\[]", text), max(text.rfind("}"), text.rfind("]")) + 1
+    value, ends_early = json_in(text[first.start() : stop]) if first is not None else (None, False)
+    plan = read_plan(value, Problems()).plan if not ends_early else None
+    if first is None or plan is None or not (plan.steps or plan.step):
+        return text
+    return re.sub(r"```\w{0,20}\s{0,20}```", "", text[: first.start()] + text[stop:]).strip()
 
 
 def lists_tools(plan: object) -> bool:

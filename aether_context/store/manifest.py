@@ -185,6 +185,8 @@ class Manifest(_Record):
     """Whether the host carries out ``find_tools``."""
     can_read: bool = True
     """Whether a tool is declared that reads ``artifact://`` addresses."""
+    planners: tuple[str, ...] = ()
+    """The agents that have written plans."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...]

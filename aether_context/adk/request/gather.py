@@ -14,6 +14,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from aether_context.adk.acceptance import REPAIR
 from aether_context.adk.bounds import Waits, aside
 from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
 from aether_context.adk.request.history import History, Row, first_position
@@ -53,11 +54,13 @@ from aether_context.pack import (
     Previous,
     Search,
     Usage,
+    noted,
     valid,
 )
 from aether_context.packing import next_input
 from aether_context.retrieval.ranking import searched, similarity, widened
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
+from aether_context.state.schema import PlanShape
 from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
 from aether_context.text.spellings import is_preference
@@ -105,6 +108,7 @@ class Gatherer:
 
         A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools, until it
         makes one of its own, or claims the step that the plan is at. An agent that writes the plan carries out none.
+        An agent whose step is completed keeps it until it has answered, or claims another.
         """
         agent = call.context.agent_name
         keys: Sequence[str] = ("plan", "tools", "knowledge")
@@ -118,11 +122,12 @@ class Gatherer:
             if step is None or step.claimed_by != agent:
                 keys = ("knowledge",)
         plans = agent in call.policy.planners or getattr(call.invocation.agent, "output_key", None) == "plan"
-        state = {name: call.state.get(name) for name in keys}
-        key = (agent, plans, structure(state))
+        completed, plan_then = ("", None) if plans else _completed(call)
+        state = {name: call.state.get(name) for name in keys} | ({"plan": plan_then} if completed else {})
+        key = (agent, plans, completed, structure(state))
         found = self._plans.get(key)
         if found is None:
-            found = read_state(state, worker=agent, plans=plans)
+            found = read_state(state, worker=agent, plans=plans, completed=completed)
             self._plans.put(key, found)
         return found
 
@@ -194,6 +199,7 @@ class Gatherer:
                 asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                 window_mark=window.mark,
                 readings=records.readings,
+                planners=tuple(sorted({*call.policy.planners, *(one.author for one in events if _wrote_plan(one))})),
             ),
             usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
@@ -329,6 +335,46 @@ class Gatherer:
             except Exception as error:
                 problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
         return ranked(found)
+
+
+def _wrote_plan(event: Event) -> bool:
+    """Tells whether ADK put an event's text into the state as the plan, for the ``output_key`` of its agent."""
+    plan = event.actions.state_delta.get("plan")
+    parts = (event.content.parts if event.content is not None and plan else None) or ()
+    text = "".join(part.text or "" for part in parts if not part.thought)
+    if not text or text == plan:
+        return bool(text)
+    written, stored = (read_plan(value, Problems()).plan or PlanShape() for value in (text, plan))
+    return written.steps == stored.steps
+
+
+def _completed(call: ModelCall) -> tuple[str, object]:
+    """The step that an agent still works under although it is completed, and the plan as that left it; empty and None
+    where there is none.
+
+    It is the step of the agent's last answer, where that answer had calls, or a gate did not accept it. Read off the
+    events, so that every worker keeps the same step, whatever became of the plan since.
+    """
+    agent, branch, plan_now = call.context.agent_name, call.invocation.branch or "", call.state.get("plan")
+    shown, is_repair, plans = "", False, dict[str, object]()
+    for event in reversed(call.context.session.events if plan_now is not None else ()):
+        actions, metadata, responses = event.actions, noted(event), event.get_function_responses()
+        is_message = event.author == "user" and event.content is not None and not responses
+        ends = event.author == agent and (actions.escalate or actions.skip_summarization or actions.transfer_to_agent)
+        if ends or (is_message and REPAIR not in metadata):
+            break
+        is_repair = is_repair or is_message
+        for response in (response for response in responses if response.name == "complete_step"):
+            plans.setdefault(str((response.response or {}).get("done") or ""), actions.state_delta.get("plan"))
+        if is_answer(event, agent, branch):
+            calls = {requested.name for requested in event.get_function_calls()}
+            if "finish_task" in calls or not (calls or is_repair):
+                break
+            shown, is_repair = shown or str(metadata.get("step") or ""), False
+    plan = plans.get(shown) if shown else None
+    current = current_step(read_plan(plan_now, Problems()).plan or PlanShape(), agent) if plan else None
+    claims = current is not None and (current.status, current.claimed_by) == ("claimed", agent)
+    return (shown, plan) if plan and not claims else ("", None)
 
 
 def _identity(call: ModelCall) -> Identity:

@@ -10,9 +10,10 @@ from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import AgentKey, PreparedCall
 from aether_context.adk.request.history import History, Row
 from aether_context.adk.request.reader import Reader
-from aether_context.pack import Candidate
+from aether_context.pack import Candidate, turn_place
 from aether_context.retrieval import query_for, widened
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
+from aether_context.state.plans import without_plan
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -89,6 +90,13 @@ class Recall:
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             return read
 
+        planners = source.host.planners if source.validity == "valid" else ()
+
+        def is_plan(turn: Candidate) -> bool:
+            """Tells whether a planner wrote in this turn the plan of which the payload is made."""
+            words = self._reader.content(contents[turn_place(turn)[0]], read.call.model).words
+            return turn.speaker in planners and any(without_plan(text) != text for text in (turn.text, words))
+
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import recalled
 
@@ -103,7 +111,7 @@ class Recall:
                 redact=read.call.policy.redact,
                 index=history.index(embedder.name if embedder is not None else ""),
             )
-            return (*source.candidates, *turns)
+            return (*source.candidates, *(turn for turn in turns if not is_plan(turn)))
 
         search = source.search._replace(turns=len(entries))
         return await self._compared(read.with_source(search=search), found)

@@ -55,7 +55,10 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
                 if all(value is None for value in tool.__dict__.values()):
                     continue
             tools.append(tool)
-        tools_dict = {name: tool for name, tool in tools_dict.items() if name not in pack.tools.left_out}
+        # A model that knows a tool of this package from earlier steps, or by its instruction, may still call it.
+        callable_names = {tool.name for tool in pack.source.request.tools if tool.essential}
+        left_out = pack.tools.left_out.keys() - callable_names
+        tools_dict = {name: tool for name, tool in tools_dict.items() if name not in left_out}
     if tools is not None and finder is not None:
         tools_dict = {**request.tools_dict, finder.name: finder}
         # Behind the last of the other declarations.
