@@ -206,8 +206,8 @@ class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=20, ge=0)
-    """Most memories that a search found, and most of the app's own; three times as many where a question asks for many
-    things, half as many again with turns that a cut removed. 0 leaves out all."""
+    """Most memories that a search found, and most of the app's own. Of turns that a cut removed half as many again, and
+    three times as many where the user asks for many things. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True
@@ -216,7 +216,12 @@ class RetrievalSettings(_Settings):
     """``static``, which is part of this package; ``sentence-transformers:MODEL``; a registered name; or ``none`` to
     compare words alone."""
     floor: float = Field(default=0.5, ge=0, le=1)
-    """A memory that a search found is left out below this share of the best similarity, or of 0.1 if that is less."""
+    """A memory that a search found is left out below this share of a good match, which is a similarity of 0.4; below a
+    third of that where the user asks for many things. Up to ``memory_k`` memories that take less than 2% of the window
+    all enter."""
+    diversity: float = Field(default=0.85, ge=0, le=1)
+    """Weight of relevance against diversity, the λ of MMR (maximal marginal relevance): 1 is relevance alone, and lower
+    values leave out more of what says nearly the same."""
 
 
 class CompressSettings(_Settings):
