@@ -518,7 +518,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "coding": _shares(evidence=(0.10, 0.40), memory=(0.05, 0.25), conversation=(0.40, 0.80)),
     "research": _shares(evidence=(0.45, 0.75), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
     "requirements": _shares(evidence=(0.35, 0.65), memory=(0.175, 0.375), conversation=(0.075, 0.275)),
-    "test_cases": _shares(evidence=(0.40, 0.70), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
+    "test_cases": _shares(evidence=(0.45, 0.75), memory=(0.15, 0.35), conversation=(0.075, 0.225)),
 }
 """The settings in which each profile differs from the defaults."""
 
