@@ -283,9 +283,9 @@ def _shorten_oldest(draft: Draft, pieces: Sequence[Candidate], least: Sequence[i
 
 
 _LEAST_EVIDENCE, _LEAST_NOTE, _LEAST_FOUND = 12, 24, 60
-"""Tokens that a shortened piece of evidence, a note and a memory that a search found keep at least, besides date or URI.
-Evidence has an address, by which the rest of it is read; what was found keeps a sentence or two, so that in little room
-the best stay whole rather than all of them in part."""
+"""Tokens that a shortened piece of evidence, a note and a memory that a search found keep at least, besides date or
+URI. Evidence has an address, by which the rest of it is read; what was found keeps a sentence or two, so that in little
+room the best stay whole rather than all of them in part."""
 _LEAST_WORDS = 12
 """Fewer of a longer memory are a stub that takes room and says nothing."""
 _WRITTEN_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,2}|[^\W_]+(?:[.'’-][^\W_]+)*")

@@ -70,8 +70,8 @@ HEADERS = (
     "USER REQUEST",
     "HANDED OVER",
 )
-"""Every header a payload can have, in their order; it ends with one of the last two. The summary is a message of its own,
-which the contract names beside them."""
+"""Every header a payload can have, in their order; it ends with one of the last two. The summary is a message of its
+own, which the contract names beside them."""
 _END = re.compile(rf"^(?:{REQUEST}|{HANDED})", re.MULTILINE)
 
 HANDED_RULE = (

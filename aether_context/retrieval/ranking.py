@@ -16,8 +16,8 @@ from aether_context.text.shorten import sentences
 
 _WORD = re.compile(r"[^\W_]+")
 _POOR_MATCH, _GOOD_MATCH = 0.1, 0.4
-"""The similarity of a memory that hardly has to do with what is asked, and about what the best match reaches, in meaning
-as in all that a ranking adds up."""
+"""The similarity of a memory that hardly has to do with what is asked, and about what the best match reaches, in
+meaning as in all that a ranking adds up."""
 _STANDING = re.compile(
     r"(?i)\b(?:always|never|allerg\w*|prefer\w*|immer|niemals|bevorzug\w*|toujours|jamais|préfèr\w*|siempre|nunca"
     r"|prefier\w*|alérgic\w*)\b|总是|永远|过敏|いつも|必ず"
@@ -216,8 +216,8 @@ def breadth_of(source: PackInput) -> int:
 
 
 def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
-    """The most turns that are recalled: half as many again as memories, since nobody is found by a name there, and three
-    times as many where the user asks for many things.
+    """The most turns that are recalled: half as many again as memories, since nobody is found by a name there, and
+    three times as many where the user asks for many things.
 
     As many turns as memories would cost .05 of the evidence that is found of LoCoMo inside one session.
     """
