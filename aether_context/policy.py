@@ -206,8 +206,8 @@ class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=20, ge=0)
-    """Most memories that a search found, and most of the app's own; three times as many where a question asks for many
-    things, half as many again with turns that a cut removed. 0 leaves out all."""
+    """Most memories that a search found, and most of the app's own. Of turns that a cut removed half as many again, and
+    three times as many where the user asks for many things. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True
@@ -216,7 +216,12 @@ class RetrievalSettings(_Settings):
     """``static``, which is part of this package; ``sentence-transformers:MODEL``; a registered name; or ``none`` to
     compare words alone."""
     floor: float = Field(default=0.5, ge=0, le=1)
-    """A memory that a search found is left out below this share of the best similarity, or of 0.1 if that is less."""
+    """A memory that a search found is left out below this share of a good match, which is a similarity of 0.4; below a
+    third of that where the user asks for many things. Up to ``memory_k`` memories that take less than 2% of the window
+    all enter."""
+    diversity: float = Field(default=0.85, ge=0, le=1)
+    """Weight of relevance against diversity, the λ of MMR (maximal marginal relevance): 1 is relevance alone, and lower
+    values leave out more of what says nearly the same."""
 
 
 class CompressSettings(_Settings):
@@ -513,7 +518,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "coding": _shares(evidence=(0.10, 0.40), memory=(0.05, 0.25), conversation=(0.40, 0.80)),
     "research": _shares(evidence=(0.45, 0.75), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
     "requirements": _shares(evidence=(0.35, 0.65), memory=(0.175, 0.375), conversation=(0.075, 0.275)),
-    "test_cases": _shares(evidence=(0.40, 0.70), memory=(0.125, 0.325), conversation=(0.05, 0.20)),
+    "test_cases": _shares(evidence=(0.45, 0.75), memory=(0.15, 0.35), conversation=(0.075, 0.225)),
 }
 """The settings in which each profile differs from the defaults."""
 

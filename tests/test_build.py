@@ -273,6 +273,22 @@ def known(rng: random.Random) -> Signals:
     )
 
 
+@pytest.mark.parametrize(
+    ("profile", "documented"),
+    [
+        ("research", [(0.55, 0.65), (0.20, 0.25), (0.10, 0.15)]),
+        ("requirements", [(0.45, 0.55), (0.25, 0.30), (0.15, 0.20)]),
+        ("test_cases", [(0.50, 0.60), (0.20, 0.25), (0.10, 0.15)]),
+    ],
+)
+def test_where_nothing_is_known_shares_are_inside_the_documented_ranges(
+    profile: str, documented: list[tuple[float, float]]
+) -> None:
+    shares = weigh(NEUTRAL, PackPolicy.load(profile).budget)
+    for layer, (low, high) in zip(("evidence", "memory", "conversation"), documented, strict=True):
+        assert low - 1e-9 <= shares[layer] <= high + 1e-9
+
+
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_signals_give_a_real_spread(profile):
     rng = random.Random(7)

@@ -397,11 +397,24 @@ def test_an_unknown_model_is_not_counted_below_any_known_one(text: str) -> None:
         ("anthropic/claude-sonnet-4-5-20250929", "claude"), ("claude-sonnet-4-20250514", "claude"),
         ("bedrock/us.anthropic.claude-sonnet-4-6-v1:0", "claude"), ("claude-opus-4-7", "claude-4.7"),
         ("claude-sonnet-5-5", "claude-4.7"), ("openrouter/meta-llama/llama-3.3-70b-instruct:free", "generic"),
+        ("xai/grok-4", "xai"), ("openrouter/x-ai/grok-code-fast-1", "xai"), ("oci/xai.grok-3-mini", "xai"),
+        ("mistral/mistral-large-latest", "generic"), ("codestral/codestral-latest", "generic"),
+        ("deepseek/deepseek-r1", "generic"), ("dashscope/qwen-max", "generic"), ("cohere_chat/command-r", "generic"),
+        ("bedrock/us.amazon.nova-pro-v1:0", "generic"), ("groq/llama-3.1-70b", "generic"), ("marco-o1", "generic"),
+        ("groq/openai/gpt-oss-120b", "openai"), ("eleutherai/gpt-neox-20b", "generic"), ("zai/glm-4.6", "generic"),
         ("", "generic"),
     ],
 )  # fmt: skip
 def test_models_are_known_in_every_spelling(model: str, family: str) -> None:
     assert family_of(model) == family
+
+
+def test_xais_models_are_counted_as_openais_and_their_media_by_the_highest_rule() -> None:
+    grok = counter_for("xai/grok-4")
+    assert grok.count_all(TEXTS) == counter_for("gpt-4o").count_all(TEXTS)
+    assert grok.accuracy == "heuristic"
+    shown = [media_tokens("image/png", 9, family=family, data=png(900, 700)) for family in ("xai", "generic")]
+    assert shown[0] == shown[1]
 
 
 def test_the_cache_forgets_the_least_recently_used_and_keeps_no_long_text() -> None:

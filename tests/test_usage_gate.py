@@ -109,6 +109,21 @@ def test_the_first_call_runs_the_byte_net() -> None:
     assert not build_pack(pack_input(DENSE, window=DENSE_WINDOW), free).acts
 
 
+@pytest.mark.parametrize("compact_to", [0.42, 0.8])
+@pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "sliding_turns", "none"])
+def test_no_request_is_over_the_net_whatever_its_bytes_a_token(strategy: str, compact_to: float) -> None:
+    chance = random.Random(7)
+    texts = ["=" * 3_000, "ä" * 900, "harbour fee " * 60, ("x" + " " * 60) * 40, "short"]
+    contents = [said(chance.choice(texts), "user" if at % 2 == 0 else "model") for at in range(40)]
+    contents.append(said("and now?"))
+    policy = PackPolicy(conversation={"strategy": (strategy,), "compact_to": compact_to}, offload={"mode": "off"})
+    for window in (2_000, 6_000):
+        pack = build_pack(pack_input(contents, window=window), policy)
+        assert sent_bytes(item.content for item in pack.contents) <= NET * window
+        assert pack.contents[-1].content.words == "and now?"
+        assert pack.acts
+
+
 def test_it_does_not_run_once_usage_was_reported() -> None:
     assert not netted(Calibration(ratio=1.0, anchored=True, report_minus_count=0)).acts
 

@@ -32,6 +32,7 @@ from aether_context.conversation.extracts import (
     shorten_content,
 )
 from aether_context.conversation.strategies import NET, Cutting, net
+from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.turns import is_instruction, protected, unread
 from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent, content_name
 from aether_context.packing import payload
@@ -79,6 +80,15 @@ def compact(draft: Draft) -> None:
         _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
     # What was asked for by hand is done once: by the net where no strategy did it.
     _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.account.acts)))
+    # A cut counts tokens, and what it leaves may have more bytes a token than what went: it is made again until the
+    # bytes fit, and where it cannot, the oldest goes that may go. The current request and what answers it stay.
+    for _ in range(_ROUNDS + len(draft.history.items)):
+        if (most := _byte_net(draft)) is None:
+            break
+        before, budget = draft.history.items, budget._replace(net=most, cut_to=min(budget.cut_to, most))
+        _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=False)))
+        if draft.history.items == before and not _leave_out_oldest(draft):
+            break
 
 
 def _apply(draft: Draft, result: Decision) -> None:
@@ -267,7 +277,9 @@ def _byte_net(draft: Draft) -> int | None:
     known = draft.input.usage.calibration
     if not draft.policy.usage.gate or (known is not None and known.report_minus_count is not None):
         return None
-    most, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(item.content for item in draft.history.items)
+    contents = [item.content for item in draft.history.items]
+    contents += [summary_content(draft.history.summary)] if draft.history.summary else []
+    most, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(contents)
     return int(most / size * draft.spoken()) if size > most else None
 
 
@@ -449,6 +461,18 @@ def _leave_out_neighbours(draft: Draft) -> None:
     # A turn's human message outlives its answers, so that what stays begins with the words of a person.
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, shrinks, [parts[at].indices for at in going])
+
+
+def _leave_out_oldest(draft: Draft) -> bool:
+    """Leaves out the oldest exchange or message that may go, else the summary; tells whether there was any."""
+    parts = units([item.content for item in draft.history.items])
+    stay = protected(parts, _request_place(draft))
+    going = sorted((parts[at].kind == "human", at) for at in range(len(parts)) if at not in stay)
+    if going:
+        _leave_out(draft, _over(draft) - 1, [parts[going[0][1]].indices])
+    elif draft.history.summary:
+        _leave_out_summary(draft)
+    return bool(going)
 
 
 def _request_place(draft: Draft) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from aether_context.packing.draft import Draft
 from aether_context.packing.selection import render_line, signals, wanted
 from aether_context.packing.tools import trimmed
 from aether_context.retrieval import rank
-from aether_context.text.shorten import level, shorten_line
+from aether_context.text.shorten import beginning, level, shorten_line
 from aether_context.tokens.cache import PackCounter
 
 # Rungs three and four: what is always sent becomes shorter where it leaves others too little.
@@ -237,13 +238,12 @@ def _reduce(
     # depend on where sentences end, and a larger window could lose what a smaller one kept.
     least = [_least_tokens(draft, candidate) for candidate in ranked]
     least = least[: _fitting(least, room)]
-    staying = shorten(draft, ranked[: len(least)], least, room)
+    staying = [candidate for candidate in shorten(draft, ranked[: len(least)], least, room) if candidate.tokens]
     staying = staying[: _fitting((candidate.tokens for candidate in staying), room)]
-    dropped = tuple(reversed(ranked[len(staying) :]))
-    shortened = tuple(
-        whole.id for whole, candidate in zip(ranked, staying, strict=False) if candidate.tokens < whole.tokens
-    )
-    after = sum(candidate.tokens for candidate in staying)
+    sizes = {candidate.id: candidate.tokens for candidate in staying}
+    dropped = tuple(candidate for candidate in reversed(ranked) if candidate.id not in sizes)
+    shortened = tuple(whole.id for whole in ranked if sizes.get(whole.id, whole.tokens) < whole.tokens)
+    after = sum(sizes.values())
     compressed = after + sum(candidate.tokens for candidate in dropped)
     draft.note(*_event(layer, "compress", shortened, before, compressed))
     by_id, order = {candidate.id: candidate for candidate in staying}, getattr(draft.chosen, layer)
@@ -264,8 +264,9 @@ def _shorten_longest(
     for at in range(len(shortened) - 1, -1, -1):
         if over <= 0:
             break
-        over += least[at] - shortened[at].tokens
+        over -= shortened[at].tokens
         shortened[at] = _within(draft, memories[at], least[at])
+        over += shortened[at].tokens
     return shortened
 
 
@@ -281,26 +282,37 @@ def _shorten_oldest(draft: Draft, pieces: Sequence[Candidate], least: Sequence[i
     return shortened
 
 
-_LEAST_TOKENS, _LEAST_FOUND = 12, 60
-"""What a shortened memory or piece of evidence keeps at least, besides its date or URI; one that a search found keeps
-a sentence or two, so that in little room the best stay whole rather than all of them in part."""
+_LEAST_EVIDENCE, _LEAST_NOTE, _LEAST_FOUND = 12, 24, 60
+"""Tokens that a shortened piece of evidence, a note and a memory that a search found keep at least, besides date or
+URI. Evidence has an address, by which the rest of it is read; what was found keeps a sentence or two, so that in little
+room the best stay whole rather than all of them in part."""
+_LEAST_WORDS = 12
+"""Fewer of a longer memory are a stub that takes room and says nothing."""
+_WRITTEN_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,2}|[^\W_]+(?:[.'’-][^\W_]+)*")
+"""A word, or as many characters of Chinese, Japanese or Korean as say about as much."""
 
 
 def _least_tokens(draft: Draft, candidate: Candidate) -> int:
     """Tokens that a candidate always can be shortened to.
 
-    What was said in the conversation, and a wish that holds always, is sent word for word or not at all: cut to its
-    first words a turn takes room and says nothing.
+    What was said in the conversation, a wish that holds always, and what is a dozen words anyway is sent word for word
+    or not at all: cut to its first words a turn takes room and says nothing.
     """
-    if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "preference":
+    is_whole = candidate.source == RECALLED or candidate.kind == "preference" or _is_stub(candidate, candidate.text)
+    if not draft.policy.compress.enabled or is_whole:
         return candidate.tokens
-    least = _LEAST_TOKENS if candidate.kind or candidate.layer == "evidence" else _LEAST_FOUND
+    least = _LEAST_EVIDENCE if candidate.layer == "evidence" else _LEAST_NOTE if candidate.kind else _LEAST_FOUND
     return min(candidate.tokens, _overhead(candidate, draft.counter) + least)
+
+
+def _is_stub(candidate: Candidate, text: str) -> bool:
+    """Tells whether a memory with this text would have fewer than a dozen words."""
+    return candidate.layer == "memory" and len(_WRITTEN_WORD.findall(text)) < _LEAST_WORDS
 
 
 def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     """A candidate of at most ``ceiling`` tokens, which is no less than its least: a model's summary of it, else
-    sentences of its own."""
+    sentences of its own, else its beginning; of no tokens where that would be a stub."""
     if candidate.tokens <= ceiling:
         return candidate
     room = ceiling - _overhead(candidate, draft.counter)
@@ -311,12 +323,14 @@ def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     room = max(1, room)
     while room > 0:
         text = shorten_line(candidate.text, room, counter=draft.counter, query=draft.found.query)
+        text = beginning(candidate.text, room, draft.counter) if _is_stub(candidate, text) else text
         extracted = _reworded(candidate, text, draft.counter)
-        if extracted.tokens <= ceiling:
+        if extracted.tokens <= ceiling and not _is_stub(candidate, text):
             return extracted
         # A text and the line around it are counted otherwise together than apart.
         room -= max(extracted.tokens - ceiling, 1 + room // 8)
-    return candidate  # not a word of it fits
+    # Evidence of which not a word fits is left to the drop ladder.
+    return candidate if candidate.layer == "evidence" else replace(candidate, line="", tokens=0)
 
 
 def _reworded(candidate: Candidate, text: str, counter: PackCounter) -> Candidate:

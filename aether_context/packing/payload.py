@@ -64,14 +64,14 @@ HEADERS = (
     "TOOLS",
     "EVIDENCE",
     "MEMORY",
-    "CONVERSATION SUMMARY",
     "ACCEPTANCE",
     "TOP EVIDENCE",
     "RECITATION",
     "USER REQUEST",
     "HANDED OVER",
 )
-"""Every header a payload can have, in their order; it ends with one of the last two."""
+"""Every header a payload can have, in their order; it ends with one of the last two. The summary is a message of its
+own, which the contract names beside them."""
 _END = re.compile(rf"^(?:{REQUEST}|{HANDED})", re.MULTILINE)
 
 HANDED_RULE = (
@@ -136,7 +136,7 @@ def bullet(text: str) -> str:
 
 
 SYSTEM_CONTRACT = "A CONTEXT PACK may open the user message that you answer.\n" + bullets(
-    rules(set(HEADERS), standing=True)
+    rules({*HEADERS, "CONVERSATION SUMMARY"}, standing=True)
 )
 """The contract in the system instruction (option A), for every section that a step's payload can have."""
 

@@ -16,11 +16,13 @@ from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput,
 from aether_context.packing import payload
 from aether_context.packing.draft import Chosen, Draft, Found
 from aether_context.policy import ConversationSettings
-from aether_context.retrieval import Left, Ranking, answers, widened
-from aether_context.retrieval.ranking import LEAST_QUOTED
+from aether_context.retrieval import Left, Ranking, answers
+from aether_context.retrieval.ranking import LEAST_QUOTED, breadth_of, most_turns
 from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
+_SHORT_SHARE = 0.02
+"""Of the window; what takes less costs nothing that a floor could save."""
 _DAY_SECONDS = 86_400
 
 
@@ -37,7 +39,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
-    settings = widened(settings, query, turns=any(entry.source == RECALLED for entry in source.candidates))
+    settings = settings.model_copy(update={"floor": settings.floor / breadth_of(source)})
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
@@ -52,11 +54,17 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         if item.form != "placeholder"
     }
 
+    memories = [entry for entry in candidates if entry.source == "memory" and not entry.kind]
+    memory_tokens = sum(memory.tokens for memory in _priced(memories[: settings.memory_k], counter))
+    is_short = len(memories) <= settings.memory_k and memory_tokens < _SHORT_SHARE * source.window
+
     def found(layer: Layer, k: int) -> Ranking:
         result = retrieval.retrieve(
             [candidate for candidate in candidates if candidate.layer == layer],
             k=k,
             settings=settings,
+            turns_k=most_turns(settings, source),
+            is_short=is_short,
             tail=tail,
             sent=sent,
             now=now,

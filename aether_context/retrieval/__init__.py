@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aether_context.retrieval.ranking import Left, Ranking, answers, query_for, rank, retrieve, widened
+from aether_context.retrieval.ranking import Left, Ranking, answers, query_for, rank, retrieve
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import ranked, tool_embedder, tool_scores
@@ -27,7 +27,6 @@ __all__ = [
     "retrieve",
     "tool_embedder",
     "tool_scores",
-    "widened",
 ]
 
 _NEED_NUMPY = {

@@ -93,10 +93,10 @@ def ranked(
             for place, candidate in layer.items()
         ]
         index = HybridIndex(entries, embedder or "none", redact=masker(redact))
-        scores = {hit.id: scores_of(hit) for hit in index.search(query, len(entries), asked=asked)}
-        for place, candidate in layer.items():
-            added = scores.get(place, {"similarity": 0.0})
-            found[int(place)] = replace(candidate, scores={**candidate.scores, **added})
+        # Also of those that say no more of it than any other: whether a memory may enter is not for the others to say.
+        for hit in index.search(query, len(entries), asked=asked, with_unlike=True):
+            candidate = layer[hit.id]
+            found[int(hit.id)] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
     return tuple(found)
 
 

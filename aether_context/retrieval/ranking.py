@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import heapq
 import re
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from aether_context.pack import Candidate, CandidateKind, PackInput, Reason
+from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, Reason
 from aether_context.policy import RetrievalSettings
 from aether_context.text.shorten import sentences
 
 _WORD = re.compile(r"[^\W_]+")
-_POOR_MATCH = 0.1
-"""The similarity of a memory that hardly has to do with what is asked."""
+_POOR_MATCH, _GOOD_MATCH = 0.1, 0.4
+"""The similarity of a memory that hardly has to do with what is asked, and about what the best match reaches, in
+meaning as in all that a ranking adds up."""
+_STANDING = re.compile(
+    r"(?i)\b(?:always|never|allerg\w*|prefer\w*|immer|niemals|bevorzug\w*|toujours|jamais|préfèr\w*|siempre|nunca"
+    r"|prefier\w*|alérgic\w*)\b|总是|永远|过敏|いつも|必ず"
+)
+"""A word of what holds whatever is asked. A memory with one passes the floor, though not the other memories."""
+_SIGNED = re.compile(r"(?s)(?:([^\W\d]\w{0,60}): (?=\S))?(.*)")
 LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
-MMR_LAMBDA = 0.85
-"""Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
 _RANKS: dict[CandidateKind, int] = {"preference": 0, "app_note": 1, "": 2}
 
 
@@ -42,6 +48,8 @@ def retrieve(
     *,
     k: int,
     settings: RetrievalSettings,
+    turns_k: int = 0,
+    is_short: bool = False,
     tail: str = "",
     sent: Collection[str] = (),
     now: float = 0.0,
@@ -49,11 +57,15 @@ def retrieve(
     """Orders one layer's candidates by their ``similarity``; ties break on id.
 
     What the app put into the session's state comes first and passes no floor, and neither does evidence: both are there
-    on purpose. A memory that a search found has to answer the request, and not far worse than the best of them.
+    on purpose. A memory that a search found has to answer the request by itself, however well others do: a term that
+    one memory shares with the request by chance says nothing of the others. A turn of this session has to answer not
+    far worse than the best turn.
 
     Args:
         k: how many are chosen by relevance and diversity, of what the app put there and of what was found each; 0
             chooses none.
+        turns_k: the same of this session's turns.
+        is_short: whether the memories that were found are so few and short that all of them stand.
         tail: text that is sent anyway; what stands in it verbatim is left out.
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
@@ -62,10 +74,8 @@ def retrieve(
     fresh: list[Candidate] = []
     expired = {candidate.id for candidate in candidates if candidate.expires is not None and candidate.expires < now}
     # Of those that say the same the latest stays: what is said again holds again.
-    stays: dict[str, str] = {}
-    for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), -(candidate.time or 0), candidate.id)):
-        if candidate.id not in expired:
-            stays.setdefault(candidate.digest, candidate.id)
+    live = [candidate for candidate in candidates if candidate.id not in expired]
+    repeated = _repeated(sorted(live, key=lambda candidate: (rank(candidate), -(candidate.time or 0), candidate.id)))
     for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id)):
         reason: Reason | None = None
         standing = candidate.kind == "preference"
@@ -73,7 +83,7 @@ def retrieve(
             reason = "already_in_conversation"
         elif candidate.id in expired:
             reason = "expired"
-        elif candidate.id != stays[candidate.digest]:
+        elif candidate.id in repeated:
             reason = "duplicate"
         elif tail and not standing and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
@@ -82,12 +92,20 @@ def retrieve(
         else:
             left.append(Left(candidate=candidate, reason=reason))
     own = [candidate for candidate in fresh if candidate.kind == "app_note"]
-    found = [candidate for candidate in fresh if not candidate.kind]
-    floor = settings.floor * max([_POOR_MATCH, *(candidate.score for candidate in found)])
-    weak = {candidate.id for candidate in found if candidate.layer == "memory" and candidate.score < floor}
+    turns = [candidate for candidate in fresh if candidate.source == RECALLED]
+    found = [candidate for candidate in fresh if not candidate.kind and candidate.source != RECALLED]
+    best_turn = max([_POOR_MATCH, *(candidate.score for candidate in turns)])
+    weak = {turn.id for turn in turns if turn.score < settings.floor * _FLOOR_OF_TURNS * best_turn}
+    # Without meanings to compare, words alone tell whether a memory has anything to do with the request.
+    match = _GOOD_MATCH if any(memory.scores.get("cosine") for memory in found) else _POOR_MATCH
+    for memory in found if not is_short else ():
+        similarity = max(memory.score, memory.scores.get("cosine", 0.0))
+        if memory.layer == "memory" and similarity < settings.floor * match and not _STANDING.search(memory.text):
+            weak.add(memory.id)
     chosen = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
-    chosen += diversify(own, k=k)
-    chosen += diversify([candidate for candidate in found if candidate.id not in weak], k=k)
+    for group, most in ((own, k), (found, k), (turns, turns_k)):
+        passing = [candidate for candidate in group if candidate.id not in weak]
+        chosen += diversify(passing, k=most, diversity=settings.diversity)
     names = {candidate.id for candidate in chosen}
     left += [
         Left(candidate=candidate, reason="below_floor" if candidate.id in weak else "beyond_k")
@@ -95,6 +113,25 @@ def retrieve(
         if candidate.id not in names
     ]
     return Ranking(chosen=tuple(chosen), left=tuple(left))
+
+
+def _repeated(candidates: Sequence[Candidate]) -> frozenset[str]:
+    """The ids of those that say what one before them says: memories by their words, whoever keeps them, evidence by
+    address and summary. What two speakers said in the same words stays twice."""
+    authors: dict[str, str] = {}
+    repeated = set[str]()
+    for candidate in candidates:
+        # A memory of ADK's own block has its author in its text.
+        is_unsigned = candidate.source == "memory" and not candidate.speaker
+        author, text = _SIGNED.findall(candidate.text)[0] if is_unsigned else (candidate.speaker, candidate.text)
+        text = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip("\"'“”„‘’«»")
+        names = [text.rstrip(".!;, ") or text] if candidate.layer == "memory" else [candidate.digest]
+        names = [f"{author}: {names[0]}", *names] if author else names
+        earlier = next((authors[name] for name in names if name in authors), None)
+        if earlier is not None and (not author or earlier in ("", author)):
+            repeated.add(candidate.id)
+        authors.update((name, author) for name in names if name not in authors)
+    return frozenset(repeated)
 
 
 def rank(candidate: Candidate) -> int:
@@ -112,18 +149,19 @@ def similarity(score: float) -> float:
     return round(score / (1 + score), 6)
 
 
-def diversify(candidates: Sequence[Candidate], *, k: int) -> list[Candidate]:
+def diversify(candidates: Sequence[Candidate], *, k: int, diversity: float) -> list[Candidate]:
     """At most ``k`` candidates by maximal marginal relevance, best first.
 
-    ``MMR_LAMBDA * similarity - (1 - MMR_LAMBDA) * overlap`` with overlap the highest Jaccard index of words with one
-    already chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A
-    marginal only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
+    ``diversity * similarity - (1 - diversity) * overlap`` with overlap the highest Jaccard index of words with one
+    already chosen (Carbonell and Goldstein, 1998, whose lambda it is). What covers an acceptance item comes before what
+    covers none. A marginal only falls, so what it was bounds what it is, and only the highest bound is compared anew
+    (Minoux, 1978).
     """
     words = [_vocabulary(candidate.text) for candidate in candidates]
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
     queue = [
-        (not candidate.covers, -MMR_LAMBDA * candidate.score, candidate.id, place)
+        (not candidate.covers, -diversity * candidate.score, candidate.id, place)
         for place, candidate in enumerate(candidates)
     ]
     heapq.heapify(queue)
@@ -137,7 +175,7 @@ def diversify(candidates: Sequence[Candidate], *, k: int) -> list[Candidate]:
                     union = len(words[place]) + len(words[earlier]) - shared
                     overlap[place] = max(overlap[place], shared / union)
             compared[place] = len(chosen)
-            marginal = (1 - MMR_LAMBDA) * overlap[place] - MMR_LAMBDA * candidates[place].score
+            marginal = (1 - diversity) * overlap[place] - diversity * candidates[place].score
             heapq.heapreplace(queue, (covers, marginal, name, place))
             continue
         heapq.heappop(queue)
@@ -169,13 +207,21 @@ _TIMES_MANY, _FLOOR_OF_TURNS = 3, 0.7
 """The floor of this session's turns is a share of that of memories: what a cut took was of one conversation."""
 
 
-def widened(settings: RetrievalSettings, query: str, *, turns: bool = False) -> RetrievalSettings:
-    """Settings for a query: three times as many memories, and a third of the floor, where it asks for many things; else
-    half as many again where ``turns`` of a session are among them, since nobody is found by a name there."""
-    many = _TIMES_MANY if _MANY.search(query) else 1
-    most = settings.memory_k * (3 if turns and many == 1 else 2 * many) // 2
-    floor = settings.floor / many * (_FLOOR_OF_TURNS if turns else 1)
-    return settings.model_copy(update={"memory_k": most, "floor": floor})
+def breadth_of(source: PackInput) -> int:
+    """The factor for a request that asks for many things; 1 for any other. A goal or a step that does changes nothing,
+    and neither do another agent's words."""
+    request = source.request
+    is_users = request.request_index is not None and not request.from_agent
+    return _TIMES_MANY if is_users and _MANY.search(request.contents[request.request_index or 0].words) else 1
+
+
+def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
+    """The most turns that are recalled: half as many again as memories, since nobody is found by a name there, and
+    three times as many where the user asks for many things.
+
+    As many turns as memories would cost .05 of the evidence that is found of LoCoMo inside one session.
+    """
+    return settings.memory_k * max(3, 2 * breadth_of(source)) // 2
 
 
 LEAST_TOKENS = 256

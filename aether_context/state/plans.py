@@ -27,9 +27,10 @@ from aether_context.state.schema import (
     opened,
     raw_items,
     shape_of,
+    text_of,
     words_in,
 )
-from aether_context.state.texts import bulleted, json_in, marked, readings
+from aether_context.state.texts import bulleted, json_in, marked, progress_in, readings
 from aether_context.text.spellings import field_of, folded, status_of
 
 _MOST_PLACES, _MOST_DEPTH = 400, 8
@@ -52,6 +53,12 @@ _NUMBERED_KEY = re.compile(
 _NUMBER = re.compile(
     r"(?i)(?:[^\W\d_]{1,12}\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})(?:\.|[ ]?(?:of|von|de|sur|/)[ ]?\d{1,4})?(?:[ ]?:.*)?"
 )
+_SHARE = re.compile(
+    r"(?i)(?!.*\b(?:remain|left|open|to go|offen))\D{0,20}?\b(step )?(\d{1,4}) ?"
+    r"(?:(?:/|of|out of|von|de|sur) ?(\d{1,4})\b|(?:\.0+)?(?:[%％]| percent| prozent))(?: ?\(\d+ ?%\))?\D{0,30}"
+)
+_TOOL_KEYS = frozenset(["tool", "toolname", "function", "functionname", "functioncall", "toolcall"])
+_ARGUMENT_KEYS = frozenset(["args", "arguments", "parameters", "params", "kwargs", "input", "toolinput", "actioninput"])
 _REFERENCE = re.compile(r"[A-Za-z0-9_.#/-]{1,60}")
 
 
@@ -339,8 +346,12 @@ class _Reader:
         lines += [text for text in texts[1:] if " " in text and not _has(mark.text, text)]
         lines += [f"- {words_in(part)}" for part in each(known.get("parts", ())) if isinstance(part, str)]
         status = _status(known) or mark.status
+        calls = _calls_in(fields)
+        left = {key: value for key, value in left.items() if opened(value) not in calls}
+        lines = lines if any(lines) or not calls else [text_of(calls[0])]
         given = {**known, "text": ["\n".join(filter(None, lines))]}
         given["id"] = [*known.get("id", []), *numbers, *filter(None, [mark.id])]
+        given["tools"] = [*known.get("tools", []), *calls]
         given["status"] = [status] if status else [*map(words_in, known.get("status", ()))]
         step = shape_of(StepShape, given, place, self.problems)
         if step is None or not (step.text or step.id or known.keys() & {"steps", "acceptance", "tools"}):
@@ -361,6 +372,16 @@ class _Reader:
     # What the plan says of its steps beside them.
 
     def _say_done(self, known: Known) -> None:
+        for name in ("statuses", "done"):
+            values = [opened(value) for value in known.pop(name, [])]
+            counts = [_count_done(value, len(self.leaves)) for value in values]
+            known[name] = [value for value, count in zip(values, counts, strict=True) if count is None]
+            if all(leaf.step.status == "ready" for leaf in self.leaves):
+                for leaf in self.leaves[: max(filter(None, counts), default=0)]:
+                    leaf.set(status="done")
+        for told in [progress_in(value)[1] for value in known["statuses"] if isinstance(value, str)]:
+            for name, values in known_fields("plan", told)[0].items():
+                known.setdefault(name, []).extend(values)
         lists = [(name, opened(value)) for name in ("done", "results", "done_index") for value in known.pop(name, [])]
         for name, value in lists:
             items: list[Any] = each([value])
@@ -368,6 +389,8 @@ class _Reader:
                 items = [key for key, item in value.items() if item not in (False, None, "")]
             elif type(value) is int and name != "done_index":  # how many; a flag says nothing of a step
                 items = [leaf.place for leaf in self.leaves[:value]]
+            elif isinstance(value, str) and not self.find(value):
+                items = re.split(r"[,;&]|\band\b", value)
             items = [item[0] if isinstance(item, list) and item else item for item in items]
             from_zero = name == "done_index" or any(str(item) == "0" for item in items)
             for leaf in (leaf for item in items for leaf in self.find(item, from_zero=from_zero)):
@@ -383,6 +406,8 @@ class _Reader:
                     found = [([leaf], item) for leaf, item in zip(self.leaves, raw, strict=True)]
                 if not found or not all(leaves for leaves, _ in found):
                     known.setdefault(name, []).append(value)
+                    if name == "statuses" and re.search(r"\d", str(raw)) and not progress_in(str(raw))[1]:
+                        self.problems.note("state plan.progress was ignored: it names no step")
                     continue
                 for leaves, item in found:
                     item = (_status({"status": [item]}) or "ready") if target == "status" else item
@@ -497,10 +522,33 @@ class _Reader:
         return leaf
 
 
+def _calls_in(fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The calls of tools that a step holds, as in ``{"action": {"tool": "look_up", "args": {}}}``."""
+    # Beside the fields of a step that may hold a call there are keys that stand for no field.
+    fields_of_calls = ("", "text", "parts", "expected_tool_calls")
+    holders = [opened(value) for key, value in fields.items() if (field_of("step", key) or ("",))[0] in fields_of_calls]
+    items = [opened(item) for value in holders for item in (value if isinstance(value, list) else [value])]
+    action = fields.get("action")
+    if isinstance(action, str) and _REFERENCE.fullmatch(action) and _ARGUMENT_KEYS.intersection(map(folded, fields)):
+        items.append({"tool": action})
+    return [item for item in items if _is_call(item)]
+
+
+def _is_call(value: object) -> bool:
+    """Tells whether a value names a tool to be called."""
+    keys = {folded(key) for key in value} if isinstance(value, Mapping) else set()
+    return bool(keys & _TOOL_KEYS or ("name" in keys and keys & _ARGUMENT_KEYS))
+
+
+def _is_part(value: object) -> bool:
+    """Tells whether an item is a step of a step, and not the call of a tool without a text."""
+    return isinstance(value, Mapping) and (not _is_call(value) or "text" in known_fields("step", value)[0])
+
+
 def _steps_below(leaf: _Leaf) -> list[Any]:
-    """The lists of steps in a step; parts that are texts belong to its own text."""
+    """The lists of steps in a step; parts that are texts or calls belong to the step itself."""
     parts = leaf.known.get("parts", [])
-    in_parts = [part for part in parts if any(isinstance(item, Mapping) for _, item in entries(part) or ())]
+    in_parts = [part for part in parts if any(map(_is_part, each([part])))]
     return [*leaf.known.get("steps", []), *in_parts]
 
 
@@ -509,11 +557,30 @@ def _has(text: str, part: str) -> bool:
     return len(folded(part)) > (9 if part.isascii() else 3) and folded(part) in folded(text)
 
 
+def _share(value: object) -> tuple[int, int] | None:
+    """How much is done of how much, as ``3/5``, ``3 of 5``, ``60%`` or ``0.6`` say it; None where it is not said so."""
+    text = f"{100 * value:g}%" if isinstance(value, float) else value
+    match = _SHARE.fullmatch(text.strip()) if isinstance(text, str) and len(text) < _MOST_NEAR else None
+    return (int(match[2]) - bool(match[1]), int(match[3] or 100)) if match is not None else None
+
+
+def _count_done(value: object, steps: int) -> int | None:
+    """The number of steps that a value says are done; None where it says that of no such number of steps."""
+    if isinstance(value, Mapping):
+        counts = [count for count in known_fields("plan", value)[0].get("done", ()) if type(count) is int]
+        value = f"{counts[0]}/{steps}" if counts and steps in value.values() else None
+    done, whole = _share(value) or (1, 0)
+    is_count = steps and whole in (steps, 100) and done <= whole and done * steps % whole == 0
+    return done * steps // whole if is_count else None
+
+
 def _status(known: Known) -> str:
     """A step's status by its words, its flags or its result; empty where none says it."""
     for value in known.get("status", ()):
         if status := _status(known_fields("step", value)[0]) if isinstance(value, Mapping) else status_of(str(value)):
             return status
+    for done, whole in filter(None, (_share(value) for value in (*known.get("status", ()), *known.get("flag", ())))):
+        return "claimed" if 0 < done < whole else "done" if done else "ready"
     for name, meaning in (("flag", "done"), ("active", "claimed")):
         for value in known.get(name, ()):
             if value is True or (isinstance(value, str) and (status_of(value) == "done" or value[:1].isdigit())):

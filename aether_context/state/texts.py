@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import from_json
 
 from aether_context.text.decoding import read_python
-from aether_context.text.spellings import field_of, status_of
+from aether_context.text.shorten import sentences
+from aether_context.text.spellings import field_of, spoken_status, status_of
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
@@ -141,6 +142,8 @@ _BEHIND = re.compile(
     r"[ \t]{0,8}(?:[(\[（【]([^()\[\]（）【】]{1,40})[)\]）】]"
     r"|(?<=[ \t])(?:[–—|:-]|←|<-{1,2})[ \t]{1,4}([^–—|:←<-]{1,40}))[.!]?"
 )
+_LAST = re.compile(r"(?<=[.!?。！？])[ \t]{0,8}([^.!?。！？]{2,60})[.!。！]?$")
+"""A sentence behind a step's own."""
 _DIGITS = {digit: str(number) for number, digit in enumerate("一二三四五六七八九十", start=1)}
 _BOXES = {" ": "ready", "~": "claimed", ">": "claimed", "/": "claimed", "-": "claimed"}
 
@@ -173,6 +176,8 @@ def marked(text: str) -> Marked:
             if tail.end() == len(text) and (said := status_of(tail[1] or tail[2])):
                 status, text = status or said, text[: tail.start()].strip()
                 break
+        if (tail := _LAST.search(text)) and (said := spoken_status(tail[1])):
+            status, text = status or said, text[: tail.start()]
         if (sign := _SIGN.fullmatch(text[-2:].strip())) and (said := status_of(sign[0])) and len(text) > 4:
             status, text = status or said, text[: -len(sign[0])].strip()
         if text == before:
@@ -205,6 +210,39 @@ def _numbered(line: str) -> list[str]:
             starts.append(match.start())
     pieces = [line[start:end] for start, end in zip([0, *starts], [*starts, len(line)], strict=True)]
     return [piece for piece in pieces if piece.strip()] if len(starts) > 1 else [line]
+
+
+# Sentences that say how far the steps are.
+
+_TO = r"[ ]?(?:[-–,&]|and|to|through|und|bis|et|à|y|a|e)[ ]?"
+_NUMBERS = re.compile(rf"(?i){_STEP_WORD}[ ]?#?(\d{{1,3}}(?:{_TO}(?:{_STEP_WORD}[ ]?)?#?\d{{1,3}})*)")
+_COUNTS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "two": 2, "three": 3, "four": 4, "five": 5}
+_WORDED = re.compile(rf"(?i)(?<!of )\b(?:first )?({'|'.join(_COUNTS)}) step(s?)\b")
+_RANGE, _SHARE = re.compile(r"(?<=\d)[ ]?[-–][ ]?(?=\d)"), re.compile(r"\b\d{1,3} ?(?:/|of) ?\d{1,3}\b")
+_CLAUSE = re.compile(rf"(?i),[ ](?!\d)|(?<!\d)[ ](?:and|but|while|und|aber)[ ](?=(?:the[ ])?{_STEP_WORD}[ ]?#?\d)")
+
+
+def progress_in(text: str) -> tuple[str, dict[str, Any]]:
+    """A text without the sentences that say how far its steps are, and what they say by field: of ``Steps 1 and 2 are
+    done.`` the numbers, and ``2 of 3 steps are done.`` itself."""
+    rest, fields = "", dict[str, Any]()
+    for sentence in sentences(text):
+        spoken = _RANGE.sub(" to ", sentence.strip())
+        spoken = _WORDED.sub(lambda found: f"step {'1 to ' if found[2] else ''}{_COUNTS[found[1].lower()]}", spoken)
+        clauses = [(match, clause) for clause in _CLAUSE.split(spoken) if (match := _NUMBERS.search(clause))]
+        statuses = [spoken_status(clause.replace(match[0], " ")) for match, clause in clauses]
+        if not clauses and _SHARE.search(spoken) and spoken_status(spoken) == "done":
+            fields["progress"] = spoken
+        elif not any(statuses) or _ITEM.match(spoken):
+            rest += sentence
+            continue
+        for (match, _), status in zip(clauses, statuses, strict=True):
+            ends = [int(end) for end in re.findall(r"\d+", match[1])]
+            is_range = len(ends) == 2 and re.search("to|through|bis|à", match[1])
+            name = {"done": "completed steps", "claimed": "current step number"}.get(status, "")
+            fields.setdefault(name, []).extend(range(ends[0], ends[1] + 1) if is_range else ends)
+    fields.pop("", None)  # what is ready or blocked, and clauses that say nothing of a status
+    return rest, fields
 
 
 # Headings, labels and lists.
@@ -270,6 +308,7 @@ def _single(fields: dict[str, Any]) -> dict[str, Any]:
 def read_outline(text: str) -> dict[str, Any]:
     """What a text says by headings, tags, labels and lists, as a mapping; empty where it says nothing so."""
     text = _TAG.sub(lambda tag: f"\n# {'' if tag[1] else tag[2] or tag[3]}\n", text[:_MOST_OUTLINE])
+    text, progress = progress_in(text)
     lines = [line for whole in text.replace("**", "").replace("__", "").splitlines() for line in _numbered(whole)]
     labels = Counter(match[1] for line in lines if (match := _LABEL.fullmatch(line)))
     top = _Node(0.0, "")
@@ -294,7 +333,7 @@ def read_outline(text: str) -> dict[str, Any]:
         after_item = node.is_item or (after_item and not is_prose)
     if all(node.is_item for node in top.below):
         top.label = "steps"  # nothing but a list
-    fields = {label: values for label, values in _single(top.fields()).items() if label != "text"}
+    fields = {label: values for label, values in _single(top.fields()).items() if label != "text"} | progress
     rows = _table([line.strip() for line in lines])
     return {**fields, "steps": rows} if rows else fields
 

@@ -107,6 +107,16 @@ def status_of(value: object) -> str:
     return ""
 
 
+def spoken_status(sentence: str) -> str:
+    """The status that a short sentence says, ``done`` for ``This has been completed.``; empty where it says none,
+    denies it, or makes it a condition."""
+    spoken = re.findall(r"[^\W\d_]+(?:['’]t\b)?", sentence[:_MOST_NAME])
+    marks = [words("spoken").get(_plain(word), ("",))[0] for word in spoken]
+    rest = " ".join(word for word, mark in zip(spoken, marks, strict=True) if not mark)
+    place = "claimed" if "here" in marks and not rest else ""
+    return "" if "denies" in marks else words("status").get(_plain(rest), (place,))[0]
+
+
 def as_status(value: object) -> object:
     return "ready" if means_nothing(value) else status_of(value) or value
 

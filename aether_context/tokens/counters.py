@@ -145,6 +145,7 @@ FAMILIES = (
         EstimateCounter("claude", ("claude",), accuracy="heuristic", percent=110),
     ),
     (r"claude", EstimateCounter("claude-4.7", ("claude",), accuracy="heuristic", percent=148)),
+    (r"grok", EstimateCounter("xai", ("openai",), accuracy="heuristic")),
     (r"", EstimateCounter("generic", ("gemini", "openai", "claude"), accuracy="heuristic")),
 )
 """Patterns of bare model names and their counters; the first pattern that matches from the beginning decides.
@@ -153,8 +154,9 @@ Gemini counts by Gemma 3's vocabulary, which Google's SDK uses for it too (`goog
 versions from 3.1 on that names Gemma 4's, which may differ. Media differ from 3 on. OpenAI's models from GPT-4o on
 share the vocabulary o200k. Anthropic publishes only the vocabulary of Claude 2: 110% of it matches the usage reported
 in a recorded session of Claude Sonnet 4.5, and models from 4.7 on are documented to need up to 1.35 times the tokens of
-those before (platform.claude.com, "What's new in Claude Opus 4.7"). A model with an unknown vocabulary is counted by
-the highest of the three, which its own count rarely exceeds.
+those before (platform.claude.com, "What's new in Claude Opus 4.7"). Texts for xAI's models are counted as OpenAI's, and
+their media, of which no rule is known here, by the highest of all. A model with an unknown vocabulary is counted by the
+highest of the three, which its own count rarely exceeds.
 """
 
 

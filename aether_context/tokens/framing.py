@@ -88,7 +88,7 @@ Anthropic   `request`, `message`: platform.claude.com, "Token counting", 14 for 
             Claude"; `tool`: 403 there for one function; `tools`: `CLAUDE_TOOLS`. `call`, `argument`, `response`: fitted
             to the usage reported in a recorded session of Claude Sonnet 4.5 (badlogic/pi-mono), whose calls reach the
             model with their texts unescaped.
-generic     all assumed.
+generic     all assumed, for xAI's models, too.
 """
 
 CLAUDE_TOOLS = (
@@ -117,7 +117,7 @@ def framing_of(model: str) -> Framing:
 
     Through LiteLLM (`provider/model`) responses are JSON for every provider.
     """
-    framing = FRAMINGS[family_of(model)]
+    framing = FRAMINGS.get(family_of(model), FRAMINGS["generic"])
     if framing.name.startswith("claude"):
         name = bare_model_name(model)
         tools = next((tokens for pattern, tokens in CLAUDE_TOOLS if re.match(pattern, name)), framing.tools)

@@ -91,7 +91,7 @@ def media_tokens(
         data: the media; None where only its address is known.
     """
     media_type = (mime_type or "").split(";")[0].strip().lower() or sniffed(data)
-    families = (family,) if family != "generic" else ("gemini", "gemini-3", "openai", "claude-4.7")
+    families = (family,) if family not in ("generic", "xai") else ("gemini", "gemini-3", "openai", "claude-4.7")
     if media_type.startswith("image/"):
         size = image_size(data)
         return max(_image(*size, name, model) for name in families) if size else UNKNOWN_IMAGE_TOKENS

@@ -23,7 +23,7 @@ OLLAMA_INPUT_TOKENS = 4_096
 """The window that is assumed for a model of Ollama, which cuts what is longer without a word: its ``num_ctx`` unless
 the server or the request says otherwise."""
 
-_VENDORS = "anthropic|meta|mistral|cohere|deepseek|google|openai|qwen|moonshot|zai"
+_VENDORS = "anthropic|meta|mistral|cohere|deepseek|google|openai|qwen|moonshot|xai|zai"
 """Whose models Bedrock serves under names that begin with theirs."""
 
 SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})

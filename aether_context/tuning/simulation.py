@@ -14,10 +14,10 @@ from aether_context.errors import AetherContextError
 from aether_context.pack import Epoch, Pack, PackInput, Previous
 from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy
-from aether_context.retrieval import Entry, query_for, widened
+from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import recalled, turn_entries
 from aether_context.retrieval.embedders import embedder_for
-from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
+from aether_context.retrieval.ranking import LEAST_TOKENS, most_turns, room_for_turns
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
@@ -141,7 +141,7 @@ class _Session:
             entries,
             query,
             lambda place: call.history[place].digest,
-            most=widened(settings, query, turns=True).memory_k,
+            most=most_turns(settings, source),
             tokens=room,
             asked=source.identity.last_event_time,
             embedder=embedder_for("none" if settings.embedder == "none" else "static"),

@@ -19,7 +19,6 @@ _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",
     "TOP EVIDENCE": "evidence",
     "MEMORY": "memory",
-    "CONVERSATION SUMMARY": "conversation",
 }
 """The sections of a payload that belong to another layer than the task."""
 _SECTION = re.compile(rf"^(?=(?:{'|'.join(payload.HEADERS)}):\n)", re.MULTILINE)

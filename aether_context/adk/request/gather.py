@@ -58,7 +58,7 @@ from aether_context.pack import (
     valid,
 )
 from aether_context.packing import next_input
-from aether_context.retrieval.ranking import searched, similarity, widened
+from aether_context.retrieval.ranking import searched, similarity
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.state.schema import PlanShape
 from aether_context.store.files import Files
@@ -534,8 +534,8 @@ async def _memories(
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
             return [*found, *found_memories(entries, room)], ""
-        most = widened(settings, query).memory_k
-        hits = await within(service.find(session.app_name, session.user_id, query, most))
+        # One more than can enter says that there are more of them than were found, so that a floor holds.
+        hits = await within(service.find(session.app_name, session.user_id, query, settings.memory_k + 1))
         for hit in hits:
             memory = hit.memory
             found.append(
@@ -544,7 +544,7 @@ async def _memories(
                     author=memory.author,
                     timestamp=memory.timestamp,
                     name=memory.name,
-                    similarity=similarity(hit.score),
+                    scores={"similarity": similarity(hit.score), "cosine": round(hit.scores.get("cosine", 0.0), 6)},
                     preference=is_preference(memory.metadata),
                 )
             )

@@ -232,7 +232,7 @@ def memory_candidate(
     timestamp: str | None,
     author: str | None = None,
     name: str | None = None,
-    similarity: float | None = None,
+    scores: Mapping[str, float] | None = None,
     preference: bool = False,
 ) -> Candidate:
     """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
@@ -250,7 +250,7 @@ def memory_candidate(
         speaker=author or "",
         digest=digest,
         time=time,
-        scores={} if similarity is None else {"similarity": similarity},
+        scores=scores or {},
         kind="preference" if preference else "",
     )
 

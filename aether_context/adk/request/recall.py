@@ -11,8 +11,8 @@ from aether_context.adk.call import AgentKey, PreparedCall
 from aether_context.adk.request.history import History, Row
 from aether_context.adk.request.reader import Reader
 from aether_context.pack import Candidate, turn_place
-from aether_context.retrieval import query_for, widened
-from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
+from aether_context.retrieval import query_for
+from aether_context.retrieval.ranking import LEAST_TOKENS, most_turns, room_for_turns
 from aether_context.state.plans import without_plan
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Recall:
                 entries,
                 query,
                 digest_of,
-                most=widened(settings, query, turns=True).memory_k,
+                most=most_turns(settings, source),
                 tokens=room,
                 asked=source.identity.last_event_time,
                 embedder=embedder,
