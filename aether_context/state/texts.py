@@ -176,8 +176,8 @@ def marked(text: str) -> Marked:
             if tail.end() == len(text) and (said := status_of(tail[1] or tail[2])):
                 status, text = status or said, text[: tail.start()].strip()
                 break
-        if (tail := _LAST.search(text)) and (said := spoken_status(tail[1])):
-            status, text = status or said, text[: tail.start()]
+        if (last := _LAST.search(text)) and (said := spoken_status(last[1])):
+            status, text = status or said, text[: last.start()]
         if (sign := _SIGN.fullmatch(text[-2:].strip())) and (said := status_of(sign[0])) and len(text) > 4:
             status, text = status or said, text[: -len(sign[0])].strip()
         if text == before:
