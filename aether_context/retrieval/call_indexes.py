@@ -94,7 +94,7 @@ def ranked(
         ]
         index = HybridIndex(entries, embedder or "none", redact=masker(redact))
         # Also of those that say no more of it than any other: whether a memory may enter is not for the others to say.
-        for hit in index.search(query, len(entries), asked=asked, with_unlike=True):
+        for hit in index.search(query, len(entries), asked=asked, every=True):
             candidate = layer[hit.id]
             found[int(hit.id)] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
     return tuple(found)

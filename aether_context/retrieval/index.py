@@ -93,14 +93,12 @@ class HybridIndex:
         )
         return cls(entries, embedder)
 
-    def search(
-        self, query: str, limit: int = 10, *, asked: float | None = None, with_unlike: bool = False
-    ) -> list[Hit]:
+    def search(self, query: str, limit: int = 10, *, asked: float | None = None, every: bool = False) -> list[Hit]:
         """The best entries for a query, best first; ties go to the id that sorts first.
 
         Args:
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
-            with_unlike: whether entries that answer nothing of it are hits, too, with their scores.
+            every: whether entries that answer nothing of it are hits, too, with their scores.
         """
         if not self._entries or limit <= 0:
             return []
@@ -112,4 +110,4 @@ class HybridIndex:
             return [self._entries[place] for place in places.tolist()]
 
         alone, scores = self._texts.answers(plain, vector, lambda places: [self._said[at] for at in places.tolist()])
-        return self._texts.ranked(query, limit, entries, alone, scores, asked=asked, with_unlike=with_unlike)
+        return self._texts.ranked(query, limit, entries, alone, scores, asked=asked, every=every)

@@ -220,7 +220,7 @@ class Pool:
         scores: Mapping[str, Floats],
         *,
         asked: float | None = None,
-        with_unlike: bool = False,
+        every: bool = False,
     ) -> list[Hit]:
         """The best entries for a masked query, best first; ties go to the id that sorts first.
 
@@ -228,7 +228,7 @@ class Pool:
             entries: says what stands at places, in their order.
             alone: how well each text answers by itself; ``scores`` is what that is made of, both as of `answers`.
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
-            with_unlike: whether texts that answer nothing of it are hits, too.
+            every: whether texts that answer nothing of it are hits, too.
         """
         if terms.asks_when(query):
             alone = alone * np.where(self._dated(), _DATED, 1.0)
@@ -247,7 +247,7 @@ class Pool:
         )
         total = np.round(total * scores["weight"], 9)
 
-        places = np.arange(len(self)) if with_unlike else best(total, limit)
+        places = np.arange(len(self)) if every else best(total, limit)
         found = entries(places)
         ranks = total[places].tolist()
         order = sorted(range(len(found)), key=lambda rank: (-ranks[rank], found[rank].id))[:limit]

@@ -19,8 +19,7 @@ _POOR_MATCH, _GOOD_MATCH = 0.1, 0.4
 """The similarity of a memory that hardly has to do with what is asked, and about what the best match reaches, in
 meaning as in all that a ranking adds up."""
 _STANDING = re.compile(
-    r"(?i)\b(?:always|never|allerg\w*|prefer\w*|immer|niemals|bevorzug\w*|toujours|jamais|préfèr\w*|siempre|nunca"
-    r"|prefier\w*|alérgic\w*)\b|总是|永远|过敏|いつも|必ず"
+    r"(?i)\b(?:always|never|allerg\w*|prefer\w*|immer|niemals|toujours|jamais|siempre|nunca|alérgic\w*)\b|总是|过敏|必ず"
 )
 """A word of what holds whatever is asked. A memory with one passes the floor, though not the other memories."""
 _SIGNED = re.compile(r"(?s)(?:([^\W\d]\w{0,60}): (?=\S))?(.*)")

@@ -379,8 +379,8 @@ class _Reader:
             if all(leaf.step.status == "ready" for leaf in self.leaves):
                 for leaf in self.leaves[: max(filter(None, counts), default=0)]:
                     leaf.set(status="done")
-        for told in [progress_in(value)[1] for value in known["statuses"] if isinstance(value, str)]:
-            for name, values in known_fields("plan", told)[0].items():
+        for progress in [progress_in(value)[1] for value in known["statuses"] if isinstance(value, str)]:
+            for name, values in known_fields("plan", progress)[0].items():
                 known.setdefault(name, []).extend(values)
         lists = [(name, opened(value)) for name in ("done", "results", "done_index") for value in known.pop(name, [])]
         for name, value in lists:
@@ -558,7 +558,7 @@ def _has(text: str, part: str) -> bool:
 
 
 def _share(value: object) -> tuple[int, int] | None:
-    """How much is done of how much, as ``3/5``, ``3 of 5``, ``60%`` or ``0.6`` say it; None where it is not said so."""
+    """The part that is done and the whole, of ``3/5``, ``3 of 5``, ``60%`` or ``0.6``; None of anything else."""
     text = f"{100 * value:g}%" if isinstance(value, float) else value
     match = _SHARE.fullmatch(text.strip()) if isinstance(text, str) and len(text) < _MOST_NEAR else None
     return (int(match[2]) - bool(match[1]), int(match[3] or 100)) if match is not None else None

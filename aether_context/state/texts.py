@@ -176,8 +176,8 @@ def marked(text: str) -> Marked:
             if tail.end() == len(text) and (said := status_of(tail[1] or tail[2])):
                 status, text = status or said, text[: tail.start()].strip()
                 break
-        if (tail := _LAST.search(text)) and (said := spoken_status(tail[1])):
-            status, text = status or said, text[: tail.start()]
+        if (last := _LAST.search(text)) and (said := spoken_status(last[1])):
+            status, text = status or said, text[: last.start()]
         if (sign := _SIGN.fullmatch(text[-2:].strip())) and (said := status_of(sign[0])) and len(text) > 4:
             status, text = status or said, text[: -len(sign[0])].strip()
         if text == before:
@@ -228,7 +228,7 @@ def progress_in(text: str) -> tuple[str, dict[str, Any]]:
     rest, fields = "", dict[str, Any]()
     for sentence in sentences(text):
         spoken = _RANGE.sub(" to ", sentence.strip())
-        spoken = _WORDED.sub(lambda found: f"step {'1 to ' if found[2] else ''}{_COUNTS[found[1].lower()]}", spoken)
+        spoken = _WORDED.sub(lambda match: f"step {'1 to ' if match[2] else ''}{_COUNTS[match[1].lower()]}", spoken)
         clauses = [(match, clause) for clause in _CLAUSE.split(spoken) if (match := _NUMBERS.search(clause))]
         statuses = [spoken_status(clause.replace(match[0], " ")) for match, clause in clauses]
         if not clauses and _SHARE.search(spoken) and spoken_status(spoken) == "done":
