@@ -24,7 +24,7 @@ from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.policy import AcceptanceSettings
-from aether_context.state.acceptance import Judgement, Verdict, examine
+from aether_context.state.acceptance import Judgement, Verdict, covers_of, examine
 from aether_context.text.entities import SCHEME, artifact_uris
 
 ACCEPTANCE = "acceptance"
@@ -131,16 +131,16 @@ class Reviewer:
             heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
         problems, judged = tuple(heard.problems), {item: tuple(said) for item, said in heard.opinions.items()}
-        covers = {
-            candidate.uri: candidate.covers for candidate in (*pack.source.candidates, *evidence) if candidate.uri
-        }
+        covers = covers_of((*pack.source.candidates, *evidence))
         # What a model has only said itself proves nothing.
         contents = (item.content for item in pack.contents if item.content.role != "model")
         shown = [pack.source.request.system, *(part.text for content in contents for part in content.parts), *covers]
         told = [pack.source.request.system, *(one.text for one in pack.source.candidates if one.source != RECALLED)]
-        addresses = set(artifact_uris(answer, covers)) - covers.keys() - set(records)
+        addresses = set(artifact_uris(answer, covers)) - covers.keys() - set(records) - pack.source.host.readings.keys()
         given, said = named_by(addresses, events)
-        invented = said - given - _named(told, addresses)
+        # An address in the description of a tool, which a step's payload repeats, is an example.
+        examples = _named((tool.wire for tool in pack.source.request.tools), addresses)
+        invented = (said | examples) - given - _named(told, addresses)
         verdict = examine(answer, step.acceptance, shown=shown, covers=covers, judged=judged, invented=invented)
         return verdict._replace(problems=problems, critic=heard.cost.to_json())
 

@@ -53,8 +53,8 @@ def retrieve(
 
     Args:
         k: how many are chosen by relevance and diversity, of what the app put there and of what was found each; 0
-            chooses none.
-        tail: text that is sent anyway; what stands in it verbatim is left out.
+            chooses none. Of evidence that was recorded on purpose all is chosen.
+        tail: text that is sent anyway; what stands in it verbatim is left out, but for evidence with an address.
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
@@ -69,13 +69,14 @@ def retrieve(
     for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id)):
         reason: Reason | None = None
         standing = candidate.kind == "preference"
+        listed = candidate.layer == "evidence" and candidate.uri
         if candidate.id.partition("#")[0] in sent:
             reason = "already_in_conversation"
         elif candidate.id in expired:
             reason = "expired"
         elif candidate.id != stays[candidate.digest]:
             reason = "duplicate"
-        elif tail and not standing and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
+        elif tail and not (standing or listed) and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
         if reason is None:
             fresh.append(candidate)
@@ -86,7 +87,8 @@ def retrieve(
     floor = settings.floor * max([_POOR_MATCH, *(candidate.score for candidate in found)])
     weak = {candidate.id for candidate in found if candidate.layer == "memory" and candidate.score < floor}
     chosen = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
-    chosen += diversify(own, k=k)
+    # Evidence that somebody recorded is for whoever works next, however much of it there is.
+    chosen += diversify(own, k=max(k, sum(candidate.layer == "evidence" for candidate in own)))
     chosen += diversify([candidate for candidate in found if candidate.id not in weak], k=k)
     names = {candidate.id for candidate in chosen}
     left += [

@@ -193,7 +193,7 @@ class Gatherer:
                 can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
                 asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                 window_mark=window.mark,
-                readings=records.readings,
+                readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
             ),
             usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
@@ -221,6 +221,10 @@ class Gatherer:
             found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
             candidates += tuple(found)
             embedder = found_by if block is None else embedder
+        recorded = {candidate.uri for candidate in candidates}
+        candidates += tuple(
+            record.candidate for record in records.results(call.context) if record.uri not in recorded
+        )
         source = source._replace(
             candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
             host=source.host._replace(anchors=anchors),
