@@ -378,7 +378,8 @@ class Offloader:
     async def focus(self, read: PreparedCall) -> PreparedCall:
         """The input with the latest stored results summarized by lines that answer the request, from the session's
         events. What these do not hold keeps the summary of when it came."""
-        source, query = read.source, query_for(read.source)
+        # What another agent hands over says less of what is looked for than the user does.
+        source, query = read.source, f"{query_for(read.source)}\n{words_of(read.call.context.user_content)}"
         results = [piece for piece in source.candidates if piece.layer == "evidence" and not piece.kind]
         results = sorted(results, key=lambda result: (-(result.time or 0.0), result.id))[:_MOST_FOCUSED]
         keys = {result.content_hash: (*read.call.key[:3], result.content_hash, query) for result in results}
