@@ -348,38 +348,35 @@ def proofs_of(content: Content) -> frozenset[str]:
     return frozenset(uri for part in (*content.calls, *content.responses) for uri in artifact_uris(part.text))
 
 
-class Answer(NamedTuple):
-    """What a tool's response says in a message: the addresses in it, and its words."""
-
-    addresses: frozenset[str]
-    words: frozenset[str]
-
-
-@lru_cache(maxsize=1_024)
-def answers_in(content: Content, *, is_told: bool = False) -> tuple[Answer, ...]:
-    """The responses of tools in a message, those that it quotes from another agent's turn among them.
+def answers_in(content: Content, *, is_told: bool = False) -> list[str]:
+    """The texts of tools' responses in a message, of those that it quotes from another agent's turn, too.
 
     Args:
         is_told: whether the message tells calls and responses in one text.
     """
-    texts = [part.text for part in content.responses if part.name not in (READ, SEARCH)]
-    texts += [quote.text for quote in content.quotes if quote.kind == "response" and quote.name not in (READ, SEARCH)]
-    texts += [content.text] if is_told else []
-    return tuple(Answer(frozenset(artifact_uris(text)), _words(text)) for text in texts)
+    texts = [(part.name, part.text) for part in content.responses]
+    texts += [(quote.name, quote.text) for quote in content.quotes if quote.kind == "response"]
+    texts += [("", content.text)] if is_told else []
+    return [text for name, text in texts if name not in (READ, SEARCH)]
 
 
-def is_answered(result: Candidate, answers: Iterable[Answer]) -> bool:
-    """Tells whether one of the answers is what a result's record is of, whole or in part."""
-    words = _words(result.text.partition("\n")[2])
-    return any(result.uri in answer.addresses or (words and words <= answer.words) for answer in answers)
+def sent_results(results: Iterable[Candidate], items: Iterable[Outgoing]) -> set[str]:
+    """Ids of the stored results of which a response that is sent holds the address, or every word of the summary."""
+    answers = [answer for item in items for answer in answers_in(item.content, is_told=item.form == "told")]
+    addresses = {uri for answer in answers for uri in artifact_uris(answer)}
+    return {
+        result.id
+        for result in results
+        if result.uri in addresses or any(_words(result.text.partition("\n")[2]) <= _words(text) for text in answers)
+    }
 
 
-_ESCAPE = re.compile(r"\\[nrt]")
-"""White space as JSON writes it."""
+_JSON_SPACE = re.compile(r"\\[nrt]")
 
 
+@lru_cache(maxsize=1_024)
 def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", _ESCAPE.sub(" ", text)))
+    return frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text)))
 
 
 @lru_cache(maxsize=8_192)

@@ -52,13 +52,8 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         if item.form != "placeholder"
     }
 
-    # A result is sent, if in part, where a response has its address, or all words that its summary has of it.
-    answers = [answer for item in kept for answer in payload.answers_in(item.content, is_told=item.form == "told")]
-    sent |= {
-        candidate.id
-        for candidate in candidates
-        if candidate.layer == "evidence" and not candidate.kind and payload.is_answered(candidate, answers)
-    }
+    stored = [candidate for candidate in candidates if candidate.layer == "evidence" and not candidate.kind]
+    sent |= payload.sent_results(stored, kept)
 
     def found(layer: Layer, k: int) -> Ranking:
         result = retrieval.retrieve(
