@@ -149,7 +149,9 @@ class Proving(Scripted):
         text = str(llm_request.contents)
         if (uri := re.search(r"artifact://evidence/\w+\.txt", text)) and "record_evidence" not in text:
             covers = ["a1"]
-            self.script.insert(0, call("record_evidence", uri=uri[0], summary="It is 41 days (line 71).", covers=covers))
+            self.script.insert(
+                0, call("record_evidence", uri=uri[0], summary="It is 41 days (line 71).", covers=covers)
+            )
 
 
 @pytest.mark.parametrize("shown", ["default", "none"])

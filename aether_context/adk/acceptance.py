@@ -107,7 +107,6 @@ class Reviewer:
         settings: AcceptanceSettings,
         evidence: Sequence[Candidate] = (),
         events: Sequence[Event] = (),
-        records: Collection[str] = (),
     ) -> Verdict | None:
         """The verdict on a pack's final answer; None where there is nothing to look at. Never raises for a check or a
         Critic that fails: that is noted, and their items count as not looked at.
@@ -115,7 +114,6 @@ class Reviewer:
         Args:
             evidence: what the session's state holds by now; a URI of a record counts as shown.
             events: the session's; an address that only models named there counts as invented.
-            records: the addresses of the session's evidence, which exist whoever names them.
         """
         parts = (response.content.parts if response.content is not None else None) or ()
         if response.partial or response.error_code is not None or any(part.function_call for part in parts):
@@ -136,7 +134,7 @@ class Reviewer:
         contents = (item.content for item in pack.contents if item.content.role != "model")
         shown = [pack.source.request.system, *(part.text for content in contents for part in content.parts), *covers]
         told = [pack.source.request.system, *(one.text for one in pack.source.candidates if one.source != RECALLED)]
-        addresses = set(artifact_uris(answer, covers)) - covers.keys() - set(records) - pack.source.host.readings.keys()
+        addresses = set(artifact_uris(answer, covers)) - covers.keys() - pack.source.host.readings.keys()
         given, said = named_by(addresses, events)
         # An address in the description of a tool, which a step's payload repeats, is an example.
         examples = _named((tool.wire for tool in pack.source.request.tools), addresses)

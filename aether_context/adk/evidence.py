@@ -44,6 +44,7 @@ from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import summary_of, tokens_of
+from aether_context.pack import Candidate
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
@@ -378,33 +379,32 @@ class Offloader:
     async def focus(self, read: PreparedCall) -> PreparedCall:
         """The input with the latest stored results summarized by lines that answer the request, from the session's
         events. What these do not hold keeps the summary of when it came."""
-        # What another agent hands over says less of what is looked for than the user does.
-        source, query = read.source, f"{query_for(read.source)}\n{words_of(read.call.context.user_content)}"
+        source, scope = read.source, read.call.key[:3]
         results = [piece for piece in source.candidates if piece.layer == "evidence" and not piece.kind]
         results = sorted(results, key=lambda result: (-(result.time or 0.0), result.id))[:_MOST_FOCUSED]
-        keys = {result.content_hash: (*read.call.key[:3], result.content_hash, query) for result in results}
-        missing = {digest for digest, key in keys.items() if self._summaries.get(key) is None}
+        # What another agent hands over says less of what is looked for than the user does.
+        query = f"{query_for(source)}\n{words_of(read.call.context.user_content)}" if results else ""
+        keys = {result.id: (scope, result.content_hash, query) for result in results}
+        missing = {key[1]: key for key in keys.values() if self._summaries.get(key) is None}
         events = tuple(read.call.context.session.events)
 
         def look() -> None:
             for answer in (answer for event in reversed(events) for answer in event.get_function_responses()):
                 content = as_json(answer.response or {}) if missing else None
-                if content is not None and (digest := self._hashed(content)[1]) in missing:
-                    missing.remove(digest)
+                if content is not None and (key := missing.pop(self._hashed(content)[1], None)) is not None:
                     data = data_of(self._mask.json(content))
-                    self._summaries.put(keys[digest], summary_of(data, self._counter, query))
-            for digest in missing:
-                self._summaries.put(keys[digest], "")
+                    self._summaries.put(key, summary_of(data, self._counter, query))
+            for key in missing.values():
+                self._summaries.put(key, "")
 
         if missing:
             await asyncio.to_thread(look)
-        summaries = {digest: self._summaries.get(key) for digest, key in keys.items()}
-        return read.with_source(
-            candidates=tuple(
-                with_summary(piece, summary) if (summary := summaries.get(piece.content_hash)) else piece
-                for piece in source.candidates
-            )
-        )
+
+        def focused(piece: Candidate) -> Candidate:
+            summary = self._summaries.get(keys[piece.id]) if piece.id in keys else ""
+            return with_summary(piece, summary) if summary else piece
+
+        return read.with_source(candidates=tuple(map(focused, source.candidates)))
 
     def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""

@@ -566,7 +566,6 @@ class RequestPacker:
                     last.policy.acceptance,
                     last.planned.candidates,
                     context.session.events,
-                    [record.uri for record in self._records.of(context).by_digits.values()],
                 )
             except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")

@@ -22,6 +22,8 @@ _DIGITS = 16
 _ARGUMENTS_CHARACTERS = 160
 """Of a call's arguments in the summary of its result."""
 _URI = re.compile(rf"{SCHEME}evidence/([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
+STORED = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
+"""The addresses that this package gives."""
 _Size: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 
 

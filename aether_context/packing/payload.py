@@ -21,7 +21,7 @@ from typing import NamedTuple
 from aether_context.canonical import hash_text, short
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.evidence.offload import ARTIFACT_KEY
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import READ, SEARCH, STORED
 from aether_context.pack import (
     AcceptanceItem,
     Candidate,
@@ -367,10 +367,16 @@ def sent_results(results: Iterable[Candidate], items: Iterable[Outgoing]) -> set
     return {
         result.id
         for result in results
-        if result.uri in addresses or any(_words(result.text.partition("\n")[2]) <= _words(text) for text in answers)
+        if result.uri in addresses
+        or (
+            len(words := _words(result.text.partition("\n")[2])) >= _LEAST_WORDS
+            and any(words <= _words(text) for text in answers)
+        )
     }
 
 
+_LEAST_WORDS = 5
+"""Words of a summary that another result does not have by chance."""
 _JSON_SPACE = re.compile(r"\\[nrt]")
 
 
@@ -386,15 +392,11 @@ def offloaded_to(content: Content) -> str:
     return next((uri for text in responses if _OFFLOADED in text for uri in artifact_uris(text)), "")
 
 
-_OURS = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
-"""The form of the addresses that this package gives, some of which a host that loads few events does not know."""
-
-
 def addresses_in(
     source: PackInput, system: str, declarations: Iterable[str], contents: Sequence[Outgoing], text: str
 ) -> frozenset[str]:
-    """The addresses in a request that the session knows: of stored results, of files saved in it, of recorded evidence,
-    and of what packs took out of messages. What only a text names, such as the example in a tool's description, is none.
+    """The addresses in a request that the session knows: of stored results, saved files and recorded evidence, and of
+    what packs took out of messages. What only a text names, such as an example in a tool's description, is none.
 
     Args:
         text: the payload, which lists evidence at other addresses, too.
@@ -408,16 +410,8 @@ def addresses_in(
         for item in contents
         if item.content.role == "user"
     )
-    ours = filter(_OURS.fullmatch, frozenset().union(*written))
-    return frozenset({uri for uri in addresses if _within_session(uri, source) in known}.union(listed, ours))
-
-
-def _within_session(uri: str, source: PackInput) -> str:
-    """An address as its own session names it, which the host may write with app, user, session and version."""
-    app, user, session, *_ = source.identity
-    name = uri.removeprefix(f"{SCHEME}apps/{app}/users/{user}/").removeprefix(f"sessions/{session}/")
-    is_absolute = name.startswith("artifacts/")
-    return SCHEME + name.removeprefix("artifacts/").rpartition("/versions/")[0] if is_absolute else uri
+    ours = filter(STORED.fullmatch, frozenset().union(*written))
+    return (addresses & known).union(listed, ours)
 
 
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:

@@ -101,7 +101,7 @@ def examine(
     cited = tuple(dict.fromkeys(artifact_uris(answer, request_uris)))
     sources = [uri for uri in cited if uri in request_uris]
     sources += [uri for uri in covers if re.search(rf"{re.escape(uri)}(?![\w/-])", answer)]
-    proven = proven_items(sources, {**dict.fromkeys(sources, {item.id for item in items}), **covers})
+    proven = proven_items(sources, {uri: covers.get(uri, [item.id for item in items]) for uri in sources})
     found: list[tuple[AcceptanceItem, Judgement]] = []
     for item in items:
         judgements = list(judged.get(item.id, ()))
