@@ -209,7 +209,7 @@ class RetrievalSettings(_Settings):
     """Most memories that a search found, and most of the app's own; three times as many where a question asks for many
     things, half as many again with turns that a cut removed. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
-    """Most pieces of evidence in a pack. 0 leaves out all evidence."""
+    """Most stored results that a pack lists, beside all evidence that somebody recorded. 0 lists none."""
     recall: bool = True
     """Whether turns that a cut removed return as memories where they answer the request."""
     embedder: str = "static"

@@ -74,9 +74,11 @@ class EvidenceRecord(BaseModel):
     def candidate(self) -> Candidate:
         """A tool's result as a candidate for evidence: its call in the first line, then its summary."""
         call = f"{self.source} {self.query.rpartition(chr(10))[2][:_ARGUMENTS_CHARACTERS]}".strip()
-        name = f"result_{evidence_key(self.uri)}"
-        fields = {"source": self.source, "time": self.time, "uri": self.uri, "content_hash": self.digest}
-        return with_summary(Candidate(id=name, layer="evidence", text=call, digest="", **fields), self.summary)
+        result = Candidate(
+            id=f"result_{evidence_key(self.uri)}", layer="evidence", source=self.source, text=call, digest=""
+        )
+        result = replace(result, time=self.time, uri=self.uri, content_hash=self.digest)
+        return with_summary(result, self.summary)
 
     @property
     def name(self) -> str:
