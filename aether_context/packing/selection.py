@@ -72,8 +72,8 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
 
 
 _RESULTS_SHARE = 0.04
-"""Share of the window that the lines of stored results take at most, but for the first. Without it recorded runs at
-8,000 tokens lose 1.8 of 95.1 % of the lines that a next step quotes, and cost a fifth more."""
+"""Share of the window that the lines of stored results take at most, but for the first. Of the lines that a next step
+quotes recorded runs at 8,000 tokens hold 94.4 % so, 92.9 % with all lines that ``evidence_k`` allows."""
 
 
 def _within_share(ranking: Ranking, most_tokens: int) -> Ranking:
