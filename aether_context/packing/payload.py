@@ -411,7 +411,7 @@ def addresses_in(
         if item.content.role == "user"
     )
     ours = filter(STORED.fullmatch, frozenset().union(*written))
-    return (addresses & known).union(listed, ours)
+    return frozenset(addresses & known).union(listed, ours)
 
 
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
