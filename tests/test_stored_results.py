@@ -49,7 +49,7 @@ def listed(text: str) -> dict[str, str]:
 
 def uri_of(chat: Chat, name: str = "") -> str:
     held = state_of(chat)["aether:evidence"].values()
-    return next(record["uri"] for record in held if name in record["query"])
+    return str(next(record["uri"] for record in held if name in record["query"]))
 
 
 def test_a_result_is_listed_once_its_extract_is_not_sent_any_more() -> None:
