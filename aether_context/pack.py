@@ -660,9 +660,9 @@ class Host(NamedTuple):
     allowed function names, ``can_find`` where the host carries out ``find_tools`` and calls tools that are not
     declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
     that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
-    where the window is from. ``readings`` maps the addresses of the results that the session keeps whole to the address
-    of a later result from the same source that differs, empty where there is none. ``planners`` are the agents that
-    have written plans.
+    where the window is from. ``readings`` maps the addresses of the results that the session keeps whole, and of the
+    files that were saved in it, to the address of a later result from the same source that differs, empty where there
+    is none. ``planners`` are the agents that have written plans.
     """
 
     passthrough_reason: str = ""
@@ -816,7 +816,8 @@ class Verdict(NamedTuple):
     """What a request is worth for its step.
 
     ``evidence_needed`` are the acceptance items whose proof is not sent, and tools that were called without a record as
-    ``tool:NAME``. ``artifact_uris`` is every address in the request. ``problems`` say what was not done as asked.
+    ``tool:NAME``. ``artifact_uris`` are the addresses in the request that the session knows. ``problems`` say what was
+    not done as asked.
     """
 
     validity: Validity

@@ -209,7 +209,7 @@ class RetrievalSettings(_Settings):
     """Most memories that a search found, and most of the app's own. Of turns that a cut removed half as many again, and
     three times as many where the user asks for many things. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
-    """Most pieces of evidence in a pack. 0 leaves out all evidence."""
+    """Most stored results that a pack lists, beside all evidence that somebody recorded. 0 lists none."""
     recall: bool = True
     """Whether turns that a cut removed return as memories where they answer the request."""
     embedder: str = "static"

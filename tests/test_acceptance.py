@@ -46,12 +46,13 @@ def test_uris_are_read_out_of_prose(text: str, uris: tuple[str, ...]):
 
 
 def test_an_item_that_needs_evidence_is_met_by_a_uri_of_the_request_that_proves_it():
-    def passed(answer: str, shown: str = PROOF, covers: Any = ()) -> bool | None:
-        verdict = examine(answer, [NEEDS], shown=[shown], covers={PROOF: covers}, judged={})
-        return verdict.items[0][1].passed
+    def passed(answer: str, shown: str = PROOF, covers: Any = None) -> bool | None:
+        recorded = {} if covers is None else {PROOF: covers}
+        return examine(answer, [NEEDS], shown=[shown], covers=recorded, judged={}).items[0][1].passed
 
     assert passed(f"yes ({PROOF})")
     assert passed(f"yes ({PROOF})", covers=["a"])
+    assert passed(f"yes ({PROOF})", covers=[]) is False
     assert passed(f"yes ({PROOF})", covers=["other"]) is False
     assert passed("yes") is False
     assert passed(f"yes ({PROOF})", shown="nothing here") is False

@@ -112,7 +112,7 @@ def written(chat: Chat) -> list[Any]:
 
 @DEPRECATED
 def test_a_turn_that_nothing_is_added_to_goes_as_adk_wrote_it() -> None:
-    chat = run(a_sequence(), PackPolicy(max_input_tokens=8_000))
+    chat = run(a_sequence(), PackPolicy(max_input_tokens=8_000, offload={"mode": "off"}))
     requests = requests_of(chat, "writer")
     for raw, left in requests[:3]:
         assert left.contents[0] == raw.contents[0]

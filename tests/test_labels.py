@@ -48,13 +48,7 @@ def addresses(sent: Sent) -> set[str]:
     return set(ADDRESS.findall(f"{wire} {sent.system}"))
 
 
-def true_of(chat: Chat) -> None:
-    """Every manifest names the addresses of its request, and no other."""
-    for sent, manifest in zip(chat.sent, chat.manifests(), strict=True):
-        assert set(manifest.artifact_uris) == addresses(sent)
-
-
-def test_a_manifest_names_every_address_in_its_request() -> None:
+def test_a_manifest_names_every_address_in_its_request_that_the_session_knows() -> None:
     script = [
         call("big_file", name="a"),
         call("big_file", name="b"),
@@ -68,10 +62,10 @@ def test_a_manifest_names_every_address_in_its_request() -> None:
         script, tools=[big_file], policy=offloading(), state=state, instruction="See artifact://rules.md first."
     )
     chat.say("compare a and b", "and artifact://tasks/7/old.md?", "well?")
-    true_of(chat)
-    last = chat.manifests()[-1].artifact_uris
-    assert len(last) == 6
-    assert {"artifact://rules.md", "artifact://tasks/42/step-1/notes.md", "artifact://tasks/7/old.md"} <= set(last)
+    for sent, manifest in zip(chat.sent, chat.manifests(), strict=True):
+        said = {"artifact://rules.md", "artifact://tasks/42/step-1/notes.md", "artifact://tasks/7/old.md"}
+        assert set(manifest.artifact_uris) == addresses(sent) - said
+    assert len(chat.manifests()[-1].artifact_uris) == 3
     chat.replays()
 
 

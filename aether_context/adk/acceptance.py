@@ -24,7 +24,7 @@ from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.policy import AcceptanceSettings
-from aether_context.state.acceptance import Judgement, Verdict, examine
+from aether_context.state.acceptance import Judgement, Verdict, covers_of, examine
 from aether_context.text.entities import SCHEME, artifact_uris
 
 ACCEPTANCE = "acceptance"
@@ -107,7 +107,6 @@ class Reviewer:
         settings: AcceptanceSettings,
         evidence: Sequence[Candidate] = (),
         events: Sequence[Event] = (),
-        records: Collection[str] = (),
     ) -> Verdict | None:
         """The verdict on a pack's final answer; None where there is nothing to look at. Never raises for a check or a
         Critic that fails: that is noted, and their items count as not looked at.
@@ -115,7 +114,6 @@ class Reviewer:
         Args:
             evidence: what the session's state holds by now; a URI of a record counts as shown.
             events: the session's; an address that only models named there counts as invented.
-            records: the addresses of the session's evidence, which exist whoever names them.
         """
         parts = (response.content.parts if response.content is not None else None) or ()
         if response.partial or response.error_code is not None or any(part.function_call for part in parts):
@@ -131,16 +129,16 @@ class Reviewer:
             heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
         problems, judged = tuple(heard.problems), {item: tuple(said) for item, said in heard.opinions.items()}
-        covers = {
-            candidate.uri: candidate.covers for candidate in (*pack.source.candidates, *evidence) if candidate.uri
-        }
+        covers = covers_of((*pack.source.candidates, *evidence))
         # What a model has only said itself proves nothing.
         contents = (item.content for item in pack.contents if item.content.role != "model")
         shown = [pack.source.request.system, *(part.text for content in contents for part in content.parts), *covers]
         told = [pack.source.request.system, *(one.text for one in pack.source.candidates if one.source != RECALLED)]
-        addresses = set(artifact_uris(answer, covers)) - covers.keys() - set(records)
+        addresses = set(artifact_uris(answer, covers)) - covers.keys() - pack.source.host.readings.keys()
         given, said = named_by(addresses, events)
-        invented = said - given - _named(told, addresses)
+        # An address in the description of a tool, which a step's payload repeats, is an example.
+        examples = _named((tool.wire for tool in pack.source.request.tools), addresses)
+        invented = (said | examples) - given - _named(told, addresses)
         verdict = examine(answer, step.acceptance, shown=shown, covers=covers, judged=judged, invented=invented)
         return verdict._replace(problems=problems, critic=heard.cost.to_json())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +26,7 @@ from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.offload import data_of
-from aether_context.evidence.record import READ, SEARCH, size_words
+from aether_context.evidence.record import READ, SEARCH, STORED, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import located
@@ -54,7 +53,6 @@ _NOTES = {
     "words": "no line holds the query as it is; {matches} of {total} hold its words",
     "ranked": "none of {total} lines holds the query as it is; these come nearest",
 }
-_OURS = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
 
 
 _Answer: TypeAlias = Callable[[str, Mapping[str, Any], ToolContext], Coroutine[Any, Any, dict[str, Any]]]
@@ -284,7 +282,7 @@ def names_evidence(content: types.Content) -> bool:
     texts = [part.text or "" for part in content.parts or ()]
     answers = [part.function_response for part in content.parts or () if part.function_response is not None]
     texts += [text for answer in answers for _, text in strings(answer.response or {})]
-    return any(_OURS.search(text) for text in texts if SCHEME in text)
+    return any(STORED.search(text) for text in texts if SCHEME in text)
 
 
 def _range(found: Passage) -> str:

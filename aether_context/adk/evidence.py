@@ -21,7 +21,7 @@ from google.genai import types
 from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import aside, failure
-from aether_context.adk.call import ModelCall, SessionKey, words_of
+from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, words_of
 from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
@@ -42,10 +42,12 @@ from aether_context.evidence import EvidenceRecord, StoredResult, evidence_uri, 
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
-from aether_context.evidence.record import READ, SEARCH
-from aether_context.evidence.show import tokens_of
+from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
+from aether_context.evidence.show import summary_of, tokens_of
+from aether_context.pack import Candidate
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
+from aether_context.retrieval import query_for
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
@@ -62,6 +64,8 @@ _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note", "cut_now"]
 """The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
+_MOST_FOCUSED = 24
+"""Stored results, the latest ones, that are read again for lines that answer a request: each takes 1 to 15 ms."""
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
@@ -105,6 +109,8 @@ class Offloader:
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(512)
+        self._summaries: SharedLRU[object, str] = SharedLRU(2_048)
+        """Of a session's results the lines that answer a query."""
 
     async def _look(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
@@ -177,7 +183,10 @@ class Offloader:
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
             if found.record.form != "verbatim" or (needs_proof and not is_error(content)):
-                record = found.record.model_copy(update={**origin, "query": query})
+                summary = f"{found.record.media_type}, {size_words(len(found.data))}"
+                if found.record.form != "described":
+                    summary = await aside(len(found.data), partial(summary_of, found.data, self._counter, query))
+                record = found.record.model_copy(update={**origin, "query": query, "summary": summary})
                 evidence.append((record, found.data))
                 self._shown.put((given.tool, structure(content), query, window), found)
         return evidence
@@ -196,6 +205,7 @@ class Offloader:
         digest = hash_bytes(medium.data)
         return EvidenceRecord(
             **origin,
+            summary=f"{medium.media_type}, {size_words(len(medium.data))}",
             uri=evidence_uri(digest, MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]),
             digest=digest,
             size_bytes=len(medium.data),
@@ -228,7 +238,8 @@ class Offloader:
         """
         context, request, window = call.context, call.request, call.window.tokens
         problems = await self._look(call) if self._is_on else ()
-        records = self._records.of(context).by_digits.values()
+        known = self._records.of(context)
+        records = known.by_digits.values()
         if not self._is_on:
             if records or (_needs_proof(call) and is_free(request.config)):
                 declare(request, readers)
@@ -253,6 +264,8 @@ class Offloader:
                     has_cut(call.state, call.key) and any(record.form in ("extract", "described") for record in records)
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
+                # A result that this agent is not shown is listed by its address.
+                or bool(known.results(context))
                 or (self._can_come(call, request, call.window) and is_free(request.config))
             )
         if not ((wants or kept) and declare(request, readers)):
@@ -355,11 +368,8 @@ class Offloader:
         medium = medium_of(part)
         return hash_bytes(_masked(medium, self._mask).data) if medium is not None else ""
 
-    def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
-        """What is shown of a response, None where that is the response itself."""
-        content = as_json(response)
-        if content is None:
-            return None
+    def _hashed(self, content: Mapping[str, Any]) -> tuple[object, str, int]:
+        """A stand-in for a response, the hash of what the store keeps of it, and its size as JSON."""
         # The texts of a result know their hash, so that it is not encoded again at each call.
         same = structure(content)
         told = self._told.get(same)
@@ -367,7 +377,44 @@ class Offloader:
             size = len(canonical_json(content).encode("utf-8", "surrogatepass"))
             told = hash_bytes(data_of(self._mask.json(content))), size
             self._told.put(same, told)
-        digest, size = told
+        return same, *told
+
+    async def focus(self, read: PreparedCall) -> PreparedCall:
+        """The input with the latest stored results summarized by lines that answer the request, from the session's
+        events. What these do not hold keeps the summary of when it came."""
+        source, scope = read.source, read.call.key[:3]
+        results = [piece for piece in source.candidates if piece.layer == "evidence" and not piece.kind]
+        results = sorted(results, key=lambda result: (-(result.time or 0.0), result.id))[:_MOST_FOCUSED]
+        # What another agent hands over says less of what is looked for than the user does.
+        query = f"{query_for(source)}\n{words_of(read.call.context.user_content)}" if results else ""
+        keys = {result.id: (scope, result.content_hash, query) for result in results}
+        missing = {key[1]: key for key in keys.values() if self._summaries.get(key) is None}
+        events = tuple(read.call.context.session.events)
+
+        def look() -> None:
+            for answer in (answer for event in reversed(events) for answer in event.get_function_responses()):
+                content = as_json(answer.response or {}) if missing else None
+                if content is not None and (key := missing.pop(self._hashed(content)[1], None)) is not None:
+                    data = data_of(self._mask.json(content))
+                    self._summaries.put(key, summary_of(data, self._counter, query))
+            for key in missing.values():
+                self._summaries.put(key, "")
+
+        if missing:
+            await asyncio.to_thread(look)
+
+        def focused(piece: Candidate) -> Candidate:
+            summary = self._summaries.get(keys[piece.id]) if piece.id in keys else ""
+            return with_summary(piece, summary) if summary else piece
+
+        return read.with_source(candidates=tuple(map(focused, source.candidates)))
+
+    def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
+        """What is shown of a response, None where that is the response itself."""
+        content = as_json(response)
+        if content is None:
+            return None
+        same, digest, size = self._hashed(content)
         record = known.by_digest.get(digest)
         # Of what two tools gave alike, the record names the first.
         if record is None or (record.source != tool and (record.form == "verbatim" or tool in self._never)):

@@ -394,7 +394,7 @@ class RequestPacker:
 
     async def _enrich(self, call: ModelCall) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        read = await self._gatherer.gather(call)
+        read = await self._offloader.focus(await self._gatherer.gather(call))
         read = await self._recall.rank(read)
         if not read.source.request.first_call or not read.source.epoch.cut_count:
             return read
@@ -566,7 +566,6 @@ class RequestPacker:
                     last.policy.acceptance,
                     last.planned.candidates,
                     context.session.events,
-                    [record.uri for record in self._records.of(context).by_digits.values()],
                 )
             except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")

@@ -36,6 +36,7 @@ from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
+from aether_context.text.entities import SCHEME
 
 # The epoch.
 
@@ -219,6 +220,10 @@ class Records:
         """The records by the digits of their addresses."""
         self.readings: Mapping[str, str] = {}
         """The addresses, each with that of a later reading that differs, empty where there is none."""
+        self.artifacts: set[str] = set()
+        """The addresses of the files that were saved in the session, as the session's events name them."""
+        self.compacted_until = -1.0
+        """The time of the last event that a summary of the host's stands for."""
         self.marked: set[str] = set()
         """Ids of the events that are marked to be kept longer than others."""
         self.told: dict[str, object] = {}
@@ -250,7 +255,7 @@ class Records:
             return False
         new = list(events[self._read :])
         if not read or any(event.actions.rewind_before_invocation_id for event in new):
-            self.told, self.marked, new = {}, set(), []
+            self.told, self.marked, self.artifacts, self.compacted_until, new = {}, set(), set(), -1.0, []
             for event in events:
                 if rewound := event.actions.rewind_before_invocation_id:
                     new = new[: next((at for at, old in enumerate(new) if old.invocation_id == rewound), len(new))]
@@ -261,7 +266,21 @@ class Records:
             self.told.update(held if isinstance(held, Mapping) else {})
             if (event.custom_metadata or {}).get(ANCHORS):
                 self.marked.add(event.id)
+            if event.actions.compaction:
+                self.compacted_until = max(self.compacted_until, event.actions.compaction.end_timestamp)
+            self.artifacts.update(f"{SCHEME}{name.removeprefix('user:')}" for name in event.actions.artifact_delta)
         return True
+
+    def results(self, context: CallbackContext) -> list[EvidenceRecord]:
+        """What tools gave in a session since the host compacted it last; in that of an agent that runs as a tool, whose
+        state begins as its caller's, what its own tools gave."""
+        caller = caller_of(session_key(context))
+        own = context.invocation_id if caller is not None and caller.is_agent else ""
+        return [
+            record
+            for record in self.by_digits.values()
+            if record.window and own in ("", record.invocation) and (record.time or 0.0) > self.compacted_until
+        ]
 
     def earlier(self, uri: str) -> str:
         """The address of the last reading before that of an address, which differs; empty where there is none."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from aether_context.canonical import canonical_json, hash_text, short
-from aether_context.pack import describe
+from aether_context.pack import Candidate, describe
 from aether_context.text.entities import SCHEME
 
 Form: TypeAlias = Literal["verbatim", "whole", "extract", "described"]
@@ -18,7 +19,11 @@ what it is."""
 READ, SEARCH = "read_artifact", "search_artifact"
 """The tools by which a model reads what an address stands for."""
 _DIGITS = 16
+_ARGUMENTS_CHARACTERS = 80
+"""Of a call's arguments in the summary of its result."""
 _URI = re.compile(rf"{SCHEME}evidence/([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
+STORED = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
+"""The addresses that this package gives."""
 _Size: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 
 
@@ -57,11 +62,23 @@ class EvidenceRecord(BaseModel):
     """What the agent was after, by which the lines of an extract were chosen."""
     window: _Size = 0
     """The window in tokens for which a tool's result is long; 0 for what the app keeps by itself."""
+    summary: str = ""
+    """Lines of a tool's result that tell what is in it, for packs that do not send the result any more."""
 
     @property
     def call(self) -> str:
         """What it answers: later results of equal calls replace earlier ones, piece by piece."""
         return f"{self.source}:{self.arguments}:{self.piece}"
+
+    @property
+    def candidate(self) -> Candidate:
+        """A tool's result as a candidate for evidence: its call in the first line, then its summary."""
+        call = f"{self.source} {self.query.rpartition(chr(10))[2][:_ARGUMENTS_CHARACTERS]}".strip()
+        result = Candidate(
+            id=f"result_{evidence_key(self.uri)}", layer="evidence", source=self.source, text=call, digest=""
+        )
+        result = replace(result, time=self.time, uri=self.uri, content_hash=self.digest)
+        return with_summary(result, self.summary)
 
     @property
     def name(self) -> str:
@@ -71,6 +88,12 @@ class EvidenceRecord(BaseModel):
     def to_json(self) -> str:
         """Canonical JSON without fields that have their default."""
         return canonical_json(self.model_dump(mode="json", exclude_defaults=True))
+
+
+def with_summary(result: Candidate, summary: str) -> Candidate:
+    """A tool's result with another summary behind its call."""
+    text = f"{result.text.partition(chr(10))[0]}\n{summary}"
+    return replace(result, text=text, digest=hash_text(f"{result.uri}\n{text}"))
 
 
 def evidence_uri(digest: str, ending: str) -> str:

@@ -7,7 +7,15 @@ from typing import Protocol
 from aether_context.errors import PolicyError, near_names
 from aether_context.evidence.lines import Kind, data_type, kind_of
 from aether_context.text import Counts
-from aether_context.text.shorten import Excerpt, shorten, tokens_per_character, view_of
+from aether_context.text.shorten import (
+    Excerpt,
+    query_words,
+    sampled,
+    shorten,
+    shorten_line,
+    tokens_per_character,
+    view_of,
+)
 from aether_context.tokens import TokenCounter
 
 # Extractors from outside, by name.
@@ -83,6 +91,17 @@ def show(
         total = len(view.lines)
         return Excerpt(text=whole, kept=total, total=total, ends_early=view.ends_early), kind
     return shorten(view, extract_tokens, counter=counter, query=query, names=True), kind
+
+
+_SUMMARY_TOKENS = 48
+
+
+def summary_of(data: bytes, counter: TokenCounter, query: str) -> str:
+    """The lines of a stored text that answer a query best, in at most 48 tokens."""
+    # Without what databases refuse in the JSON of a session's state.
+    lines = view_of(data.decode("utf-8", "replace").replace("\0", "\ufffd")).lines
+    text = "\n".join(lines[at] for at in sampled(lines, query_words(query)))
+    return shorten_line(text, _SUMMARY_TOKENS, counter=counter, query=query)
 
 
 def tokens_of(text: str, counter: TokenCounter) -> int:

@@ -202,7 +202,8 @@ def compress(draft: Draft) -> None:
 
     Of memory the longest are shortened to one ceiling, then the lowest scores go; of what a search found all goes
     before any of what the app put there. Of evidence older pieces become query-focused summaries, then the least worth
-    go: by the number of the step's acceptance items that a piece covers, then by its time.
+    go: by the number of the step's acceptance items that a piece covers, stored results before what was recorded on
+    purpose, then by its time.
     """
     policy, items = draft.policy.compress, {item.id for item in draft.input.step.acceptance}
     summaries = Summaries(policy.summarizer if policy.enabled else "", draft.input.summaries)
@@ -212,7 +213,7 @@ def compress(draft: Draft) -> None:
     memory = sorted(draft.chosen.memory, key=lambda memory: (rank(memory), -memory.score, memory.id))
     evidence = sorted(
         draft.chosen.evidence,
-        key=lambda piece: (-len(items.intersection(piece.covers)), -(piece.time or 0.0), piece.id),
+        key=lambda piece: (-len(items.intersection(piece.covers)), rank(piece), -(piece.time or 0.0), piece.id),
     )
     dropped = _reduce(draft, "memory", memory, _shorten_longest)
     dropped += _reduce(draft, "evidence", evidence, _shorten_oldest)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from aether_context.canonical import hash_text, short
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.evidence.offload import ARTIFACT_KEY
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import READ, SEARCH, STORED
 from aether_context.pack import (
     AcceptanceItem,
     Candidate,
@@ -36,13 +36,14 @@ from aether_context.pack import (
 )
 from aether_context.packing.draft import Draft
 from aether_context.policy import PayloadSettings
+from aether_context.state.acceptance import covers_of, proven_items
 from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.json_lines import PIECE, pieces
 from aether_context.text.shorten import shorten
 from aether_context.tokens.cache import PackCounter
 
 _TOP_EVIDENCE = 2
-"""Pieces of evidence that stand near the end, after the acceptance list."""
+"""The most pieces of evidence that move near the end, behind the acceptance list; one at least stays under EVIDENCE."""
 FIRST_LINE = "CONTEXT PACK"
 REQUEST = "USER REQUEST:\n"
 HANDED = "HANDED OVER:\n"
@@ -179,11 +180,12 @@ def render(
 
     Args:
         request: what is answered, word for word.
-        evidence: best first; the first few move near the end.
+        evidence: best first; the first few move near the end, where others remain.
         explains: whether the payload has to explain itself though the settings leave that to the system instruction.
         from_agent: whether ``request`` is another agent's turn.
     """
-    top, other = evidence[:_TOP_EVIDENCE], evidence[_TOP_EVIDENCE:]
+    moved = max(0, min(_TOP_EVIDENCE, len(evidence) - 1))
+    top, other = evidence[:moved], evidence[moved:]
     head = _plan(step) + _sections(
         ("TOOLS", bullets(tool.signature for tool in tools)),
         ("EVIDENCE", "\n".join(candidate.line for candidate in other)),
@@ -347,6 +349,43 @@ def proofs_of(content: Content) -> frozenset[str]:
     return frozenset(uri for part in (*content.calls, *content.responses) for uri in artifact_uris(part.text))
 
 
+def answers_in(content: Content, *, is_told: bool = False) -> list[str]:
+    """The texts of tools' responses in a message, of those that it quotes from another agent's turn, too.
+
+    Args:
+        is_told: whether the message tells calls and responses in one text.
+    """
+    texts = [(part.name, part.text) for part in content.responses]
+    texts += [(quote.name, quote.text) for quote in content.quotes if quote.kind == "response"]
+    texts += [("", content.text)] if is_told else []
+    return [text for name, text in texts if name not in (READ, SEARCH)]
+
+
+def sent_results(results: Iterable[Candidate], items: Iterable[Outgoing]) -> set[str]:
+    """Ids of the stored results of which a response that is sent holds the address, or every word of the summary."""
+    answers = [answer for item in items for answer in answers_in(item.content, is_told=item.form == "told")]
+    addresses = {uri for answer in answers for uri in artifact_uris(answer)}
+    return {
+        result.id
+        for result in results
+        if result.uri in addresses
+        or (
+            len(words := _words(result.text.partition("\n")[2])) >= _LEAST_WORDS
+            and any(words <= _words(text) for text in answers)
+        )
+    }
+
+
+_LEAST_WORDS = 5
+"""Words of a summary that another result does not have by chance."""
+_JSON_SPACE = re.compile(r"\\[nrt]")
+
+
+@lru_cache(maxsize=1_024)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text)))
+
+
 @lru_cache(maxsize=8_192)
 def offloaded_to(content: Content) -> str:
     """The address of all of a tool's result, where an extract came in its place; empty where none did."""
@@ -357,13 +396,23 @@ def offloaded_to(content: Content) -> str:
 def addresses_in(
     source: PackInput, system: str, declarations: Iterable[str], contents: Sequence[Outgoing], text: str
 ) -> frozenset[str]:
-    """Every address in a request: of artifacts anywhere, and of other evidence in ``text``, the payload."""
+    """The addresses in a request that the session knows: of stored results, saved files and recorded evidence, and of
+    what packs took out of messages. What only a text names, such as an example in a tool's description, is none.
+
+    Args:
+        text: the payload, which lists evidence at other addresses, too.
+    """
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
+    known = {*source.host.readings, *map(_listed, source.candidates)}
     addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
-    addresses = addresses.union(*(addresses_of(candidate.content) for candidate in contents))
-    # Of an address with a space in it a text gives the beginning alone, which is no address.
-    spaced = {artifact_uris(uri)[0] for uri in listed if artifact_uris(uri)[:1] not in ([], [uri])}
-    return frozenset((addresses - spaced) | listed)
+    addresses = addresses.union(*(addresses_of(item.content) for item in contents))
+    written = (
+        addresses_of(item.content) if item.form in ("payload", "summary", "merged") else proofs_of(item.content)
+        for item in contents
+        if item.content.role == "user"
+    )
+    ours = filter(STORED.fullmatch, frozenset().union(*written))
+    return frozenset(addresses & known).union(listed, ours)
 
 
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
@@ -385,7 +434,8 @@ def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validi
 def missing_evidence(source: PackInput, covers: Collection[str], contents: Iterable[Outgoing]) -> tuple[str, ...]:
     """What evidence is missing: acceptance items that need it and whose proof is not sent, and tools without a record.
 
-    The latter as ``tool:NAME``, where a plan is at work: tools that were called while nothing was recorded as evidence.
+    The latter as ``tool:NAME``, where a plan is at work: tools that were called while nothing was recorded on purpose,
+    and none of whose results the session keeps.
 
     Args:
         covers: items whose proof is known to be sent.
@@ -395,13 +445,13 @@ def missing_evidence(source: PackInput, covers: Collection[str], contents: Itera
     addresses: set[str] = set()
     for entry in contents:
         addresses |= addresses_of(entry.content) if entry.form == "payload" else proofs_of(entry.content)
-    proven = {*covers, *(item for entry in evidence if entry.uri in addresses for item in entry.covers)}
+    proven = proven_items(addresses, covers_of(evidence)).union(covers)
     items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in proven)
-    if source.validity == "unplanned" or evidence:
+    if source.validity == "unplanned" or any(entry.kind for entry in evidence):
         return items
-    essential = {tool.name for tool in source.request.tools if tool.essential}
     names = {part.name for content in source.request.contents for part in content.calls}
-    return items + tuple(f"{TOOL}{name}" for name in sorted(names - essential))
+    names -= {tool.name for tool in source.request.tools if tool.essential} | {entry.source for entry in evidence}
+    return items + tuple(f"{TOOL}{name}" for name in sorted(names))
 
 
 def _listed(candidate: Candidate) -> str:

@@ -62,10 +62,10 @@ def retrieve(
 
     Args:
         k: how many are chosen by relevance and diversity, of what the app put there and of what was found each; 0
-            chooses none.
+            chooses none. Of evidence that was recorded on purpose all is chosen.
         turns_k: the same of this session's turns.
         is_short: whether the memories that were found are so few and short that all of them stand.
-        tail: text that is sent anyway; what stands in it verbatim is left out.
+        tail: text that is sent anyway; what stands in it verbatim is left out, but for evidence with an address.
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
@@ -78,13 +78,14 @@ def retrieve(
     for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id)):
         reason: Reason | None = None
         standing = candidate.kind == "preference"
+        listed = candidate.layer == "evidence" and candidate.uri
         if candidate.id.partition("#")[0] in sent:
             reason = "already_in_conversation"
         elif candidate.id in expired:
             reason = "expired"
         elif candidate.id in repeated:
             reason = "duplicate"
-        elif tail and not standing and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
+        elif tail and not (standing or listed) and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
         if reason is None:
             fresh.append(candidate)
@@ -102,7 +103,9 @@ def retrieve(
         if memory.layer == "memory" and similarity < settings.floor * match and not _STANDING.search(memory.text):
             weak.add(memory.id)
     chosen = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
-    for group, most in ((own, k), (found, k), (turns, turns_k)):
+    # Evidence that somebody recorded is for whoever works next, however much of it there is.
+    recorded = sum(candidate.layer == "evidence" for candidate in own)
+    for group, most in ((own, max(k, recorded)), (found, k), (turns, turns_k)):
         passing = [candidate for candidate in group if candidate.id not in weak]
         chosen += diversify(passing, k=most, diversity=settings.diversity)
     names = {candidate.id for candidate in chosen}

@@ -6,11 +6,12 @@ A URI that was not in the request is fabricated, and an answer that cites one is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.pack import NOTHING, AcceptanceItem
+from aether_context.pack import NOTHING, AcceptanceItem, Candidate
 from aether_context.text.entities import SCHEME, artifact_uris
 
 By: TypeAlias = Literal["evidence", "check", "critic", "nothing"]
@@ -22,6 +23,20 @@ class Judgement(NamedTuple):
     passed: bool | None
     by: By
     reason: str = ""
+
+
+def covers_of(evidence: Iterable[Candidate]) -> dict[str, frozenset[str]]:
+    """The acceptance items that evidence which somebody recorded proves, by its address; none where it names none."""
+    covers: dict[str, frozenset[str]] = {}
+    for record in evidence:
+        if record.uri and record.kind:  # a stored result proves what an answer or a record says of it
+            covers[record.uri] = covers.get(record.uri, frozenset()).union(record.covers)
+    return covers
+
+
+def proven_items(addresses: Iterable[str], covers: Mapping[str, Collection[str]]) -> frozenset[str]:
+    """The acceptance items that the evidence at these addresses proves."""
+    return frozenset(item for uri in addresses for item in covers.get(uri, ()))
 
 
 class Verdict(NamedTuple):
@@ -76,20 +91,23 @@ def examine(
 
     Args:
         shown: the texts of the request.
-        covers: for each URI the ids of the items that its evidence proves; evidence that names none proves any.
+        covers: for each URI of recorded evidence the ids of the items that it proves, see `covers_of`. Of a result that
+            nobody recorded the answer says what it proves.
         judged: the judgements of checks and the critic, by item.
         invented: URIs that count as fabricated although the request repeats them.
     """
     # One call for all texts: each call tests every known address for unusual characters.
     request_uris = set(artifact_uris("\n".join(shown), covers)).difference(invented) if SCHEME in answer else set()
     cited = tuple(dict.fromkeys(artifact_uris(answer, request_uris)))
+    sources = [uri for uri in cited if uri in request_uris]
+    sources += [uri for uri in covers if re.search(rf"{re.escape(uri)}(?![\w/-])", answer)]
+    proven = proven_items(sources, {uri: covers.get(uri, [item.id for item in items]) for uri in sources})
     found: list[tuple[AcceptanceItem, Judgement]] = []
     for item in items:
         judgements = list(judged.get(item.id, ()))
         if item.needs_evidence:
-            proven = any(not covers.get(uri) or item.id in covers[uri] for uri in cited if uri in request_uris)
-            reason = "" if proven else "cites no artifact:// URI from the request that proves it"
-            judgements.insert(0, Judgement(proven, "evidence", reason))
+            reason = "" if item.id in proven else "cites no artifact:// URI from the request that proves it"
+            judgements.insert(0, Judgement(item.id in proven, "evidence", reason))
         last = judgements[-1] if judgements else Judgement(None, "nothing")
         found.append((item, next((judgement for judgement in judgements if not judgement.passed), last)))
     fabricated = tuple(uri for uri in cited if uri not in request_uris)

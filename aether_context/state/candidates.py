@@ -174,6 +174,7 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
             uri=record.uri,
             covers=record.covers,
             content_hash=record.hash,
+            kind="app_note",
         )
         for record in knowledge.evidence
     ]

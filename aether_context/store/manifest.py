@@ -211,9 +211,9 @@ class Manifest(_Record):
     """Cache stability against the request before."""
     evidence_needed: tuple[str, ...] = ()
     """Acceptance items that need evidence and whose proof is not in the request; also, as ``tool:NAME``, tools that
-    were called while nothing was recorded as evidence."""
+    were called while nothing was recorded on purpose and that have no stored result."""
     artifact_uris: tuple[str, ...] = ()
-    """Every ``artifact://`` address in the request, and the addresses of other evidence in the payload."""
+    """The ``artifact://`` addresses in the request that the session knows, and those of other evidence in it."""
     saved: Mapping[str, str] = {}
     """Addresses of texts that were taken out of messages, each with the hash of what the store holds of it."""
     superseded: Mapping[str, str] = {}

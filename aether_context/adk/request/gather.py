@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from heapq import nsmallest
 from itertools import chain, islice, takewhile
 
 from google.adk.events.event import Event
@@ -39,7 +40,7 @@ from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_ep
 from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.epoch import live_positions
 from aether_context.conversation.turns import is_human
-from aether_context.evidence import evidence_key
+from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     Anchor,
@@ -58,11 +59,14 @@ from aether_context.pack import (
     valid,
 )
 from aether_context.packing import next_input
+from aether_context.packing.payload import answers_in
 from aether_context.retrieval.ranking import searched, similarity
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.state.schema import PlanShape
 from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
+from aether_context.text.entities import artifact_uris
+from aether_context.text.shorten import query_words
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
@@ -70,6 +74,8 @@ from aether_context.usage.prices import cached_share
 
 _MOST_PLANS, _MOST_HISTORIES, _MOST_ROWS = 256, 256, 200_000
 """A content of a history takes about 1,300 bytes, and its text."""
+_MOST_RESULTS = 24
+"""Stored results that are not in the conversation and are ranked for a pack. With all of 300 a manifest is 137 KB."""
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
@@ -198,7 +204,7 @@ class Gatherer:
                 can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
                 asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                 window_mark=window.mark,
-                readings=records.readings,
+                readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
                 planners=tuple(sorted({*call.policy.planners, *(one.author for one in events if _wrote_plan(one))})),
             ),
             usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
@@ -227,6 +233,9 @@ class Gatherer:
             found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
             candidates += tuple(found)
             embedder = found_by if block is None else embedder
+        recorded = {candidate.uri for candidate in candidates}
+        results = [record for record in records.results(call.context) if record.uri not in recorded]
+        candidates += _stored_results(call, results, source.request.contents)
         source = source._replace(
             candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
             host=source.host._replace(anchors=anchors),
@@ -552,6 +561,22 @@ async def _memories(
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
         return found, ""
+
+
+def _stored_results(
+    call: ModelCall, records: Sequence[EvidenceRecord], contents: Iterable[Content]
+) -> tuple[Candidate, ...]:
+    """Results of tools as candidates: those in the conversation, which a cut may take, and of the others, of which a
+    session can have hundreds, those that have most words of the request, the latest first."""
+    sent = {uri for content in contents for answer in answers_in(content) for uri in artifact_uris(answer)}
+    words = query_words(f"{words_of(call.context.user_content)} {call.planned.step.text}".casefold())
+
+    def worth(record: EvidenceRecord) -> tuple[int, float, str]:
+        text = f"{record.source} {record.query} {record.summary}".casefold()
+        return (-sum(word in text for word in words), -(record.time or 0.0), record.uri)
+
+    others = nsmallest(_MOST_RESULTS, (record for record in records if record.uri not in sent), key=worth)
+    return tuple(record.candidate for record in (*(record for record in records if record.uri in sent), *others))
 
 
 def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
