@@ -25,9 +25,13 @@ _LEAST_TEXT = 8
 _LEAST_LEFT = 4
 
 
-def query_of(contents: Sequence[Content], index: int) -> str:
+def query_of(contents: Sequence[Content], index: int, request_index: int | None) -> str:
     """The query by which lines of the content at ``index`` are chosen: the arguments of the calls that it answers, and
-    the user's words before them, which stay in the request for as long as the content does."""
+    the user's words before them, which stay in the request for as long as the content does.
+
+    Args:
+        request_index: where the user's request stands.
+    """
     agent = contents[index].agent
     calls = (
         [quote.text for quote in contents[at].quotes if quote.kind == "call" and quote.agent == agent]
@@ -36,12 +40,14 @@ def query_of(contents: Sequence[Content], index: int) -> str:
         for at in range(index - 1, -1, -1)
     )
     arguments = next((joined for texts in calls if (joined := " ".join(texts))), "")
-    return f"{arguments}\n{words_before(contents, index)}"
+    return f"{arguments}\n{words_before(contents, index, request_index)}"
 
 
-def words_before(contents: Sequence[Content], index: int) -> str:
+def words_before(contents: Sequence[Content], index: int, request_index: int | None) -> str:
     """The user's last words before the content at ``index``; empty where there are none."""
-    return next((contents[at].text for at in range(index - 1, -1, -1) if is_human(contents[at])), "")
+    # What the host puts behind the request for one call, like the artifacts that ADK loads, are no words of the user.
+    last = index - 1 if request_index is None else min(index - 1, request_index)
+    return next((contents[at].text for at in range(last, -1, -1) if is_human(contents[at])), "")
 
 
 def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter) -> Content:

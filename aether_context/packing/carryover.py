@@ -110,7 +110,9 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
             content, members = payload.packed_message(raw, index, packed, counter)
             sent.append((content, "payload", members))
         elif form == "extract":
-            content, members = extract(draft, index, raw, tokens, query_of(request.contents, index))
+            content, members = extract(
+                draft, index, raw, tokens, query_of(request.contents, index, request.request_index)
+            )
             forms[index] = Changed("extract", "window", tokens)
             sent.append((content, "extract", members))
         else:
@@ -150,7 +152,7 @@ def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
     So a call goes with its response, whatever the host makes of its history later.
     """
     contents, last = draft.input.request.contents, origins[-1]
-    words = words_before(contents, origins[0])
+    words = words_before(contents, origins[0], draft.request_index)
     text = told([contents[origin] for origin in origins], max_tokens, words, draft.counter)
     made = Outgoing(
         content=text,
