@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
@@ -14,6 +13,7 @@ from aether_context.conversation.strategy import gain
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
+from aether_context.text.pairing import answers
 from aether_context.text.shorten import shorten, view_of
 from aether_context.tokens.cache import PackCounter
 
@@ -179,17 +179,15 @@ def told(contents: Sequence[Content], max_tokens: int, query: str, counter: Pack
     quoting = next((content for content in reversed(contents) if content.quotes), None)
     if quoting is not None:
         return quoted_alone(quoting, max_tokens, query, counter)
-    returned: dict[str, deque[str]] = defaultdict(deque)
-    for part in (part for content in contents for part in content.responses):
-        returned[part.call_id or part.name].append("\n".join(view_of(part.text).lines))
-    texts_told: list[str] = []
-    for part in (
-        part for content in contents for part in content.parts if part.kind != "response" and not part.is_thought
-    ):
-        texts = returned.get(part.call_id or part.name) if part.kind == "call" else None
+    results = [answer for found in answers(contents) for answer in found]
+    returned = {answer.call.number: "\n".join(view_of(answer.part.text).lines) for answer in results if answer.call}
+    numbers, texts_told = count(), list[str]()
+    for part in (part for content in contents for part in content.parts if part.kind != "response"):
+        text = returned.get(next(numbers)) if part.kind == "call" else None
         call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
-        texts_told.append(f"{call}: {texts.popleft()}" if texts else call)
-    texts_told += [text for texts in returned.values() for text in texts]
+        if not part.is_thought:
+            texts_told.append(call if text is None else f"{call}: {text}")
+    texts_told += ["\n".join(view_of(answer.part.text).lines) for answer in results if answer.call is None]
     text = "\n".join("- " + payload.indented(told_text) for told_text in texts_told)
     chosen = shorten(text, max_tokens - counter.count(_TOLD), counter=counter, query=query).text
     return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])

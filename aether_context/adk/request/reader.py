@@ -152,8 +152,8 @@ def request_index_of(contents: Sequence[types.Content], asked: types.Content | N
     """The index of the human message that the model answers, None where there is none.
 
     It is the last content with the words of ``asked``; where none has them, the last human one that is neither a block
-    of preloaded memories nor a loaded artifact nor the agent's own instruction. An agent that is shown nothing but other agents' turns
-    answers the last of them in which something is said, or the last one where nothing is.
+    of preloaded memories nor a loaded artifact nor the agent's own instruction. An agent that is shown nothing but
+    other agents' turns answers the last of them in which something is said, or the last one where nothing is.
     """
     words = [part.text for part in (asked.parts if asked is not None else None) or ()]
     human: int | None = None
