@@ -111,10 +111,13 @@ Reason: TypeAlias = Literal[
     "middle",
     "by_hand",
     "strategy",
+    "active_skill",
+    "instructs",
 ]
 """Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``no_message``: no
 human message to put it into; ``threshold``, ``turn_budget`` and ``middle``: by the strategy ``stable_prefix``,
-``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The set is closed."""
+``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The last two say why something stays whole: it
+is the body of an active skill, or the policy lets its tool instruct. The set is closed."""
 
 Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
 """Why a tool declaration is sent where not all are: the host needs it to steer the run, the policy pins it, it was
@@ -163,6 +166,8 @@ class Part:
     media_tokens: int = 0
     is_signed: bool = False
     """Whether the model's provider signed it, and may refuse it in other words."""
+    is_instruction: bool = False
+    """Whether it holds an instruction that is active, so that no extract of it is sent."""
 
     @property
     def is_thought(self) -> bool:
@@ -313,13 +318,17 @@ class Step:
 Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 
 
-CandidateKind: TypeAlias = Literal["", "app_note", "preference"]
-"""``app_note``: the app put it into the session's state; ``preference``: one of the user that always applies."""
+CandidateKind: TypeAlias = Literal["", "app_note", "preference", "active_skill", "instructs"]
+"""``app_note``: the app put it into the session's state; ``preference``: one of the user that always applies. The last
+two are instructions: the body of an active skill, and the result of a tool that the policy lets instruct."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Something that could enter the evidence or the memory layer.
+    """Something that could enter the evidence or the memory layer; of the system layer, what instructs.
+
+    An instruction's ``speaker`` is its name, its ``source`` the call that brings it; its text is empty where it could
+    not be had.
 
     ``kind`` is empty for a memory that a search found; see `CandidateKind`. ``speaker`` is who said it, where that is
     known. ``line`` is its rendered text, whose tokens ``tokens`` counts. ``time`` is None where unknown. ``covers``
@@ -342,7 +351,7 @@ class Candidate:
     superseded_by: str = ""
     content_hash: str = ""
     expires: float | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict, hash=False)
     kind: CandidateKind = ""
 
     @property
@@ -510,6 +519,9 @@ class PackedMessage(Recorded):
     """Acceptance items whose proof was sent with it."""
     largest: int | None = None
     """Tokens of the largest part beside the text that is sent with it; null where all are."""
+    instructs: tuple[str, ...] = ()
+    """Ids of the instructions that are sent with it behind ``split`` while they are active. Their texts are no part of
+    ``text``, so none outlives its end."""
 
     @property
     def before(self) -> str:
@@ -723,7 +735,8 @@ class PackInput(NamedTuple):
     """All that `aether_context.packing.build_pack` reads.
 
     ``output_tokens`` is the limit of the answer where that shares the window with the request. ``candidates`` are the
-    notes, memories and evidence that the host knows of. ``summaries`` are texts that a model wrote for this pack's
+    notes, memories and evidence that the host knows of. ``instructions`` are those that are active, the newest last.
+    ``summaries`` are texts that a model wrote for this pack's
     summary requests, by their keys. ``problems`` say what was wrong with the host's data and was ignored.
     """
 
@@ -735,6 +748,7 @@ class PackInput(NamedTuple):
     validity: Validity = "unplanned"
     invalid_reason: str = ""
     candidates: tuple[Candidate, ...] = ()
+    instructions: tuple[Candidate, ...] = ()
     epoch: Epoch = Epoch(number=0)
     previous: Previous = Previous()
     host: Host = Host()

@@ -268,7 +268,8 @@ class OffloadSettings(_Settings):
     """Most tokens of an extract in a window of 16,000 tokens; other windows have it in proportion. Results of up to
     1.25 times as many stay as they are, tables, lists and JSON up to five times."""
     tools: Mapping[str, str] = {}
-    """``never``, ``threshold``, ``always``, or the name of a registered extractor, by tool."""
+    """``never``, ``threshold``, ``always``, ``instructs``, or the name of a registered extractor, by tool. What a tool
+    gives that ``instructs`` stays whole through every cut, like the body of an active skill."""
 
     def for_window(self, window: int) -> OffloadSettings:
         """These settings with the limit for a window in tokens. Windows below 8,000 have the limit of

@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from google.adk.agents import SequentialAgent
 from google.adk.artifacts import InMemoryArtifactService
 from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.genai import types
@@ -112,8 +113,6 @@ def test_a_loaded_artifact_keeps_what_the_request_asks_for(order, inline, rewrit
 def test_a_sub_agents_request_stays_whole_behind_what_others_hand_over():
     first = agent("reader", [*(call("query_orders", page=f"r{at}") for at in range(6)), words(900, "found")])
     second = agent("writer", [*(call("query_orders", page=f"w{at}") for at in range(6)), "Done."])
-    from google.adk.agents import SequentialAgent
-
     chat = Chat(agent=SequentialAgent(name="team", sub_agents=[first, second]), policy=small(4_000))
     chat.say(f"Compare these.\n{ORDERS}")
     for one in (first, second):

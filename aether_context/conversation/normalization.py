@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content, Part
-from aether_context.text.pairing import answers
+from aether_context.text.pairing import pair_results
 
 PLACEHOLDER = "[trimmed]"
 """What stands in a message with nothing left in it, and in the place of a text or a tool's response."""
@@ -66,7 +66,7 @@ def _answered_once(
     pieces: Sequence[tuple[int, int, Part]], calls: Sequence[Content], results: Sequence[Content]
 ) -> list[tuple[int, int, Part]]:
     """The pieces with the last response to each call only, at the place of the first."""
-    paired = (answer for found in answers([*calls, *results], again=True)[len(calls) :] for answer in found)
+    paired = (answer for found in pair_results([*calls, *results], again=True)[len(calls) :] for answer in found)
     # Other parts are known by where they stand, so that each of them is kept.
     answered: dict[tuple[str, int], tuple[int, int, Part]] = {}
     for at, piece in enumerate(pieces):

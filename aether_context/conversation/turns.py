@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.pack import Content
-from aether_context.text.pairing import answers
+from aether_context.text.pairing import pair_results
 
 UnitKind: TypeAlias = Literal["human", "instruction", "exchange", "message"]
 
@@ -54,7 +54,7 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     turns: list[int] = []
     unit_by_content: list[int] = []  # for each content its unit
     turn = -1
-    for content, results in zip(contents, answers(contents), strict=True):
+    for content, results in zip(contents, pair_results(contents), strict=True):
         answered = {_last(joined, unit_by_content[result.call.at]) for result in results if result.call is not None}
         if answered:
             first = min(answered)

@@ -14,6 +14,7 @@ from aether_context.packing.compaction import bring_within_window, compact, trim
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
+from aether_context.packing.instructions import absent_instructions
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render
 from aether_context.packing.selection import choose, leave_out_summarized
@@ -68,6 +69,10 @@ def build_pack(
         if made.found.stands_alone or not _lost(given.request_index, standing, made.history.items):
             break
         standing, made = made.history.items, _fitted(given, made.history.items)
+    # What a cut took of these goes into the payload, where each stays from then on.
+    while lost := absent_instructions(made, made.history.items).difference(made.instructs):
+        given.instructs = (*made.instructs, *sorted(lost))
+        made = _fitted(given, made.history.items)
     leave_out_summarized(made)
     return render(made)
 
@@ -84,6 +89,8 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
     """What is chosen beside these contents, and all of it within the window."""
     draft = copy(draft)
     choose(draft, standing)
+    carried = draft.carried.packed.instructs if draft.carried.packed is not None else ()
+    draft.instructs = (*dict.fromkeys((*draft.instructs, *carried, *sorted(absent_instructions(draft, standing)))),)
     # What a payload takes cannot be known from its parts: headers come and go with sections, and a tokenizer counts a
     # text otherwise than its lines. So it is written and counted before anything is decided by what the layers take.
     write_payload(draft)

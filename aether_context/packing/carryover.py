@@ -13,7 +13,8 @@ from aether_context.conversation.strategy import gain
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
-from aether_context.text.pairing import answers
+from aether_context.packing.instructions import protect_instructions
+from aether_context.text.pairing import pair_results
 from aether_context.text.shorten import shorten, view_of
 from aether_context.tokens.cache import PackCounter
 
@@ -31,6 +32,8 @@ def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
     request, epoch = draft.input.request, draft.input.epoch
     draft.carried = carried = _carried(draft)
+    protect_instructions(draft)
+    request = draft.input.request
     packed_by_index = _past(draft)
     draft.carried = carried._replace(past=tuple(packed_by_index.values()))
     if carried.packed is not None and carried.packed.before and draft.request_index is not None:
@@ -107,7 +110,7 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     for index, raw in enumerate(request.contents):
         form, tokens = epoch.forms.get(keys[index], ("whole", 0))
         if (packed := packed_by_index.get(index)) is not None:
-            content, members = payload.packed_message(raw, index, packed, counter)
+            content, members = payload.packed_message(raw, index, packed, draft)
             sent.append((content, "payload", members))
         elif form == "extract":
             content, members = extract(
@@ -179,7 +182,7 @@ def told(contents: Sequence[Content], max_tokens: int, query: str, counter: Pack
     quoting = next((content for content in reversed(contents) if content.quotes), None)
     if quoting is not None:
         return quoted_alone(quoting, max_tokens, query, counter)
-    results = [answer for found in answers(contents) for answer in found]
+    results = [answer for found in pair_results(contents) for answer in found]
     returned = {answer.call.number: "\n".join(view_of(answer.part.text).lines) for answer in results if answer.call}
     numbers, texts_told = count(), list[str]()
     for part in (part for content in contents for part in content.parts if part.kind != "response"):
@@ -228,15 +231,17 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
         return staying
     latest, request_index = staying[-1], len(contents) if draft.request_index is None else draft.request_index
     tokens = counter.contents(contents)
-    packed = payload.packed_message(contents[latest], latest, past[latest], counter)[0]
+    packed = payload.packed_message(contents[latest], latest, past[latest], draft)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)
+    # What instructs would have to be sent with the current message instead.
+    instructing = counter.count(payload.instruction_section(draft, past[latest].instructs))
     # A cut frees the rest anyway: at the pace so far it comes after so many calls.
     spoken, replies = max(1, sum(tokens)), sum(content.role == "model" for content in contents)
     gained = gain(
-        saved=counter.content(packed) - tokens[latest],
+        saved=counter.content(packed) - tokens[latest] - instructing,
         calls=min(_CALLS, max(0, draft.input_budget - spoken) * replies / spoken),
-        resent=sum(tokens[latest:unsent]),
+        resent=sum(tokens[latest:unsent]) + instructing,
         cached_price=draft.input.host.cached_price,
     )
     return staying[:-1] if gained > 0 else staying

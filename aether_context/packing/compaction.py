@@ -521,7 +521,12 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     counter, message, freed, note = draft.counter, draft.message, 0, ""
     size, least = _request_tokens(draft), _least_request(raw, counter)
     request, largest, most_before = message.request, message.largest, message.most_before
-    plan = task - size - sum(map(counter.media, raw.parts))
+    plan = (
+        task
+        - size
+        - sum(map(counter.media, raw.parts))
+        - counter.count(payload.instruction_section(draft, draft.instructs))
+    )
     cuts_plan = plan >= 2 * LEAST_EXTRACT and not draft.carried.has_chosen
     if cuts_plan and _request_fits(draft):
         most_before = max(LEAST_EXTRACT, plan - over)

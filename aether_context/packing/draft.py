@@ -154,6 +154,8 @@ class Draft:
     Args:
         at_cut: whether the conversation is being cut, so that everything is chosen again.
         step: the plan's, in the words that are sent of it.
+        whole: ids of the active instructions that are sent whole.
+        instructs: ids of those that the payload holds, or names where they are not whole.
         measured: tokens of the layers that are always sent, as they are sent.
         budget: the water marks of the conversation beside all other layers.
     """
@@ -169,6 +171,8 @@ class Draft:
     chosen: Chosen = field(default_factory=Chosen)
     step: Step
     message: Message = field(init=False)
+    whole: frozenset[str] = frozenset()
+    instructs: tuple[str, ...] = ()
     measured: Mapping[Layer, int] = field(init=False)
     allocation: Allocation = field(init=False)
     budget: Budget = field(init=False)

@@ -17,7 +17,7 @@ from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, conte
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, record
 from aether_context.store.replay import Replayer, contents_of
-from aether_context.text.pairing import answers
+from aether_context.text.pairing import pair_results
 
 _MOST_WORDS = 60
 """Characters of a call's arguments that stand in the names of rows."""
@@ -41,6 +41,8 @@ WHY: Mapping[str, str] = {
     "middle": "it is neither the beginning nor the end of the conversation",
     "by_hand": "a cut was asked for",
     "strategy": "a registered strategy left it out",
+    "active_skill": "kept: active skill",
+    "instructs": "kept: the policy lets its tool instruct",
 }
 """Each reason for leaving something out, as the end of a sentence."""
 
@@ -165,6 +167,7 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     contents = {content_name(place, content.digest): content for place, content in pairs}
     texts = {name: joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
+    texts |= {instruction.id: instruction.text for instruction in pack.source.instructions}
     view = PackView(
         manifest=manifest,
         rows={row.id: row for row in pack.rows},
@@ -196,7 +199,8 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
         if not link.texts or texts.keys() == hashes.keys():
             break
         recorded = replayer.store.texts(link)
-        candidates = {candidate["id"]: candidate["text"] for candidate in recorded.get("candidates", ())}
+        instructions = (recorded.get("setting") or {}).get("instructions", ())
+        candidates = {entry["id"]: entry["text"] for entry in (*recorded.get("candidates", ()), *instructions)}
         contents = contents_of(recorded)
         for name in hashes.keys() - texts.keys():
             if name in candidates:
@@ -235,7 +239,7 @@ def _summary_id(manifest: Manifest) -> str:
 def tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
     """The tools that contents call or answer for, as ``look_up(key: k1)``, by the contents' names."""
     in_order = sorted(contents, key=content_place)
-    results = answers([contents[name] for name in in_order])
+    results = pair_results([contents[name] for name in in_order])
     parts = {
         name: [*contents[name].calls, *(answer.call.part if answer.call else answer.part for answer in found)]
         for name, found in zip(in_order, results, strict=True)

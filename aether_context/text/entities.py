@@ -26,7 +26,7 @@ from aether_context.canonical import JSON
 from aether_context.pack import Content
 from aether_context.text import Counts
 from aether_context.text.json_lines import NUMBER, is_id, is_label, is_number, leaves, read
-from aether_context.text.pairing import answers
+from aether_context.text.pairing import pair_results
 
 Rank: TypeAlias = Literal["used", "written", "seen"]
 RANKS: tuple[Rank, ...] = ("used", "written", "seen")
@@ -162,7 +162,7 @@ def _is_plain(entity: str) -> bool:
 
 def _with_subjects(contents: Sequence[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
     """Each content with the records that its responses are about, as the calls that they answer name them."""
-    for content, results in zip(contents, answers(contents), strict=True):
+    for content, results in zip(contents, pair_results(contents), strict=True):
         calls = [result.call for result in results[: len(content.responses)]]
         yield content, tuple(_subject(call.part.text) if call is not None else "" for call in calls)
 

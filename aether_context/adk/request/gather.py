@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from aether_context.adk.bounds import Waits, aside
 from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
 from aether_context.adk.request.history import History, Row, first_position
+from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -208,6 +209,8 @@ class Gatherer:
             content_at.cache_clear()
             source = follow(begin=begin, alone=alone)
         problems = [*source.problems, *unsent]
+        loaded = [*contents.earlier.values(), *raw]
+        instructions = await active_instructions(call, loaded, self.reader, self._waits, problems)
         anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, embedder = planned.candidates + (block[1] if block is not None else ()), ""
@@ -222,6 +225,7 @@ class Gatherer:
             candidates += tuple(found)
             embedder = found_by if block is None else embedder
         source = source._replace(
+            instructions=instructions,
             candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
             host=source.host._replace(anchors=anchors),
             search=Search(memory_embedder=embedder),
