@@ -83,9 +83,10 @@ FLEXIBLE_LAYERS: tuple[Layer, ...] = ("evidence", "memory", "conversation")
 
 Accuracy: TypeAlias = Literal["exact", "anchored", "approximate", "heuristic"]
 
-WindowMark: TypeAlias = Literal["", "assumed", "learned"]
-"""Where a window is from: ``assumed`` where nobody knows the model's, ``learned`` from a refusal of its provider, empty
-where the policy or a list has it."""
+WindowMark: TypeAlias = Literal["", "assumed", "learned", "default", "default_exceeded"]
+"""Where a window is from: ``assumed`` where nobody knows the model's, ``learned`` from a refusal of its provider,
+``default`` where nobody set one and the model takes more, ``default_exceeded`` where a call needs more than that, empty
+where the policy set it, or it is all that the model takes."""
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
@@ -670,8 +671,9 @@ class Host(NamedTuple):
     allowed function names, ``can_find`` where the host carries out ``find_tools`` and calls tools that are not
     declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
     that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
-    where the window is from. ``readings`` maps the addresses of the results that the session keeps whole to the address
-    of a later result from the same source that differs, empty where there is none.
+    where the window is from, ``most_window`` up to where a call may pass it, 0 where none may. ``readings`` maps the
+    addresses of the results that the session keeps whole to the address of a later result from the same source that
+    differs, empty where there is none.
     """
 
     passthrough_reason: str = ""
@@ -682,6 +684,7 @@ class Host(NamedTuple):
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
     window_mark: WindowMark = ""
+    most_window: int = 0
     readings: Mapping[str, str] = NOTHING
 
 

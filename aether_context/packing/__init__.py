@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 
 from aether_context.pack import Outgoing, Pack, PackInput
+from aether_context.packing.allocation import exceeding
 from aether_context.packing.carryover import restore_forms
 from aether_context.packing.compaction import bring_within_window, compact, trim_early
 from aether_context.packing.compression import allocate, compress, tighten
@@ -81,6 +82,11 @@ def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cu
     """What the call and its epoch determine, before anything is chosen."""
     draft = Draft(input=source, policy=policy, counter=counter, at_cut=at_cut, step=source.step)
     select_tools(draft)
+    most = source.host.most_window
+    window = exceeding(draft.needed_tokens, source.window, most, policy.budget, source.output_tokens) if most else 0
+    if window > source.window:
+        host = source.host._replace(window_mark="default_exceeded")
+        draft.input = source._replace(window=window, host=host)
     restore_forms(draft)
     return draft
 

@@ -213,6 +213,15 @@ class Draft:
         return self.input.window - slack_tokens(self.input.window, self.policy.budget, self.input.output_tokens)
 
     @property
+    def needed_tokens(self) -> int:
+        """Tokens of system instruction and request as the host gives them, and of the declarations that are sent."""
+        request, counter, raw = self.input.request, self.counter, self.raw_human
+        declares = bool(self.tools.sent or request.other_tools)
+        tokens = self.input.usage.uncounted_tokens + counter.system(request.system, declares=declares)
+        tokens += sum(counter.tools(self.tools.sent)) + sum(counter.count_all(request.other_tools))
+        return tokens + (counter.content(raw) if raw is not None else 0)
+
+    @property
     def payload_tokens(self) -> dict[Layer, int]:
         """Tokens of the memories and of the evidence in the payload: those chosen now, or at an earlier call of this
         invocation."""

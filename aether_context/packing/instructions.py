@@ -22,15 +22,12 @@ _LOOP_TOKENS = 4 * LEAST_EXTRACT
 
 def protect_instructions(draft: Draft) -> None:
     """Decides which instructions are whole, and marks the latest result that holds each of them."""
-    source, counter, raw = draft.input, draft.counter, draft.raw_human
+    source, counter = draft.input, draft.counter
     if not source.instructions:
         return
-    contents, declared = list(source.request.contents), draft.tools.sent
-    beside = [*source.request.other_tools, payload.step_text(source.step)]
-    room = draft.input_budget - source.usage.uncounted_tokens - _LOOP_TOKENS
-    room -= counter.system(draft.carried.system, declares=True) + sum(counter.tools(declared))
-    room -= sum(counter.count_all(beside)) + (counter.content(raw) if raw is not None else 0)
-    used, most = 0, room
+    beside = counter.count_all([payload.SYSTEM_CONTRACT, payload.step_text(source.step)])
+    room = draft.input_budget - draft.needed_tokens - sum(beside) - _LOOP_TOKENS
+    contents, used, most = list(source.request.contents), 0, room
     for instruction in reversed(source.instructions):
         tokens = counter.count(instruction.text)
         if instruction.text and used + tokens <= most:

@@ -194,6 +194,7 @@ class Gatherer:
                 can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
                 asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                 window_mark=window.mark,
+                most_window=window.most,
                 readings=records.readings,
             ),
             usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
