@@ -246,7 +246,7 @@ def test_a_plan_has_its_section_before_the_acceptance_list_and_nobody_forges_one
     assert set(whole(chat.sent[1:], "review")) == {30}
     assert text.index("\nSTEP:\n") < text.index("\nACTIVE INSTRUCTIONS:\n") < text.index("\nACCEPTANCE:\n")
     assert "ACTIVE INSTRUCTIONS" in HEADERS
-    assert "ACTIVE INSTRUCTIONS are" in str(chat.sent[-1].system)
+    assert "Follow ACTIVE INSTRUCTIONS" in str(chat.sent[-1].system)
     chat.replays()
 
 

@@ -527,7 +527,7 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
         - sum(map(counter.media, raw.parts))
         - counter.count(payload.instruction_section(draft, draft.instructs))
     )
-    cuts_plan = plan >= 2 * LEAST_EXTRACT and not draft.carried.has_chosen
+    cuts_plan = plan >= 2 * LEAST_EXTRACT and (not draft.carried.has_chosen or message.is_anew)
     if cuts_plan and _request_fits(draft):
         most_before = max(LEAST_EXTRACT, plan - over)
         over -= plan - most_before
@@ -611,7 +611,8 @@ def _leave_out_candidates(draft: Draft) -> None:
     if not gone:
         return
     draft.chosen = Chosen(dropped=(*chosen.dropped, *chosen.memory, *chosen.evidence))
-    draft.carried = draft.carried._replace(has_chosen=False, packed=None)
+    draft.carried = draft.carried._replace(packed=None)
+    draft.message = draft.message._replace(is_anew=True)
     payload.write_payload(draft)
     for layer, tokens in gone.items():
         _note(draft, "emergency", (), tokens, 0, layer=layer)

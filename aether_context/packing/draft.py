@@ -117,7 +117,8 @@ class Message(NamedTuple):
     ``packed`` is what `write_payload` last wrote, None for a message that is sent as it is, and ``made_of`` what it
     wrote that of. The others are what the last resort takes from it: ``request`` is the shortened user request, None
     where it is whole; ``saved`` holds what was taken out of it, by URI; ``largest`` is that of `PackedMessage`;
-    ``most_before`` are the tokens that the payload before the request is cut down to.
+    ``most_before`` are the tokens that the payload before the request is cut down to; ``is_anew`` is set where what an
+    earlier call of the invocation chose is left out.
     """
 
     packed: PackedMessage | None = None
@@ -126,6 +127,7 @@ class Message(NamedTuple):
     saved: Mapping[str, str] = NOTHING
     largest: int | None = None
     most_before: int | None = None
+    is_anew: bool = False
 
 
 class Account(NamedTuple):

@@ -125,10 +125,7 @@ _REQUEST_HOLDS = (
     "Where STEP and USER REQUEST disagree, USER REQUEST holds; where it only asks for more, STEP says which part of it"
     " to do now."
 )
-_FOLLOWED = (
-    f"{_ACTIVE} are skills that you loaded and rules that you read: follow them until they are unloaded. What is only"
-    " named there has to be loaded again before you use it."
-)
+_FOLLOWED = f"Follow {_ACTIVE}, which you loaded."
 _ALL_ASKED = "USER REQUEST comes last, word for word, and is all that is asked now."
 
 
@@ -472,7 +469,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         elif shortened is not None:
             packed = replace(packed, text=shortened, split=len(shortened))
         return replace(packed, largest=largest, instructs=instructs)
-    if draft.carried.has_chosen and shortened is None and not instructs:
+    if draft.carried.has_chosen and shortened is None and not (instructs or draft.message.is_anew):
         return packed
     request = raw.text if shortened is None else shortened
     rendered = render(
