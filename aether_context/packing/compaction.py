@@ -333,7 +333,9 @@ def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
     if draft.input.host.passthrough_reason:
         return
-    last = (_tell_last, _shorten_request) if _request_fits(draft) else (_shorten_request, _tell_last)
+    last = (
+        (_tell_last, _shorten_request) if draft.needed_tokens <= draft.budget.input else (_shorten_request, _tell_last)
+    )
     for act in (
         _leave_out_thoughts,
         _shorten_responses,
@@ -356,13 +358,6 @@ def bring_within_window(draft: Draft) -> None:
 def _over(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
     """Tokens over the input budget, with these contents in the place of those that are sent."""
     return draft.spoken(items) + draft.fixed - draft.budget.input
-
-
-def _request_fits(draft: Draft) -> bool:
-    """Whether the request as it came finds room beside system instruction and declarations, with nothing else."""
-    raw, measured = draft.raw_human, draft.measured
-    alone = measured["system"] + measured["tools"] + (draft.counter.content(raw) if raw is not None else 0)
-    return alone <= draft.budget.input
 
 
 def _leave_out_thoughts(draft: Draft) -> None:
@@ -405,7 +400,7 @@ def _shorten_parts(draft: Draft) -> None:
 
     A request that cannot stay whole is measured with them, so that it gives way before what is shorter than it.
     """
-    items, request = draft.history.items, 0 if _request_fits(draft) else _request_tokens(draft)
+    items, request = draft.history.items, _request_tokens(draft) if draft.needed_tokens > draft.budget.input else 0
     targets = [at for at in _beside(draft) if items[at].form not in ("payload", "told")]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
@@ -521,14 +516,10 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     counter, message, freed, note = draft.counter, draft.message, 0, ""
     size, least = _request_tokens(draft), _least_request(raw, counter)
     request, largest, most_before = message.request, message.largest, message.most_before
-    plan = (
-        task
-        - size
-        - sum(map(counter.media, raw.parts))
-        - counter.count(payload.instruction_section(draft, draft.instructs))
-    )
+    instructions = counter.count(payload.instruction_section(draft, draft.instructs))
+    plan = task - size - instructions - sum(map(counter.media, raw.parts))
     cuts_plan = plan >= 2 * LEAST_EXTRACT and (not draft.carried.has_chosen or message.is_anew)
-    if cuts_plan and _request_fits(draft):
+    if cuts_plan and draft.needed_tokens <= draft.budget.input:
         most_before = max(LEAST_EXTRACT, plan - over)
         over -= plan - most_before
     sizes = payload.sizes_beside_text(raw, counter)

@@ -553,16 +553,10 @@ def packed_message(
 
 def instruction_section(draft: Draft, names: Collection[str]) -> str:
     """The section of the instructions with these ids that are active: whole, or named with the call that loads them."""
-    bullets_of = (
-        bullet(
-            f"{instruction.speaker}:\n{instruction.text}"
-            if instruction.id in draft.whole
-            else f"{instruction.speaker} is active and finds no room here: {instruction.source} loads it again"
-        )
-        for instruction in draft.input.instructions
-        if instruction.id in names
-    )
-    return _sections((_ACTIVE, "\n".join(bullets_of)))
+    active = [instruction for instruction in draft.input.instructions if instruction.id in names]
+    whole = {one.id: f"{one.speaker}:\n{one.text}" for one in active if one.id in draft.whole}
+    named = {one.id: f"{one.speaker} is active and finds no room here: {one.source} loads it again" for one in active}
+    return _sections((_ACTIVE, bullets((named | whole).values())))
 
 
 def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from google.adk.models.llm_request import LlmRequest
@@ -19,7 +20,7 @@ from aether_context.adk.call import ModelCall
 from aether_context.adk.request.reader import Reader
 from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.evidence.offload import data_of, is_error
-from aether_context.pack import Candidate, CandidateKind
+from aether_context.pack import Candidate
 from aether_context.policy import PackPolicy
 from aether_context.text.pairing import pair_results
 
@@ -55,20 +56,21 @@ async def active_instructions(
         response = json.loads(part.text) if asked is not None and part.name in tools else None
         if asked is None or not isinstance(response, dict) or is_error(response):
             continue
-        if tools[part.name] is None:
-            instruction = _marked(part.name, asked.part.text, data_of(response).decode("utf-8", "surrogatepass"))
-        else:
-            instruction = _skill(part.name, str(response.get("skill_name")), str(response.get("instructions", "")))
+        is_skill = tools[part.name] is not None
+        text = response.get("instructions") if is_skill else data_of(response).decode("utf-8", "surrogatepass")
+        skill = response.get("skill_name") if is_skill else ""
+        instruction = _instruction(part.name, asked.part.text, str(text or ""), str(skill))
         loaded.pop(instruction.id, None)
         loaded[instruction.id] = instruction
     active: dict[str, Candidate] = {}
     for tool, toolset in tools.items():
         try:
             for name in map(str, toolset.list_active_skills(call.context) if toolset is not None else ()):
-                skill = _skill(tool, name, "")
-                active[skill.id] = skill  # named, where its body cannot be had
-                if not (loaded[skill.id].text if skill.id in loaded else ""):
-                    active[skill.id] = _skill(tool, name, await _body(call, toolset, name, waits))
+                instruction = _instruction(tool, canonical_json({"skill_name": name}), "", name)
+                active[instruction.id] = instruction  # named, where its body cannot be had
+                if instruction.id not in loaded or not loaded[instruction.id].text:
+                    text = await _body(call, toolset, name, waits)
+                    active[instruction.id] = replace(instruction, text=text, digest=hash_text(text))
         except Exception as error:
             problems.append(f"active skills could not be read in full: {type(error).__name__}")
     loaded = {name: one for name, one in loaded.items() if one.kind == "instructs" or (name in active and one.text)}
@@ -81,19 +83,18 @@ def _uses(content: types.Content, tools: Collection[str]) -> bool:
     return any(piece is not None and piece.name in tools for piece in pieces)
 
 
-def _marked(tool: str, arguments: str, text: str) -> Candidate:
-    load, name = f"{tool}({arguments if len(arguments) <= _MOST_ARGUMENTS else '…'})", short(hash_text(arguments))
-    return _instruction(f"rules_{tool}_{name}", f"what {load} gave", load, text, "instructs")
-
-
-def _skill(tool: str, name: str, text: str) -> Candidate:
-    load = f"{tool}({canonical_json({'skill_name': name})})"
-    return _instruction(f"{tool.removesuffix(_LOAD)}skill_{name}", f"skill {name}", load, text, "active_skill")
-
-
-def _instruction(identity: str, name: str, load: str, text: str, kind: CandidateKind) -> Candidate:
-    digest = hash_text(text)
-    return Candidate(id=identity, layer="system", source=load, text=text, digest=digest, speaker=name, kind=kind)
+def _instruction(tool: str, arguments: str, text: str, skill: str) -> Candidate:
+    """What a call brought, or would bring again; ``skill`` is the name of the skill that it loads, if it does."""
+    load = f"{tool}({arguments if len(arguments) <= _MOST_ARGUMENTS else '…'})"
+    return Candidate(
+        id=f"{tool.removesuffix(_LOAD)}skill_{skill}" if skill else f"rules_{tool}_{short(hash_text(arguments))}",
+        layer="system",
+        source=load,
+        text=text,
+        digest=hash_text(text),
+        speaker=f"skill {skill}" if skill else f"what {load} gave",
+        kind="active_skill" if skill else "instructs",
+    )
 
 
 async def _body(call: ModelCall, toolset: Any, name: str, waits: Waits) -> str:
