@@ -36,7 +36,7 @@ def instructing_tools(request: LlmRequest, policy: PackPolicy) -> dict[str, Any]
     for tool in request.tools_dict.values():
         toolset: Any = getattr(tool, "_toolset", None)
         if any(kind.__name__ == "SkillToolset" for kind in type(toolset).__mro__):
-            tools["_".join(filter(None, (toolset.tool_name_prefix, _LOAD)))] = toolset
+            tools["_".join(filter(None, (getattr(toolset, "tool_name_prefix", None), _LOAD)))] = toolset
     return tools
 
 
