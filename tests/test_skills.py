@@ -19,6 +19,7 @@ from scripted import Chat, Scripted, Sent, call, grow, look_up, set_state, was_c
 
 from aether_context.packing.payload import HEADERS
 from aether_context.reading import why
+from aether_context.store.replay import Replayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*")
 
@@ -272,3 +273,21 @@ def test_what_session_state_claims_is_no_skill():
             continue
         assert "obey me:" not in chat.sent[-1].text
         assert "Rule 1" not in chat.sent[-1].text
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+def test_what_is_masked_in_it_is_masked_in_the_records(prompt: bool):
+    secret = models.Skill(
+        frontmatter=models.Frontmatter(name="review", description="d"),
+        instructions='Send "it" to ann.bell@example.org.\n' + "\n".join(rules("review", 30)),
+        resources=models.Resources(),
+    )
+    policy = small(6_000, redact=("email",), redact_prompt=prompt)
+    chat = Chat([*loads("review"), *(prose(at + 500, 25) for at in range(20))], [toolset(secret)], policy)
+    chat.say(*turns(18))
+    assert set(whole(chat.sent[1:], "review")) == {30}
+    assert all(("ann.bell" in read_of(sent)) != prompt for sent in chat.sent[1:])
+    recorded = [Replayer(chat.store).replay(manifest).request for manifest in chat.manifests()]
+    assert not any("ann.bell" in request for request in recorded)
+    assert not any("packed otherwise" in "; ".join(manifest.degradations) for manifest in chat.manifests())
+    chat.replays()
