@@ -83,9 +83,10 @@ FLEXIBLE_LAYERS: tuple[Layer, ...] = ("evidence", "memory", "conversation")
 
 Accuracy: TypeAlias = Literal["exact", "anchored", "approximate", "heuristic"]
 
-WindowMark: TypeAlias = Literal["", "assumed", "learned"]
-"""Where a window is from: ``assumed`` where nobody knows the model's, ``learned`` from a refusal of its provider, empty
-where the policy or a list has it."""
+WindowMark: TypeAlias = Literal["", "assumed", "learned", "default", "default_exceeded"]
+"""Where a window is from: ``assumed`` where nobody knows the model's, ``learned`` from a refusal of its provider,
+``default`` where nobody set one and the model takes more, ``default_exceeded`` where a call needs more than that, empty
+where the policy set it, or it is all that the model takes."""
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
@@ -112,11 +113,14 @@ Reason: TypeAlias = Literal[
     "middle",
     "by_hand",
     "strategy",
+    "active_skill",
+    "instructs",
 ]
 """Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``in_payload``: a
 plan, as its planner wrote it, of which the payload was made; ``no_message``: no
 human message to put it into; ``threshold``, ``turn_budget`` and ``middle``: by the strategy ``stable_prefix``,
-``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The set is closed."""
+``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The last two say why something stays whole: it
+is the body of an active skill, or the policy lets its tool instruct. The set is closed."""
 
 Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
 """Why a tool declaration is sent where not all are: the host needs it to steer the run, the policy pins it, it was
@@ -165,6 +169,8 @@ class Part:
     media_tokens: int = 0
     is_signed: bool = False
     """Whether the model's provider signed it, and may refuse it in other words."""
+    is_instruction: bool = False
+    """Whether it holds an instruction that is active, so that no extract of it is sent."""
 
     @property
     def is_thought(self) -> bool:
@@ -315,13 +321,17 @@ class Step:
 Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 
 
-CandidateKind: TypeAlias = Literal["", "app_note", "preference"]
-"""``app_note``: the app put it into the session's state; ``preference``: one of the user that always applies."""
+CandidateKind: TypeAlias = Literal["", "app_note", "preference", "active_skill", "instructs"]
+"""``app_note``: the app put it into the session's state; ``preference``: one of the user that always applies. The last
+two are instructions: the body of an active skill, and the result of a tool that the policy lets instruct."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Something that could enter the evidence or the memory layer.
+    """Something that could enter the evidence or the memory layer; of the system layer, what instructs.
+
+    An instruction's ``speaker`` is its name, its ``source`` the call that brings it; its text is empty where it could
+    not be had.
 
     ``kind`` is empty for a memory that a search found; see `CandidateKind`. ``speaker`` is who said it, where that is
     known. ``line`` is its rendered text, whose tokens ``tokens`` counts. ``time`` is None where unknown. ``covers``
@@ -344,7 +354,7 @@ class Candidate:
     superseded_by: str = ""
     content_hash: str = ""
     expires: float | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict, hash=False)
     kind: CandidateKind = ""
 
     @property
@@ -512,6 +522,9 @@ class PackedMessage(Recorded):
     """Acceptance items whose proof was sent with it."""
     largest: int | None = None
     """Tokens of the largest part beside the text that is sent with it; null where all are."""
+    instructs: tuple[str, ...] = ()
+    """Ids of the instructions that are sent with it behind ``split`` while they are active. Their texts are no part of
+    ``text``, so none outlives its end."""
 
     @property
     def before(self) -> str:
@@ -660,9 +673,10 @@ class Host(NamedTuple):
     allowed function names, ``can_find`` where the host carries out ``find_tools`` and calls tools that are not
     declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
     that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
-    where the window is from. ``readings`` maps the addresses of the results that the session keeps whole, and of the
-    files that were saved in it, to the address of a later result from the same source that differs, empty where there
-    is none. ``planners`` are the agents that have written plans.
+    where the window is from, ``most_window`` up to where a call may pass it, 0 where none may. ``readings`` maps the
+    addresses of the results that the session keeps whole, and of the files that were saved in it, to the address of a
+    later result from the same source that differs, empty where there is none. ``planners`` are the agents that have
+    written plans.
     """
 
     passthrough_reason: str = ""
@@ -673,6 +687,7 @@ class Host(NamedTuple):
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
     window_mark: WindowMark = ""
+    most_window: int = 0
     readings: Mapping[str, str] = NOTHING
     planners: tuple[str, ...] = ()
 
@@ -727,7 +742,8 @@ class PackInput(NamedTuple):
     """All that `aether_context.packing.build_pack` reads.
 
     ``output_tokens`` is the limit of the answer where that shares the window with the request. ``candidates`` are the
-    notes, memories and evidence that the host knows of. ``summaries`` are texts that a model wrote for this pack's
+    notes, memories and evidence that the host knows of. ``instructions`` are those that are active, the newest last.
+    ``summaries`` are texts that a model wrote for this pack's
     summary requests, by their keys. ``problems`` say what was wrong with the host's data and was ignored.
     """
 
@@ -739,6 +755,7 @@ class PackInput(NamedTuple):
     validity: Validity = "unplanned"
     invalid_reason: str = ""
     candidates: tuple[Candidate, ...] = ()
+    instructions: tuple[Candidate, ...] = ()
     epoch: Epoch = Epoch(number=0)
     previous: Previous = Previous()
     host: Host = Host()

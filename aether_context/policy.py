@@ -273,7 +273,8 @@ class OffloadSettings(_Settings):
     """Most tokens of an extract in a window of 16,000 tokens; other windows have it in proportion. Results of up to
     1.25 times as many stay as they are, tables, lists and JSON up to five times."""
     tools: Mapping[str, str] = {}
-    """``never``, ``threshold``, ``always``, or the name of a registered extractor, by tool."""
+    """``never``, ``threshold``, ``always``, ``instructs``, or the name of a registered extractor, by tool. What a tool
+    gives that ``instructs`` stays whole through every cut, like the body of an active skill."""
 
     def for_window(self, window: int) -> OffloadSettings:
         """These settings with the limit for a window in tokens. Windows below 8,000 have the limit of
@@ -360,7 +361,11 @@ class LimitSettings(_Settings):
         return frozenset(measure for limit in limits for measure in limit.by_measure)
 
 
-_Window: TypeAlias = Annotated[int, Field(ge=256, le=100_000_000, strict=True)]
+_ALL = 100_000_000
+"""Stands for ``model``: more tokens than any model takes."""
+_Window: TypeAlias = Annotated[
+    int, Field(ge=256, le=_ALL, strict=True), BeforeValidator(lambda value: _ALL if value == "model" else value)
+]
 _OF_ALL, _BY_MODEL = "of all models", "by model"
 _Windows: TypeAlias = Annotated[
     Annotated[_Window, Tag(_OF_ALL)] | Annotated[Mapping[str, _Window], Tag(_BY_MODEL)],
@@ -378,8 +383,9 @@ class PackPolicy(_Settings):
     """What to prefer where tokens and detail conflict: neither, detail (``quality_first``), or few tokens
     (``cost_first``). Combines with any profile."""
     max_input_tokens: _Windows | None = None
-    """The window in tokens, for any model, or by model name. None, and a model that is not named, take the model's
-    own."""
+    """The window in tokens, for any model, or by model name; ``model`` is all that the model takes. None, and a model
+    that is not named, take 128,000 at most, and no more than the model or its first price tier; a call whose system
+    instruction, declarations and request need more then takes up to what the model does."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
     """The profile of single agents, by agent name."""
     planners: tuple[str, ...] = ()
@@ -485,7 +491,15 @@ class PackPolicy(_Settings):
         return PackPolicy(**merged(self.model_dump(), tighter))
 
     def window_of(self, model: str) -> int | None:
-        """The window that ``max_input_tokens`` gives a model; None where that is the model's own."""
+        """The window that ``max_input_tokens`` gives a model; None where it gives none, or the model's own."""
+        tokens = self._stated_window(model)
+        return None if tokens == _ALL else tokens
+
+    def takes_all(self, model: str) -> bool:
+        """Whether ``max_input_tokens`` gives a model all that it takes."""
+        return self._stated_window(model) == _ALL
+
+    def _stated_window(self, model: str) -> int | None:
         given = self.max_input_tokens
         return given.get(model) if isinstance(given, Mapping) else given
 

@@ -478,7 +478,7 @@ def accounted(replayer: Replayer, manifest: Manifest) -> None:
     others = [row.id for row in resolved.rows.values() if row.layer not in ("conversation", "task")]
     assert sorted(row.hash for row in rows) == sorted(resolved.contents)
     if manifest.chose:
-        assert sorted(others) == sorted(one.id for one in source.candidates)
+        assert sorted(others) == sorted(one.id for one in (*source.candidates, *source.instructions))
     for row in resolved.rows.values():
         if row.form == "left_out":
             assert row.reason is not None

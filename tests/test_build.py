@@ -78,7 +78,7 @@ def test_evidence_without_room_goes_by_coverage_then_age():
     )
     policy = PackPolicy.load("research", conversation={"summary_share": 0})
     pack = build_pack(
-        pack_input([message("compare")], window=420, step=STEP, validity="valid", candidates=proofs), policy
+        pack_input([message("compare")], window=440, step=STEP, validity="valid", candidates=proofs), policy
     )
     kept = [fate.id for fate in pack.rows if fate.layer == "evidence" and fate.form in ("whole", "extract")]
     gone = [fate.id for fate in pack.rows if fate.layer == "evidence" and fate.form == "left_out"]

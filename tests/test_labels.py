@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from scripted import Chat, Scripted, Sent, big_file, call, faults, look_up, send_mail
 
 from aether_context import PackPolicy
-from aether_context.reading import PackView, difference, read_view
+from aether_context.reading import PackView, difference, read_view, why
 from aether_context.store.replay import Replayer
 
 PLAN = {
@@ -222,3 +222,27 @@ def test_two_sessions_part_at_the_very_character() -> None:
     assert found.shared_tokens == 0
     (text,) = [text for text in found.texts if not text.same]
     assert [kind for kind, _ in text.lines][:2] == ["-", "+"]
+
+
+@pytest.mark.parametrize("model", ["gemini-2.5-flash", "anthropic/claude-sonnet-4-5"])
+def test_each_result_is_labelled_by_the_arguments_of_its_own_call(model: str) -> None:
+    """With ids and without them: ADK takes its own ids out of what most models are sent."""
+    keys = [["a"], ["b", "c"], ["b"], ["d", "a", "e"], ["f"]]
+    script = [reply for group in keys for reply in ([call("look_up", key=key) for key in group], "Done.")]
+    chat = Chat(script, [look_up], offloading(max_input_tokens=2_500), model=model)
+    chat.say(*(f"Look {', '.join(group)} up." for group in keys))
+    labels = set[str]()
+    for manifest in chat.manifests():
+        view = read_view(Replayer(chat.store), manifest)
+        assert not view.gaps
+        for name, label in view.tools.items():
+            row, text = view.rows[name], view.texts[name]
+            asked = re.findall(r"look_up\(key: (\w)\)", label)
+            answered = re.findall(r'"key":"(\w)"', text)
+            assert asked == answered, (row, label, text)
+            labels.add(label)
+    assert "look_up(key: d), look_up(key: a), look_up(key: e)" in labels
+    places = why(chat.store, "line 17 of d").places
+    assert [place.who for place in places if place.kind == "tool result"] == [
+        "look_up(key: d), look_up(key: a), look_up(key: e)"
+    ]

@@ -282,7 +282,7 @@ def test_errors_that_are_not_refusals_are_recorded_and_teach_nothing() -> None:
     assert chat.store.outcome(first)["error_code"] == "ClientError"
     assert chat.store.outcome(second)["error_code"] is None
     assert first.window == second.window
-    assert second.window_mark == ""
+    assert second.window_mark == "default"
 
 
 def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:
@@ -298,7 +298,7 @@ def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:
     large = Elsewhere(sent=[], refused=[], limit=200_000)
     chat = Chat(agent=LlmAgent(name="clerk", model=large, instruction="You help."), plugin=plugin, session="s2")
     assert turns(chat, range(3)) == []
-    assert [manifest.window_mark for manifest in chat.store.manifests(session="s2")] == [""] * 3
+    assert [manifest.window_mark for manifest in chat.store.manifests(session="s2")] == ["default"] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL:UserWarning")

@@ -22,6 +22,7 @@ from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import aside, failure
 from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, words_of
+from aether_context.adk.request.instructions import instructing_tools
 from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
@@ -104,7 +105,7 @@ class Offloader:
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
         rules = policy.offload.tools
         self._always = frozenset(name for name in rules if rules[name] == "always")
-        self._never = frozenset(name for name in rules if rules[name] == "never")
+        self._never = frozenset(name for name in rules if rules[name] in ("never", "instructs"))
         self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
         """Of results the hash of what the store keeps, and the size as JSON."""
@@ -120,6 +121,7 @@ class Offloader:
         tools = call.request.tools_dict
         # A tool of such a name that is not marked as this package's is the app's.
         stays = {READ, SEARCH, *(OWN_TOOLS.union(_OWN_TOOLS) - tools.keys()), *essential_names(call.request)}
+        stays |= instructing_tools(call.request, call.policy).keys()
         # A step that needs evidence can be met by any result, so a short one has an address as well.
         needs_proof = _needs_proof(call)
 
@@ -200,7 +202,9 @@ class Offloader:
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
-        if rule == "never" or (rule != "always" and (not is_written or tokens <= settings.threshold_tokens)):
+        if rule in ("never", "instructs") or (
+            rule != "always" and (not is_written or tokens <= settings.threshold_tokens)
+        ):
             return None
         digest = hash_bytes(medium.data)
         return EvidenceRecord(
@@ -292,7 +296,7 @@ class Offloader:
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
         """
-        known, has_quotes = _Known(records), False
+        known, has_quotes = _Known(records, instructing_tools(call.request, call.policy)), False
 
         def shown(part: types.Part) -> types.Part:
             nonlocal has_quotes
@@ -333,7 +337,7 @@ class Offloader:
     def _shown_of(self, answer: types.FunctionResponse, known: _Known) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
         name = answer.name or ""
-        if name in (READ, SEARCH):
+        if name in (READ, SEARCH) or name in known.instructs:
             return None
         before: dict[str, Any] = answer.response or {}
         response, marks, left = before, [], list(answer.parts or ())
@@ -441,7 +445,8 @@ class _Known:
     history grows.
     """
 
-    def __init__(self, records: Collection[EvidenceRecord]) -> None:
+    def __init__(self, records: Collection[EvidenceRecord], instructs: Collection[str] = ()) -> None:
+        self.instructs = instructs
         self.by_digest = {record.digest: record for record in records}
         self.has_media = any(record.piece for record in records)
         self.saved_tokens = 0

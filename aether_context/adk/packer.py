@@ -178,6 +178,7 @@ class RequestPacker:
         self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
         self._kept: SharedLRU[AgentKey, int] = SharedLRU(_MOST_CALLS)
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_CALLS)
+        self._told: SharedLRU[tuple[str, ...], bool] = SharedLRU(_MOST_CALLS)
         self._first_tries: SharedLRU[AgentKey, FirstTry] = SharedLRU(_MOST_CALLS)
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
@@ -470,7 +471,10 @@ class RequestPacker:
             self._windows.keep(models, call.context.state)
             if source.request.first_call:
                 self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
-        name = pack_id(source.identity, source.step)
+        name, mark = pack_id(source.identity, source.step), source.host.window_mark
+        if mark.startswith("default") and self._told.get((*call.key[:3], mark)) is None:
+            self._told.put((*call.key[:3], mark), True)
+            logger.info("%s: the window is %d tokens (%s), see max_input_tokens", name, source.window, mark)
         records = call.policy.record != "off"
         number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
         cost = read.summary_cost

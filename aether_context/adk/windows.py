@@ -21,6 +21,7 @@ from aether_context.pack import Pack, WindowMark
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import known_window, model_window
+from aether_context.usage.prices import working_window
 
 logger = logging.getLogger("aether_context")
 
@@ -33,10 +34,12 @@ _ENDPOINT = ("api_base", "base_url", "location", "aws_region_name", "vertex_loca
 
 
 class Window(NamedTuple):
-    """The window in tokens, and where it is from: empty where it is set or known."""
+    """The window in tokens, and where it is from: empty where it is set. ``most`` are those up to which a call may pass
+    it whose system instruction, declarations and request need more."""
 
     tokens: int
     mark: WindowMark = ""
+    most: int = 0
 
 
 class ServedModel(NamedTuple):
@@ -58,7 +61,9 @@ class Windows:
     def window(self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any]) -> Window:
         """The window of an agent's request: the smallest where several models may be asked."""
         windows = [self._window(served, policy, state) for served in served_models(agent, model)]
-        return min(windows, key=lambda window: window.tokens)
+        smallest = min(windows, key=lambda window: window.tokens)
+        most = min(max(window.tokens, window.most) for window in windows)
+        return smallest._replace(most=most) if smallest.most else smallest
 
     def learn(
         self, agent: object, pack: Pack, refused: Overflow, model: str | None, policy: PackPolicy, state: State
@@ -78,7 +83,8 @@ class Windows:
         if not 0 < tokens < source.window:
             tokens = min(source.window, pack.tokens.expected) * 9 // 10
         tokens = max(LEAST_TOKENS, tokens)
-        before = self._window(served, policy, state).tokens
+        window = self._window(served, policy, state)
+        before = max(window.tokens, window.most)
         if tokens >= before:
             return False
         self._learned.put(served.key, tokens)
@@ -104,11 +110,15 @@ class Windows:
 
     def _window(self, served: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State) -> Window:
         stated = policy.window_of(served.name) or served.context_tokens
-        tokens = stated or model_window(served.name)
+        known = stated or model_window(served.name)
         learned = [found for found in (self._learned.get(served.key), _kept(state).get(served.key)) if found]
-        if learned and min(learned) < tokens:
-            return Window(min(learned), "learned")
-        return Window(tokens, "" if stated or known_window(served.name) is not None else "assumed")
+        most = min([known, *learned])
+        working = most if stated or policy.takes_all(served.name) else min(most, working_window(served.name))
+        if working < most:
+            return Window(working, "default", most)
+        if most < known:
+            return Window(most, "learned")
+        return Window(most, "" if stated or known_window(served.name) is not None else "assumed")
 
 
 def served_models(agent: object, model: str) -> list[ServedModel]:

@@ -25,9 +25,13 @@ _LEAST_TEXT = 8
 _LEAST_LEFT = 4
 
 
-def query_of(contents: Sequence[Content], index: int) -> str:
+def query_of(contents: Sequence[Content], index: int, request_index: int | None) -> str:
     """The query by which lines of the content at ``index`` are chosen: the arguments of the calls that it answers, and
-    the user's words before them, which stay in the request for as long as the content does."""
+    the user's words before them, which stay in the request for as long as the content does.
+
+    Args:
+        request_index: where the user's request stands.
+    """
     agent = contents[index].agent
     calls = (
         [quote.text for quote in contents[at].quotes if quote.kind == "call" and quote.agent == agent]
@@ -36,12 +40,14 @@ def query_of(contents: Sequence[Content], index: int) -> str:
         for at in range(index - 1, -1, -1)
     )
     arguments = next((joined for texts in calls if (joined := " ".join(texts))), "")
-    return f"{arguments}\n{words_before(contents, index)}"
+    return f"{arguments}\n{words_before(contents, index, request_index)}"
 
 
-def words_before(contents: Sequence[Content], index: int) -> str:
+def words_before(contents: Sequence[Content], index: int, request_index: int | None) -> str:
     """The user's last words before the content at ``index``; empty where there are none."""
-    return next((contents[at].text for at in range(index - 1, -1, -1) if is_human(contents[at])), "")
+    # What the host puts behind the request for one call, like the artifacts that ADK loads, are no words of the user.
+    last = index - 1 if request_index is None else min(index - 1, request_index)
+    return next((contents[at].text for at in range(last, -1, -1) if is_human(contents[at])), "")
 
 
 def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter) -> Content:
@@ -60,14 +66,19 @@ def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter
 
 
 def is_whole(content: Content, part: Part, *, is_over: bool) -> bool:
-    """Whether a part is sent as it is or not at all: a signed thought or call, and a call beside a signed thought.
+    """Whether a part is sent as it is or not at all: a signed thought or call, a call beside a signed thought, and what
+    instructs.
 
     Args:
         is_over: whether the content's turn is: its thoughts are left out of an extract, which leaves its calls free.
     """
     if part.kind == "text" or part.kind == "media":
         return False
-    return part.is_signed or (part.kind == "call" and not is_over and any(other.is_signed for other in content.parts))
+    return (
+        part.is_signed
+        or part.is_instruction
+        or (part.kind == "call" and not is_over and any(other.is_signed for other in content.parts))
+    )
 
 
 def sent_places(content: Content, *, is_over: bool) -> tuple[int, ...]:
@@ -85,7 +96,8 @@ def shorten_content(
     arguments; media and parts of unknown kinds that are larger leave a note. Of another agent's turn only what is
     quoted is shortened.
     """
-    key = f"{raw.digest}:{raw.agent}:{max_tokens}:{is_over}:{hash_text(query)}"
+    instructs = [at for at, part in enumerate(raw.parts) if part.is_instruction]
+    key = f"{raw.digest}:{raw.agent}:{max_tokens}:{is_over}:{instructs}:{hash_text(query)}"
     for part in raw.parts:
         counter.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
     content = counter.remembered(key)
@@ -112,9 +124,10 @@ def _like(raw: Content, parts: list[Part]) -> Content:
 
 
 def response_tokens(content: Content, counter: PackCounter) -> list[int]:
-    """Tokens of each response in a content, media aside; of each quoted one where it is another agent's."""
+    """Tokens of each response in a content that an extract can stand for, media aside; of each quoted one where it is
+    another agent's."""
     quoted = [quote.text for quote in content.quotes if quote.kind == "response"]
-    return counter.count_all([*(part.text for part in content.responses), *quoted])
+    return counter.count_all([*(part.text for part in content.responses if not part.is_instruction), *quoted])
 
 
 def part_tokens(content: Content, counter: PackCounter, *, is_over: bool = False) -> list[int]:

@@ -7,13 +7,13 @@ tools.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content, Part
+from aether_context.text.pairing import pair_results
 
 PLACEHOLDER = "[trimmed]"
 """What stands in a message with nothing left in it, and in the place of a text or a tool's response."""
@@ -37,20 +37,18 @@ def normalize(contents: Sequence[Content]) -> list[Normal]:
     """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
 
     A content that needs none of it comes back as the same object. Of several responses to one call the last stays, at
-    the place of the first. The call is known by the response's id, without one by its name, and by position: the n-th
-    response of an id or a name answers the n-th call of it before, and what goes beyond the calls answers them over
-    again.
+    the place of the first. What goes beyond the calls answers them over again.
     """
     stripped = [*map(_stripped, contents)]
     normal: list[Normal] = []
-    calls: Sequence[Part] = ()
+    calls: Sequence[Content] = ()
     for _, members in groupby(range(len(stripped)), key=lambda at: _kind(stripped[at])):
         group = tuple(members)
         pieces = [(at, place, part) for at in group for place, part in enumerate(stripped[at].parts)]
         if stripped[group[0]].responses:
-            pieces = _answered_once(pieces, calls)
+            pieces = _answered_once(pieces, calls, [stripped[at] for at in group])
         elif stripped[group[-1]].calls:
-            calls = [part for at in group for part in stripped[at].calls]
+            calls = [stripped[at] for at in group]
         merged = stripped[group[0]]
         if len(group) > 1 or len(pieces) < len(merged.parts):
             merged = content_of_parts(merged.role, [part for _, _, part in pieces])
@@ -65,28 +63,16 @@ def _kind(content: Content) -> tuple[str, str]:
 
 
 def _answered_once(
-    pieces: Sequence[tuple[int, int, Part]], earlier_calls: Sequence[Part]
+    pieces: Sequence[tuple[int, int, Part]], calls: Sequence[Content], results: Sequence[Content]
 ) -> list[tuple[int, int, Part]]:
     """The pieces with the last response to each call only, at the place of the first."""
-    calls = Counter(map(_named, earlier_calls))
-    seen: Counter[tuple[str, str]] = Counter()
+    paired = (answer for found in pair_results([*calls, *results], again=True)[len(calls) :] for answer in found)
     # Other parts are known by where they stand, so that each of them is kept.
-    answered: dict[tuple[tuple[str, str], int], tuple[int, int, Part]] = {}
+    answered: dict[tuple[str, int], tuple[int, int, Part]] = {}
     for at, piece in enumerate(pieces):
-        part = piece[2]
-        name, number = ("", ""), at
-        if part.kind == "response":
-            name = _named(part)
-            number, seen[name] = seen[name], seen[name] + 1
-            if calls[name] or part.call_id:
-                number %= max(1, calls[name])
-        answered[name, number] = piece
+        call = next(paired).call if piece[2].kind == "response" else None
+        answered[("at", at) if call is None else ("call", call.number)] = piece
     return [*answered.values()]
-
-
-def _named(part: Part) -> tuple[str, str]:
-    """What a call and its response are known by."""
-    return ("id", part.call_id) if part.call_id else ("name", part.name)
 
 
 def _stripped(content: Content) -> Content:

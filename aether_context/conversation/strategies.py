@@ -177,7 +177,8 @@ def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[C
         return left, ()
     ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - over))
     raws = conversation.raws
-    extracts = {at: shorten_content(raws[at], ceiling, counter=counter, query=query_of(raws, at)) for at in sizes}
+    queries = {at: query_of(raws, at, conversation.request_index) for at in sizes}
+    extracts = {at: shorten_content(raws[at], ceiling, counter=counter, query=queries[at]) for at in sizes}
     return Cut(leaving=left.leaving[:-1]), tuple(
         Replaced(index=at, content=extract, reason=reason, ceiling=ceiling) for at, extract in extracts.items()
     )

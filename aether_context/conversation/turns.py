@@ -7,11 +7,12 @@ whole units out from the oldest, once, down to a target.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.pack import Content
+from aether_context.text.pairing import pair_results
 
 UnitKind: TypeAlias = Literal["human", "instruction", "exchange", "message"]
 
@@ -26,38 +27,6 @@ class Unit(NamedTuple):
     indices: tuple[int, ...]
     turn: int
     from_agent: bool = False
-
-
-class _Waiting:
-    """Calls that wait for their answers, with their units, the earliest first.
-
-    Each is looked up by what can name it, so that thousands that share a name cost no more than as many that do not.
-    """
-
-    def __init__(self) -> None:
-        self._units: list[int | None] = []  # None for a call that waits no longer
-        self._queues: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
-
-    def add(self, unit: int, *names: tuple[str, str, str]) -> None:
-        for name in names:
-            self._queues[name].append(len(self._units))
-        self._units.append(unit)
-
-    def take(self, *names: tuple[str, str, str]) -> int | None:
-        """The unit of the earliest call with one of these names, which waits no longer; None where none waits."""
-        queues = [self._queues[name] for name in names]
-        for queue in queues:
-            while queue and self._units[queue[0]] is None:
-                queue.popleft()
-        first = min((queue[0] for queue in queues if queue), default=None)
-        if first is None:
-            return None
-        unit, self._units[first] = self._units[first], None
-        return unit
-
-
-_PERSON = "user"
-"""The agent that is named where a person answers another agent's call."""
 
 
 INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
@@ -77,27 +46,16 @@ def is_human(content: Content) -> bool:
 def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     """The units of a history, in order of their first content.
 
-    A response belongs to the call with its id; without an id, to the earliest waiting call with its name. A quoted one
-    belongs to a quoted call of the same agent. Answers that arrive late, or apart from each other, join their exchange
-    wherever they stand. A response that answers nothing is a message of its own.
+    Answers that arrive late, or apart from each other, join their exchange wherever they stand. A response that answers
+    nothing is a message of its own.
     """
     joined: list[int] = []  # for each unit the one that it was merged into, itself where it was not
     kinds: list[UnitKind] = []
     turns: list[int] = []
     unit_by_content: list[int] = []  # for each content its unit
-    waiting = _Waiting()
     turn = -1
-    for content in contents:
-        matched_units = [
-            waiting.take(("id", part.call_id, ""), ("no id", "", part.name))
-            if part.call_id
-            else waiting.take(("name", "", part.name))
-            for part in content.responses
-        ]
-        matched_units += [
-            waiting.take(("name", quote.agent, quote.name)) for quote in content.quotes if quote.kind == "response"
-        ]
-        answered = {_last(joined, unit) for unit in matched_units if unit is not None}
+    for content, results in zip(contents, pair_results(contents), strict=True):
+        answered = {_last(joined, unit_by_content[result.call.at]) for result in results if result.call is not None}
         if answered:
             first = min(answered)
             for unit in answered:
@@ -107,21 +65,12 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
         human = is_human(content)
         if turn < 0 or (human and kinds[-1] != "human"):
             turn += 1
-        quoted_calls = [quote for quote in content.quotes if quote.kind == "call"]
-        unit = len(kinds)
-        joined.append(unit)
+        calls = content.calls or any(quote.kind == "call" for quote in content.quotes)
+        joined.append(len(kinds))
+        unit_by_content.append(len(kinds))
         said: UnitKind = "instruction" if is_instruction(content) else "human"
-        kinds.append(said if human else "exchange" if content.calls or quoted_calls else "message")
+        kinds.append(said if human else "exchange" if calls else "message")
         turns.append(turn)
-        unit_by_content.append(unit)
-        for call in content.calls:
-            waiting.add(
-                unit,
-                ("name", "", call.name),
-                ("id", call.call_id, "") if call.call_id else ("no id", "", call.name),
-            )
-        for quote in quoted_calls:
-            waiting.add(unit, ("name", quote.agent, quote.name), ("name", _PERSON, quote.name))
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(unit_by_content):
         members.setdefault(_last(joined, unit), []).append(index)

@@ -72,7 +72,7 @@ def offload(
         uri=evidence_uri(digest, "txt"), digest=digest, size_bytes=len(data), lines=text.count("\n") + 1, tokens=tokens
     )
     kept = StoredResult(response, data, record, tokens)
-    if rule == "never" or tokens <= (0 if rule == "always" else settings.threshold_tokens):
+    if rule in ("never", "instructs") or tokens <= (0 if rule == "always" else settings.threshold_tokens):
         return kept
     if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
         return kept

@@ -20,7 +20,7 @@ from aether_context.tokens import TokenCounter
 
 # Extractors from outside, by name.
 
-RULES = ("never", "threshold", "always")
+RULES = ("never", "threshold", "always", "instructs")
 """What a policy can say of a tool without an extractor."""
 
 

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 
 from aether_context.pack import Outgoing, Pack, PackInput
+from aether_context.packing.allocation import exceeding
 from aether_context.packing.carryover import restore_forms
 from aether_context.packing.compaction import bring_within_window, compact, trim_early
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
+from aether_context.packing.instructions import absent_instructions
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render
 from aether_context.packing.selection import choose, leave_out_summarized
@@ -68,6 +70,10 @@ def build_pack(
         if made.found.stands_alone or not _lost(given.request_index, standing, made.history.items):
             break
         standing, made = made.history.items, _fitted(given, made.history.items)
+    # What a cut took of these goes into the payload, where each stays from then on.
+    while lost := absent_instructions(made, made.history.items).difference(made.instructs):
+        given.instructs = (*made.instructs, *sorted(lost))
+        made = _fitted(given, made.history.items)
     leave_out_summarized(made)
     return render(made)
 
@@ -76,6 +82,11 @@ def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cu
     """What the call and its epoch determine, before anything is chosen."""
     draft = Draft(input=source, policy=policy, counter=counter, at_cut=at_cut, step=source.step)
     select_tools(draft)
+    most = source.host.most_window
+    window = exceeding(draft.needed_tokens, source.window, most, policy.budget, source.output_tokens) if most else 0
+    if window > source.window:
+        host = source.host._replace(window_mark="default_exceeded")
+        draft.input = source._replace(window=window, host=host)
     restore_forms(draft)
     return draft
 
@@ -84,6 +95,8 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
     """What is chosen beside these contents, and all of it within the window."""
     draft = copy(draft)
     choose(draft, standing)
+    carried = draft.carried.packed.instructs if draft.carried.packed is not None else ()
+    draft.instructs = (*dict.fromkeys((*draft.instructs, *carried, *sorted(absent_instructions(draft, standing)))),)
     # What a payload takes cannot be known from its parts: headers come and go with sections, and a tokenizer counts a
     # text otherwise than its lines. So it is written and counted before anything is decided by what the layers take.
     write_payload(draft)

@@ -95,6 +95,19 @@ def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | Non
     return max(floor, min(output_tokens or 0, window // 2))
 
 
+_SPARE_OF_DEFAULT = 4
+
+
+def exceeding(needed: int, window: int, most: int, settings: BudgetSettings, output_tokens: int | None) -> int:
+    """The window of a call that needs so many tokens, where nobody set one: the default, or for a call that passes it
+    as much as it needs with a quarter of the default, for its calls and results, at most what the model takes."""
+    if most <= window or needed <= window - slack_tokens(window, settings, output_tokens):
+        return window
+    needed += window // _SPARE_OF_DEFAULT
+    slack = max(math.ceil(needed * settings.floors.slack / (1 - settings.floors.slack)), output_tokens or 0)
+    return min(most, needed + slack)
+
+
 @lru_cache(maxsize=1_000)
 def weigh(signals: Signals, settings: BudgetSettings) -> dict[Layer, float]:
     """Shares of the remainder that sum to 1, each inside its range.

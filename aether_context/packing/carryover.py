@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
+from itertools import count, takewhile
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
@@ -16,7 +15,9 @@ from aether_context.conversation.strategy import gain
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, Part, SentForm
 from aether_context.packing import payload
 from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
+from aether_context.packing.instructions import protect_instructions
 from aether_context.state.plans import without_plan
+from aether_context.text.pairing import pair_results
 from aether_context.text.shorten import shorten, view_of
 from aether_context.tokens.cache import PackCounter
 
@@ -34,6 +35,8 @@ def restore_forms(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
     request, epoch = draft.input.request, draft.input.epoch
     draft.carried = carried = _carried(draft)
+    protect_instructions(draft)
+    request = draft.input.request
     packed_by_index = _past(draft)
     draft.carried = carried._replace(past=tuple(packed_by_index.values()))
     if carried.packed is not None and carried.packed.before and draft.request_index is not None:
@@ -103,10 +106,12 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     for index, raw in enumerate(request.contents):
         form, tokens = epoch.forms.get(keys[index], ("whole", 0))
         if (packed := packed_by_index.get(index)) is not None:
-            content, members = payload.packed_message(raw, index, packed, counter)
+            content, members = payload.packed_message(raw, index, packed, draft)
             sent.append((raw, index, content, "payload", members))
         elif form == "extract":
-            content, members = extract(draft, index, raw, tokens, query_of(request.contents, index))
+            content, members = extract(
+                draft, index, raw, tokens, query_of(request.contents, index, request.request_index)
+            )
             forms[index] = Changed("extract", "window", tokens)
             sent.append((raw, index, content, "extract", members))
         elif index != draft.request_index and (parts := _beside_plan(raw, planners)):
@@ -159,7 +164,7 @@ def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
     So a call goes with its response, whatever the host makes of its history later.
     """
     contents, last = draft.input.request.contents, origins[-1]
-    words = words_before(contents, origins[0])
+    words = words_before(contents, origins[0], draft.request_index)
     text = told([contents[origin] for origin in origins], max_tokens, words, draft.counter)
     made = Outgoing(
         content=text,
@@ -186,17 +191,15 @@ def told(contents: Sequence[Content], max_tokens: int, query: str, counter: Pack
     quoting = next((content for content in reversed(contents) if content.quotes), None)
     if quoting is not None:
         return quoted_alone(quoting, max_tokens, query, counter)
-    returned: dict[str, deque[str]] = defaultdict(deque)
-    for part in (part for content in contents for part in content.responses):
-        returned[part.call_id or part.name].append("\n".join(view_of(part.text).lines))
-    texts_told: list[str] = []
-    for part in (
-        part for content in contents for part in content.parts if part.kind != "response" and not part.is_thought
-    ):
-        texts = returned.get(part.call_id or part.name) if part.kind == "call" else None
+    results = [answer for found in pair_results(contents) for answer in found]
+    returned = {answer.call.number: "\n".join(view_of(answer.part.text).lines) for answer in results if answer.call}
+    numbers, texts_told = count(), list[str]()
+    for part in (part for content in contents for part in content.parts if part.kind != "response"):
+        text = returned.get(next(numbers)) if part.kind == "call" else None
         call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
-        texts_told.append(f"{call}: {texts.popleft()}" if texts else call)
-    texts_told += [text for texts in returned.values() for text in texts]
+        if not part.is_thought:
+            texts_told.append(call if text is None else f"{call}: {text}")
+    texts_told += ["\n".join(view_of(answer.part.text).lines) for answer in results if answer.call is None]
     text = "\n".join("- " + payload.indented(told_text) for told_text in texts_told)
     chosen = shorten(text, max_tokens - counter.count(_TOLD), counter=counter, query=query).text
     return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])
@@ -237,15 +240,17 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
         return staying
     latest, request_index = staying[-1], len(contents) if draft.request_index is None else draft.request_index
     tokens = counter.contents(contents)
-    packed = payload.packed_message(contents[latest], latest, past[latest], counter)[0]
+    packed = payload.packed_message(contents[latest], latest, past[latest], draft)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)
+    # What instructs would have to be sent with the current message instead.
+    instructing = counter.count(payload.instruction_section(draft, past[latest].instructs))
     # A cut frees the rest anyway: at the pace so far it comes after so many calls.
     spoken, replies = max(1, sum(tokens)), sum(content.role == "model" for content in contents)
     gained = gain(
-        saved=counter.content(packed) - tokens[latest],
+        saved=counter.content(packed) - tokens[latest] - instructing,
         calls=min(_CALLS, max(0, draft.input_budget - spoken) * replies / spoken),
-        resent=sum(tokens[latest:unsent]),
+        resent=sum(tokens[latest:unsent]) + instructing,
         cached_price=draft.input.host.cached_price,
     )
     return staying[:-1] if gained > 0 else staying

@@ -33,11 +33,12 @@ from aether_context.conversation.extracts import (
 )
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.strategy import summary_content
+from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import is_instruction, protected, unread
 from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent, content_name
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, tell
-from aether_context.packing.draft import Changed, Draft, History
+from aether_context.packing.draft import Changed, Chosen, Draft, History
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
@@ -321,9 +322,11 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 #
 # From the mildest act to the hardest, each only as far as needed: signed thoughts of turns that are over go; responses
 # that the model has yet to read become extracts, then whatever else is long; messages beside the request go, and what
-# strategies chose to keep; the human message becomes shorter: the request's middle, its media, the plan's text; the
-# summary goes, and what other agents handed over; and an exchange with more calls than there is room for becomes one
-# text. System instruction and declarations stay as they are.
+# strategies chose to keep; the summary of older cuts becomes shorter or goes; so do the memories and the evidence that
+# the payload holds. Then what other agents handed over goes, and an exchange with more calls than there is room for
+# becomes one text; the plan's text is cut down; and last of all the request gives way. Only a request that passes the
+# window with nothing but system instruction and declarations beside it shares the room with what it is answered from,
+# and gives way before that. System instruction and declarations stay as they are.
 
 _LEAST_REQUEST = 96
 _MOST_REQUEST = 0.77
@@ -342,14 +345,17 @@ def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
     if draft.input.host.passthrough_reason:
         return
+    last = (
+        (_tell_last, _shorten_request) if draft.needed_tokens <= draft.budget.input else (_shorten_request, _tell_last)
+    )
     for act in (
         _leave_out_thoughts,
         _shorten_responses,
         _shorten_parts,
         _leave_out_neighbours,
-        _shorten_request,
-        _leave_out_summary,
-        _tell_last,
+        _shorten_summary,
+        _leave_out_candidates,
+        *last,
     ):
         if _over(draft) <= 0:
             break
@@ -404,9 +410,9 @@ def _shorten_responses(draft: Draft) -> None:
 def _shorten_parts(draft: Draft) -> None:
     """Whatever is long becomes an extract: texts, arguments, code, media, whoever's they are.
 
-    The request is measured with them, so that it gives way before what is shorter than it.
+    A request that cannot stay whole is measured with them, so that it gives way before what is shorter than it.
     """
-    items, request = draft.history.items, _request_tokens(draft)
+    items, request = draft.history.items, _request_tokens(draft) if draft.needed_tokens > draft.budget.input else 0
     targets = [at for at in _beside(draft) if items[at].form not in ("payload", "told")]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
@@ -425,13 +431,13 @@ def _shorten_parts(draft: Draft) -> None:
 def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> History:
     """The history, its contents at ``targets`` with parts of at most ``ceiling`` tokens each."""
     history, items, forms = draft.history, list(draft.history.items), dict(draft.history.forms)
-    raws = [item.raw for item in items]
+    raws, place = [item.raw for item in items], _request_place(draft)
     for at in targets:
         item, change = items[at], forms.get(items[at].origin)
         # An extract only becomes shorter.
         most = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
         stands_in = item.form == "placeholder"
-        raw, query = item.content if stands_in else item.raw, query_of(raws, at)
+        raw, query = item.content if stands_in else item.raw, query_of(raws, at, place)
         content, members = extract(draft, item.origin, raw, most, query)
         if content.digest != item.content.digest:
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
@@ -453,14 +459,12 @@ def _shorten_to(draft: Draft, changed: History) -> None:
 
 def _leave_out_neighbours(draft: Draft) -> None:
     """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
-    raw, items = draft.raw_human, draft.history.items
-    shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
-    parts = units([item.content for item in items])
+    parts = units([item.content for item in draft.history.items])
     protected_units = protected(parts, _request_place(draft))
     going = [at for at in range(len(parts)) if at not in protected_units]
     # A turn's human message outlives its answers, so that what stays begins with the words of a person.
     going.sort(key=lambda at: (parts[at].kind == "human", at))
-    _leave_out(draft, shrinks, [parts[at].indices for at in going])
+    _leave_out(draft, [parts[at].indices for at in going])
 
 
 def _leave_out_oldest(draft: Draft) -> bool:
@@ -469,9 +473,11 @@ def _leave_out_oldest(draft: Draft) -> bool:
     stay = protected(parts, _request_place(draft))
     going = sorted((parts[at].kind == "human", at) for at in range(len(parts)) if at not in stay)
     if going:
-        _leave_out(draft, _over(draft) - 1, [parts[going[0][1]].indices])
+        _leave_out(draft, [parts[going[0][1]].indices], _over(draft) - 1)
     elif draft.history.summary:
-        _leave_out_summary(draft)
+        before = draft.spoken()
+        draft.history = draft.history._replace(summary="", summary_place=0)
+        _note(draft, "emergency", (), before)
     return bool(going)
 
 
@@ -486,7 +492,7 @@ def _beside(draft: Draft) -> list[int]:
     return [at for at, item in enumerate(items) if item.origin != asked and not is_instruction(item.raw)]
 
 
-def _leave_out(draft: Draft, spare: int, groups: Iterable[Sequence[int]]) -> None:
+def _leave_out(draft: Draft, groups: Iterable[Sequence[int]], spare: int = 0) -> None:
     """Cuts the items at these places for good, group by group, until no more than ``spare`` tokens are over.
 
     Earlier messages return to their own text with it, which may be longer than their packed one.
@@ -528,13 +534,20 @@ def _shorten_request(draft: Draft) -> None:
 def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     """Decides how a human message of ``task`` tokens loses about ``over`` of them.
 
-    The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store. Where that
-    would not be enough, its media go first, the largest first, since words without them say more than they do without
-    words; and where it is not, the plan's own text is cut down, as far as the summary's tokens would not do.
+    The plan's own text is cut down first, where the request finds room without it. The middle of an oversized request,
+    or of what was handed over, leaves a note, and goes to the store. Where that would not be enough, its media go
+    first, the largest first, since words without them say more than they do without words; and where it is not, the
+    plan's own text is cut down, too.
     """
     counter, message, freed, note = draft.counter, draft.message, 0, ""
     size, least = _request_tokens(draft), _least_request(raw, counter)
     request, largest, most_before = message.request, message.largest, message.most_before
+    instructions = counter.count(payload.instruction_section(draft, draft.instructs))
+    plan = task - size - instructions - sum(map(counter.media, raw.parts))
+    cuts_plan = plan >= 2 * LEAST_EXTRACT and (not draft.carried.has_chosen or message.is_anew)
+    if cuts_plan and draft.needed_tokens <= draft.budget.input:
+        most_before = max(LEAST_EXTRACT, plan - over)
+        over -= plan - most_before
     sizes = payload.sizes_beside_text(raw, counter)
     most = draft.carried.packed.largest if draft.carried.packed is not None else None
     sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
@@ -554,10 +567,8 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
         text = _shorter_request(draft, raw, size - (over - freed), least)
         freed += size - counter.count(text)
         request = f"{text}{note}"
-    plan = task - size - sum(map(counter.media, raw.parts))
-    rest = over - freed - draft.summary_tokens
-    if rest > 0 and plan >= 2 * LEAST_EXTRACT and not draft.carried.has_chosen:
-        most_before = max(LEAST_EXTRACT, plan - rest)
+    if (rest := over - freed) > 0 and cuts_plan:
+        most_before = max(LEAST_EXTRACT, (plan if most_before is None else most_before) - rest)
     draft.message = draft.message._replace(request=request, largest=largest, most_before=most_before)
 
 
@@ -598,11 +609,30 @@ def _request_tokens(draft: Draft) -> int:
     return draft.counter.count(payload.answered(packed.after) if packed.after else packed.before)
 
 
-def _leave_out_summary(draft: Draft) -> None:
-    if draft.history.summary:
-        before = draft.spoken()
-        draft.history = draft.history._replace(summary="", summary_place=0)
-        _note(draft, "emergency", (), before)
+def _shorten_summary(draft: Draft) -> None:
+    """The summary of older cuts keeps the bullets that it would keep at a cut, as many as find room; none of them where
+    that is next to nothing."""
+    history, before, room = draft.history, draft.spoken(), draft.summary_tokens - _over(draft)
+    if not history.summary:
+        return
+    sent, summary = [item.content for item in history.items], ""
+    if room >= LEAST_EXTRACT:
+        summary = recap([], sent, max_tokens=room, counter=draft.counter, earlier=history.summary)
+    draft.history = history._replace(summary=summary, summary_place=history.summary_place if summary else 0)
+    _note(draft, "emergency", (), before)
+
+
+def _leave_out_candidates(draft: Draft) -> None:
+    """Memories and evidence go from the payload, those that an earlier call of this invocation chose among them."""
+    gone, chosen = {layer: tokens for layer, tokens in draft.payload_tokens.items() if tokens}, draft.chosen
+    if not gone:
+        return
+    draft.chosen = Chosen(dropped=(*chosen.dropped, *chosen.memory, *chosen.evidence))
+    draft.carried = draft.carried._replace(packed=None)
+    draft.message = draft.message._replace(is_anew=True)
+    payload.write_payload(draft)
+    for layer, tokens in gone.items():
+        _note(draft, "emergency", (), tokens, 0, layer=layer)
 
 
 def _tell_last(draft: Draft) -> None:
@@ -615,7 +645,7 @@ def _tell_last(draft: Draft) -> None:
     parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
     last, beside = unread(parts, _request_place(draft)), _beside(draft)
     origins = [draft.history.items[at].origin for at in (last.indices if last is not None else ()) if at in beside]
-    _leave_out(draft, 0, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
+    _leave_out(draft, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
     over = _over(draft)
     if over <= 0 or not origins:
         return

@@ -117,7 +117,8 @@ class Message(NamedTuple):
     ``packed`` is what `write_payload` last wrote, None for a message that is sent as it is, and ``made_of`` what it
     wrote that of. The others are what the last resort takes from it: ``request`` is the shortened user request, None
     where it is whole; ``saved`` holds what was taken out of it, by URI; ``largest`` is that of `PackedMessage`;
-    ``most_before`` are the tokens that the payload before the request is cut down to.
+    ``most_before`` are the tokens that the payload before the request is cut down to; ``is_anew`` is set where what an
+    earlier call of the invocation chose is left out.
     """
 
     packed: PackedMessage | None = None
@@ -126,6 +127,7 @@ class Message(NamedTuple):
     saved: Mapping[str, str] = NOTHING
     largest: int | None = None
     most_before: int | None = None
+    is_anew: bool = False
 
 
 class Account(NamedTuple):
@@ -154,6 +156,8 @@ class Draft:
     Args:
         at_cut: whether the conversation is being cut, so that everything is chosen again.
         step: the plan's, in the words that are sent of it.
+        whole: ids of the active instructions that are sent whole.
+        instructs: ids of those that the payload holds, or names where they are not whole.
         measured: tokens of the layers that are always sent, as they are sent.
         budget: the water marks of the conversation beside all other layers.
     """
@@ -169,6 +173,8 @@ class Draft:
     chosen: Chosen = field(default_factory=Chosen)
     step: Step
     message: Message = field(init=False)
+    whole: frozenset[str] = frozenset()
+    instructs: tuple[str, ...] = ()
     measured: Mapping[Layer, int] = field(init=False)
     allocation: Allocation = field(init=False)
     budget: Budget = field(init=False)
@@ -207,6 +213,15 @@ class Draft:
     def input_budget(self) -> int:
         """``W - S`` in tokens: the window without what is kept free for the answer."""
         return self.input.window - slack_tokens(self.input.window, self.policy.budget, self.input.output_tokens)
+
+    @property
+    def needed_tokens(self) -> int:
+        """Tokens of system instruction and request as the host gives them, and of the declarations that are sent."""
+        request, counter, raw = self.input.request, self.counter, self.raw_human
+        declares = bool(self.tools.sent or request.other_tools)
+        tokens = self.input.usage.uncounted_tokens + counter.system(request.system, declares=declares)
+        tokens += sum(counter.tools(self.tools.sent)) + sum(counter.count_all(request.other_tools))
+        return tokens + (counter.content(raw) if raw is not None else 0)
 
     @property
     def payload_tokens(self) -> dict[Layer, int]:

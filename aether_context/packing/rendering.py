@@ -266,6 +266,10 @@ def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:
                 form: Form = "left_out" if tokens is None else "extract"
                 rows.append(_candidate_row(candidate, form, "over_allocation", counter, tokens))
         rows += [_candidate_row(left.candidate, "left_out", left.reason, counter) for left in found.left]
+    for instruction in draft.input.instructions:
+        why: Reason = "active_skill" if instruction.kind == "active_skill" else "instructs"
+        whole = instruction.id in draft.whole
+        rows.append(_candidate_row(instruction, "whole" if whole else "left_out", why if whole else "window", counter))
     return tuple(rows)
 
 

@@ -13,10 +13,11 @@ from aether_context.canonical import JSON, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.strategy import summary_content
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
-from aether_context.pack import Content, Pack, Part, Row, SentForm, content_name
+from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, content_name, content_place
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, record
 from aether_context.store.replay import Replayer, contents_of
+from aether_context.text.pairing import pair_results
 
 _MOST_WORDS = 60
 """Characters of a call's arguments that stand in the names of rows."""
@@ -41,6 +42,8 @@ WHY: Mapping[str, str] = {
     "middle": "it is neither the beginning nor the end of the conversation",
     "by_hand": "a cut was asked for",
     "strategy": "a registered strategy left it out",
+    "active_skill": "kept: active skill",
+    "instructs": "kept: the policy lets its tool instruct",
 }
 """Each reason for leaving something out, as the end of a sentence."""
 
@@ -165,6 +168,7 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     contents = {content_name(place, content.digest): content for place, content in pairs}
     texts = {name: joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
+    texts |= {instruction.id: instruction.text for instruction in pack.source.instructions}
     view = PackView(
         manifest=manifest,
         rows={row.id: row for row in pack.rows},
@@ -196,7 +200,8 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
         if not link.texts or texts.keys() == hashes.keys():
             break
         recorded = replayer.store.texts(link)
-        candidates = {candidate["id"]: candidate["text"] for candidate in recorded.get("candidates", ())}
+        instructions = (recorded.get("setting") or {}).get("instructions", ())
+        candidates = {entry["id"]: entry["text"] for entry in (*recorded.get("candidates", ()), *instructions)}
         contents = contents_of(recorded)
         for name in hashes.keys() - texts.keys():
             if name in candidates:
@@ -234,18 +239,22 @@ def _summary_id(manifest: Manifest) -> str:
 
 def tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
     """The tools that contents call or answer for, as ``look_up(key: k1)``, by the contents' names."""
-    arguments: dict[str, str] = {}
-    for part in (part for content in contents.values() for part in content.calls):
-        given = json.loads(part.text)
-        words = ", ".join(f"{key}: {value}" for key, value in given.items()) if isinstance(given, dict) else ""
-        arguments[part.call_id] = words if len(words) <= _MOST_WORDS else f"{words[: _MOST_WORDS - 1]}…"
-    return {
-        name: ", ".join(
-            f"{part.name}({arguments.get(part.call_id, '')})" for part in content.calls or content.responses
-        )
-        for name, content in contents.items()
-        if content.calls or content.responses
+    in_order = sorted(contents, key=content_place)
+    results = pair_results([contents[name] for name in in_order])
+    parts = {
+        name: [*contents[name].calls, *(answer.call.part if answer.call else answer.part for answer in found)]
+        for name, found in zip(in_order, results, strict=True)
     }
+    return {
+        name: ", ".join(f"{part.name}({_arguments(part)})" for part in parts[name]) for name in contents if parts[name]
+    }
+
+
+def _arguments(part: Part | Quote) -> str:
+    """The first words of a call's arguments; empty for a result."""
+    arguments = json.loads(part.text) if part.kind == "call" and isinstance(part, Part) else None
+    words = ", ".join(f"{key}: {value}" for key, value in arguments.items()) if isinstance(arguments, dict) else ""
+    return words if len(words) <= _MOST_WORDS else f"{words[: _MOST_WORDS - 1]}…"
 
 
 def joined_text(content: Content) -> str:

@@ -263,6 +263,7 @@ class _Search:
             self._known(manifest, row.id, _kind(row, content), who, texts[0], row.time, row.uri)
             form = "summary" if row.form == "summarized" else "payload" if candidate is not None else None
             own = [piece for piece in holding if (piece.form == form if form else row.id in piece.rows)]
+            own = list(holding) if row.layer == "system" else own
             yield row.id, self._span(manifest, row, policy, holding, holds=row.form != "left_out" and bool(own))
         for piece in holding:
             if piece.part != "content" or piece.form == "summary":
@@ -306,7 +307,7 @@ class _Search:
     ) -> Span:
         span = Span(first=manifest.number, last=manifest.number, form=row.form, holds=holds)
         if row.form == "whole":
-            return span
+            return replace(span, act=WHY.get(row.reason or "", ""))
         settings = _SETTINGS.get(row.reason or row.form, "").format(layer=row.layer)
         elsewhere = () if holds else _names(holding)
         return replace(span, act=_act(manifest, row, policy), elsewhere=elsewhere, settings=settings)
@@ -374,6 +375,8 @@ def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
 
 
 def _kind(row: Row | None, content: Content | None) -> str:
+    if row and row.layer == "system":
+        return "instruction"
     if row and row.layer == "memory":
         return {RECALLED: "recalled turn", "memory": "memory"}.get(row.source, "note")
     if row and row.layer == "evidence":

@@ -133,7 +133,10 @@ class Manifest(_Record):
     window: int
     """The window W in tokens, after the policy's cap."""
     window_mark: WindowMark = ""
-    """``assumed`` where the model's window is not known, ``learned`` where a refusal of its provider taught it."""
+    """``assumed`` where the model's window is not known, ``learned`` where a refusal of its provider taught it,
+    ``default`` where nobody set one and the model takes more, ``default_exceeded`` where this call needed more."""
+    most_window: int = 0
+    """Tokens up to which a call that needs them may pass a default window; 0 where the window is no default."""
     output_tokens: int | None = None
     """The limit of the model's answer in tokens, where the answer shares the window with the request."""
     profile: str

@@ -72,6 +72,7 @@ class MaskedPacks:
         pairs = [(payload.step_text(source.step), payload.step_text(changed.step))]
         for before, after in zip(source.candidates, changed.candidates, strict=True):
             pairs += [(before.text, after.text), (render_line(before), render_line(after))]
+        pairs += [(one.text, other.text) for one, other in zip(source.instructions, changed.instructions, strict=True)]
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens
@@ -133,6 +134,7 @@ def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> P
         step=_step(source.step, mask),
         invalid_reason=mask(source.invalid_reason),
         candidates=tuple(_candidate(candidate, mask) for candidate in source.candidates),
+        instructions=tuple(_candidate(instruction, mask) for instruction in source.instructions),
         problems=tuple(map(mask, source.problems)),
         host=source.host._replace(
             anchors=tuple(replace(anchor, description=mask(anchor.description)) for anchor in source.host.anchors)

@@ -86,13 +86,14 @@ class Recording(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Recorded):
-    """What a session's packs have in common. All but ``step`` is taken from the request."""
+    """What a session's packs have in common. All but ``step`` and ``instructions`` is taken from the request."""
 
     system: str
     system_is_text: bool
     tools: tuple[Tool, ...]
     other_tools: tuple[str, ...]
     step: Step
+    instructions: tuple[Candidate, ...] = ()
 
 
 SETTING = TypeAdapter(Setting)
@@ -163,7 +164,8 @@ def record(
     texts, setting_digest = b"", ""
     if policy.record == "full":
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
-        setting, setting_digest = _written(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
+        shared = {name: getattr(request, name) for name in OF_REQUEST}
+        setting, setting_digest = _written(Setting(step=step, instructions=source.instructions, **shared))
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
         members = {"contents": f"[{','.join(new_wires.values())}]"} if new_wires else {}
         if new_wires and policy.redact:

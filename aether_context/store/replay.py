@@ -159,6 +159,7 @@ class Replayer:
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
             candidates=_CANDIDATES.validate_python(texts.get("candidates", ())),
+            instructions=setting.instructions,
             epoch=epoch,
             host=Host(**{name: getattr(manifest, name) for name in OF_HOST}),
             usage=Usage(calibration=manifest.calibration, growth=manifest.growth),
@@ -235,14 +236,15 @@ def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolve
         content_rows = [row for row in manifest.rows if is_content(row)]
         counts.update(manifest.counts)
         counts.update({short(row.hash, 16): row.tokens for row in content_rows})
-        # A content's row holds while the content goes in, a candidate's until candidates are ranked again.
+        # A content's row holds while the content goes in, a candidate's until candidates are ranked again; rows of
+        # instructions are in each pack.
         new_rows = {row.id: row for row in manifest.rows}
         unmatched = Counter(contents)
         unmatched.subtract(row.hash for row in content_rows)
         held: dict[str, Row] = {}
         for row in rows.values():
             if not is_content(row):
-                if not manifest.chose:
+                if not manifest.chose and row.layer != "system":
                     held[row.id] = row
             elif is_live(manifest.epoch, content_place(row.id)) and row.id not in new_rows and unmatched[row.hash] > 0:
                 unmatched[row.hash] -= 1

@@ -23,9 +23,10 @@ from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.pack import Content, Part
+from aether_context.pack import Content
 from aether_context.text import Counts
 from aether_context.text.json_lines import NUMBER, is_id, is_label, is_number, leaves, read
+from aether_context.text.pairing import pair_results
 
 Rank: TypeAlias = Literal["used", "written", "seen"]
 RANKS: tuple[Rank, ...] = ("used", "written", "seen")
@@ -159,18 +160,11 @@ def _is_plain(entity: str) -> bool:
     return key != "name" and (len(value) < _SHORTEST or not _TELLING.search(value))
 
 
-def _with_subjects(contents: Iterable[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
+def _with_subjects(contents: Sequence[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
     """Each content with the records that its responses are about, as the calls that they answer name them."""
-    waiting: dict[str, list[Part]] = defaultdict(list)
-    for content in contents:
-        for call in content.calls:
-            waiting[call.name].append(call)
-        subjects = []
-        for response in content.responses:
-            calls = waiting[response.name]
-            answered = next((at for at, call in enumerate(calls) if call.call_id == response.call_id), 0)
-            subjects.append(_subject(calls.pop(answered).text) if calls else "")
-        yield content, tuple(subjects)
+    for content, results in zip(contents, pair_results(contents), strict=True):
+        calls = [result.call for result in results[: len(content.responses)]]
+        yield content, tuple(_subject(call.part.text) if call is not None else "" for call in calls)
 
 
 @lru_cache(maxsize=20_000)

@@ -23,6 +23,7 @@ from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
 from aether_context.tuning.recordings import Folder, RecordedCall, RecordedSession, recorded_sessions
 from aether_context.tuning.retention import Used, used
+from aether_context.usage.prices import working_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,7 @@ def _source(
     source = call.source
     model, window, calibration = source.request.model, source.window, source.usage.calibration
     if policy.max_input_tokens != call.policy.max_input_tokens:
-        window = policy.window_of(model) or model_window(model)
+        window = policy.window_of(model) or (model_window if policy.takes_all(model) else working_window)(model)
     if calibration is not None and previous_call is not None and previous_pack is not None:
         # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated one.
         scale = previous_pack.tokens.counted / max(1, previous_call.manifest.counted_tokens)

@@ -19,6 +19,7 @@ from aether_context.adk.acceptance import REPAIR
 from aether_context.adk.bounds import Waits, aside
 from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
 from aether_context.adk.request.history import History, Row, first_position
+from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -204,6 +205,7 @@ class Gatherer:
                 can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
                 asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
                 window_mark=window.mark,
+                most_window=window.most,
                 readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
                 planners=tuple(sorted({*call.policy.planners, *(one.author for one in events if _wrote_plan(one))})),
             ),
@@ -220,6 +222,8 @@ class Gatherer:
             content_at.cache_clear()
             source = follow(begin=begin, alone=alone)
         problems = [*source.problems, *unsent]
+        loaded = [*contents.earlier.values(), *raw]
+        instructions = await active_instructions(call, loaded, self.reader, self._waits, problems)
         anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, embedder = planned.candidates + (block[1] if block is not None else ()), ""
@@ -237,6 +241,7 @@ class Gatherer:
         results = [record for record in records.results(call.context) if record.uri not in recorded]
         candidates += _stored_results(call, results, source.request.contents)
         source = source._replace(
+            instructions=instructions,
             candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
             host=source.host._replace(anchors=anchors),
             search=Search(memory_embedder=embedder),

@@ -152,8 +152,8 @@ def request_index_of(contents: Sequence[types.Content], asked: types.Content | N
     """The index of the human message that the model answers, None where there is none.
 
     It is the last content with the words of ``asked``; where none has them, the last human one that is neither a block
-    of preloaded memories nor the agent's own instruction. An agent that is shown nothing but other agents' turns
-    answers the last of them in which something is said, or the last one where nothing is.
+    of preloaded memories nor a loaded artifact nor the agent's own instruction. An agent that is shown nothing but
+    other agents' turns answers the last of them in which something is said, or the last one where nothing is.
     """
     words = [part.text for part in (asked.parts if asked is not None else None) or ()]
     human: int | None = None
@@ -171,7 +171,7 @@ def request_index_of(contents: Sequence[types.Content], asked: types.Content | N
             if not heard:
                 heard = says(texts)
                 quoted = at if heard or quoted is None else quoted
-        elif human is None and not (texts and (texts[0] or "").startswith(INSTRUCTION)):
+        elif human is None and not (texts and ((texts[0] or "").startswith(INSTRUCTION) or _is_artifact(texts))):
             human = None if any(text and _past(text) is not None for text in texts) else at
     return quoted if human is None else human
 
@@ -253,6 +253,12 @@ def memory_candidate(
         scores=scores or {},
         kind="preference" if preference else "",
     )
+
+
+def _is_artifact(texts: Sequence[str | None]) -> bool:
+    """Whether these are the parts in which ADK's ``load_artifacts`` shows an artifact, for one call."""
+    first = texts[0] or ""
+    return len(texts) == 2 and first.startswith("Artifact ") and first.endswith(" is:")
 
 
 def _past(text: str) -> str | None:
