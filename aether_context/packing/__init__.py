@@ -62,7 +62,7 @@ def build_pack(
     standing = given.history.items
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
-    renews = source.candidates and not (given.begins and not given.carried.has_chosen and made.found.stands_alone)
+    renews = given.is_worth_choosing_again and not (given.begins and not given.carried.has_chosen and made.found.stands_alone)
     if made.history.cut and (renews or (given.tools.mode == "relevant" and not given.tools.scores)):
         given = _given(source, policy, cached, at_cut=True)
         standing, made = made.history.items, _fitted(given, made.history.items)
