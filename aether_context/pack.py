@@ -111,10 +111,12 @@ Reason: TypeAlias = Literal[
     "middle",
     "by_hand",
     "strategy",
+    "provider_limit",
 ]
 """Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``no_message``: no
 human message to put it into; ``threshold``, ``turn_budget`` and ``middle``: by the strategy ``stable_prefix``,
-``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The set is closed."""
+``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one; ``provider_limit``: the provider takes no more
+bytes, media or pages in one request. The set is closed."""
 
 Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
 """Why a tool declaration is sent where not all are: the host needs it to steer the run, the policy pins it, it was
@@ -150,7 +152,8 @@ class Part:
 
     ``text`` is what a model reads of it: the text itself, or the canonical JSON of a call's arguments, of a response or
     of an unknown kind of part; it is empty for media. ``wire`` is the part's canonical JSON as it is sent, with binary
-    data replaced by its digest. ``size_bytes`` is the size of that data.
+    data replaced by its digest. ``size_bytes`` is the size of that data, ``media_count`` that of images, documents
+    and the like in it, and ``pages`` what its PDF documents name of theirs.
     """
 
     kind: PartKind
@@ -161,6 +164,8 @@ class Part:
     mime_type: str = ""
     size_bytes: int = 0
     media_tokens: int = 0
+    media_count: int = 0
+    pages: int = 0
     is_signed: bool = False
     """Whether the model's provider signed it, and may refuse it in other words."""
 
@@ -522,6 +527,20 @@ class PackedMessage(Recorded):
         return self.text[self.split :]
 
 
+Unseen: TypeAlias = tuple[tuple[int, int], ...]
+"""Ranges of media that notes stand for, by their places; see `medium_place`."""
+MOST_PARTS: Final = 4_096
+
+
+def medium_place(position: int, part: int) -> int:
+    """A number for a part of a content at a position of the host's list, in the order of the list."""
+    return position * MOST_PARTS + min(part, MOST_PARTS - 1)
+
+
+def is_unseen(place: int, unseen: Unseen) -> bool:
+    return any(start <= place < stop for start, stop in unseen)
+
+
 ShortForm: TypeAlias = tuple[Literal["extract", "told"], int]
 """A form that stays from call to call, and its tokens."""
 
@@ -566,6 +585,8 @@ class Epoch(Recorded):
     """The last cut requested by hand that was carried out."""
     tools: Mapping[str, Keep] = field(default_factory=dict)
     """Declarations in the request before, where not all were sent, each with the reason."""
+    unseen: Unseen = ()
+    """Ranges of media that notes stand for: the index of a content times 4,096, and that of the part."""
 
 
 class Identity(NamedTuple):
@@ -659,7 +680,8 @@ class Host(NamedTuple):
     declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
     that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
     where the window is from. ``readings`` maps the addresses of the results that the session keeps whole to the address
-    of a later result from the same source that differs, empty where there is none.
+    of a later result from the same source that differs, empty where there is none. ``unseen`` are the media that notes
+    stand for, since the provider takes no more of them.
     """
 
     passthrough_reason: str = ""
@@ -671,6 +693,7 @@ class Host(NamedTuple):
     asked: str = ""
     window_mark: WindowMark = ""
     readings: Mapping[str, str] = NOTHING
+    unseen: Unseen = ()
 
 
 class Usage(NamedTuple):

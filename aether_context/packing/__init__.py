@@ -10,7 +10,7 @@ from copy import copy
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.carryover import restore_forms
-from aether_context.packing.compaction import bring_within_window, compact, trim_early
+from aether_context.packing.compaction import bring_within_window, compact, leave_out_media, trim_early
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
@@ -77,6 +77,7 @@ def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cu
     draft = Draft(input=source, policy=policy, counter=counter, at_cut=at_cut, step=source.step)
     select_tools(draft)
     restore_forms(draft)
+    leave_out_media(draft)
     return draft
 
 

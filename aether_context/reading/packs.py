@@ -40,6 +40,7 @@ WHY: Mapping[str, str] = {
     "middle": "it is neither the beginning nor the end of the conversation",
     "by_hand": "a cut was asked for",
     "strategy": "a registered strategy left it out",
+    "provider_limit": "the provider takes no more bytes, media or pages in one request",
 }
 """Each reason for leaving something out, as the end of a sentence."""
 

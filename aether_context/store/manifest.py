@@ -29,6 +29,7 @@ from aether_context.pack import (
     Prefix,
     Row,
     TruncationEvent,
+    Unseen,
     Validity,
     WindowMark,
     describe,
@@ -134,6 +135,9 @@ class Manifest(_Record):
     """The window W in tokens, after the policy's cap."""
     window_mark: WindowMark = ""
     """``assumed`` where the model's window is not known, ``learned`` where a refusal of its provider taught it."""
+    unseen: Unseen = ()
+    """Ranges of media that notes stand for, since the provider takes no more of them: the index of a content in the
+    host's list times 4,096, and that of the part."""
     output_tokens: int | None = None
     """The limit of the model's answer in tokens, where the answer shares the window with the request."""
     profile: str

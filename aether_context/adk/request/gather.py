@@ -200,13 +200,13 @@ class Gatherer:
         )
         alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
         follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
-        source = follow(begin=begin, alone=alone)
+        source = follow(begin=begin, alone=alone, limits=call.limits)
         # Where the boundary is not where it was, everything is live again.
         if history is not None and any(at < first and at not in contents.earlier for at in source.request.positions):
             contents, begin, unsent = await self._filled(call, history, contents, range(first))
             rows = history.rows[:first]
             content_at.cache_clear()
-            source = follow(begin=begin, alone=alone)
+            source = follow(begin=begin, alone=alone, limits=call.limits)
         problems = [*source.problems, *unsent]
         anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation

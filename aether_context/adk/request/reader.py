@@ -29,6 +29,7 @@ from aether_context.pack import Candidate, Content, Part, Request, Tool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
+from aether_context.tokens.media import pdf_pages
 
 MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
@@ -284,17 +285,17 @@ def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> 
 def _part(part: types.Part, model: str) -> Part:
     family = family_of(model)
     value = _json(part)
-    size, tokens = 0, 0
+    size, tokens, count, pages = 0, 0, int(part.file_data is not None), 0
     inside = (part.function_response.parts if part.function_response is not None else None) or ()
     for blob in (part.inline_data, *(piece.inline_data for piece in inside)):
         if blob is None:
             continue
         data = blob.data or b""
-        size += len(data)
+        size, count, pages = size + len(data), count + 1, pages + pdf_pages(data if data[:4] == b"%PDF" else None)
         tokens += media_tokens(blob.mime_type, len(data), family=family, model=model, data=data)
     if part.file_data is not None:
         tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
-    return part_of(value, size_bytes=size, media_tokens=tokens)
+    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages)
 
 
 def _json(value: object, depth: int = 0) -> JSON:
