@@ -182,7 +182,7 @@ def learned_key(llm: Strict) -> list[str]:
     """The keys under which a session keeps what a model like this refused."""
     chat = Chat(agent=LlmAgent(name="clerk", model=strict(limit=6_000), instruction="You help."))
     turns(chat, range(14))
-    return [key for key in state_of(chat)[STATE_KEY]]
+    return list(state_of(chat)[STATE_KEY])
 
 
 @pytest.mark.parametrize("value", [7, "x", {"m": 5}, {"m": [5]}, {"m": ["a", 1]}, {"m": [2_000, "x"]}, [[1, 2]]])

@@ -31,6 +31,7 @@ from aether_context.adk.request.reader import (
     preloaded,
     request_index_of,
     structure,
+    with_pending,
     without_client_ids,
 )
 from aether_context.adk.services.memory import HybridMemoryService
@@ -132,8 +133,8 @@ class Gatherer:
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
         identity = _identity(call)
         config, head = request.config, self.reader.head(request)
-        block = preloaded(request.contents, asked)
-        raw = list(request.contents)
+        raw = list(request.contents) if untouched else with_pending(request.contents)
+        block = preloaded(raw, asked)
         if block is not None:
             del raw[block[0]]
         setting = getattr(call.invocation.run_config, "get_session_config", None)

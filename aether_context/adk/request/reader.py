@@ -37,6 +37,8 @@ _DEEPEST = 100
 _CLIENT_ID = "adk-"
 _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 _ONLY_TEXT = {"text"}
+_PENDING = {"status": "pending"}
+"""What stands for the answer of a call that none has come for."""
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
@@ -137,6 +139,31 @@ def authors_of(
         return content if is_turn else replace(content, agent="", quotes=())
 
     return authored
+
+
+def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
+    """The contents with a response of their own for calls that nothing has answered, as of long-running tools: Gemini
+    and Claude refuse a call without one."""
+    found: list[types.Content] = []
+    calls: list[types.FunctionCall] = []
+    for content in (*contents, None):
+        parts = (content.parts if content is not None else None) or ()
+        responses = [part.function_response for part in parts if part.function_response is not None]
+        for response in responses:
+            same = (call for call in calls if (call.id, call.name) == (response.id, response.name))
+            if (call := next(same, None)) is not None:
+                calls.remove(call)
+        if calls and not responses:
+            answers = [types.FunctionResponse(id=call.id, name=call.name, response=dict(_PENDING)) for call in calls]
+            pending = [types.Part(function_response=answer) for answer in answers]
+            if any(part.function_response for part in found[-1].parts or ()):
+                pending = [*(found.pop().parts or ()), *pending]
+            found.append(types.Content(role="user", parts=pending))
+        if content is not None:
+            found.append(content)
+        if not responses:
+            calls = [part.function_call for part in parts if part.function_call is not None]
+    return found
 
 
 def looks_quoted(content: types.Content) -> bool:
