@@ -587,6 +587,8 @@ class Epoch(Recorded):
     """Declarations in the request before, where not all were sent, each with the reason."""
     unseen: Unseen = ()
     """Ranges of media that notes stand for: the index of a content times 4,096, and that of the part."""
+    rewound: str = ""
+    """The id of the last event by which the host rewrote history, a rewind or a compaction, that the epoch follows."""
 
 
 class Identity(NamedTuple):

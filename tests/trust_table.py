@@ -47,6 +47,7 @@ ROWS: Mapping[str, Row] = {
     ),
     "over_limit": Row("requests over the bytes, media or pages that their provider takes", "0", sum, "{:.0f}"),
     "failed_large": Row("failed calls of a session that is refused for bytes, media or pages", "0", max, "{:.0f}"),
+    "returned": Row("requests with words that a rewind took back, where few events are loaded", "0", sum, "{:.0f}"),
     "foreign": Row("tokens of another user, app or session that were found", "0", sum, "{:.0f}"),
     "isolation_runs": Row("runs in which they were looked for", "", sum, "{:,.0f}"),
     "forged": Row("lines of a payload that untrusted text forged", "0", sum, "{:.0f}"),

@@ -33,7 +33,7 @@ from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
-from aether_context.adk.request.history import LENGTH
+from aether_context.adk.request.history import LENGTH, live_events
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -365,7 +365,7 @@ class RequestPacker:
         if call.policy.record != "full" or (kept <= end < kept + most and not read.source.request.rewritten):
             return
         self._kept.put(call.key, end)
-        history, events = self._gatherer.history(call.key), tuple(call.context.session.events)
+        history, events = self._gatherer.history(call.key), live_events(call.context.session.events)[0]
         history.newest = id(read.history.loaded)
         self._recorder.later(partial(history.save, read.history, events, end, call.policy.mask))
 

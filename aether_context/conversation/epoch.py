@@ -57,7 +57,9 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMat
 
 def reset(epoch: Epoch, note: str) -> EpochMatch:
     """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
-    fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools)
+    fresh = Epoch(
+        number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools, rewound=epoch.rewound
+    )
     return EpochMatch(fresh, rewritten=True, note=note)
 
 

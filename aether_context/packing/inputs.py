@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import groupby
 
 from aether_context.conversation.epoch import align, live_positions, reset
-from aether_context.conversation.turns import is_human, torn
+from aether_context.conversation.turns import is_human, torn, unpaired
 from aether_context.pack import (
     MOST_PARTS,
     Content,
@@ -31,6 +31,7 @@ def next_input(
     request_index: int | None,
     begin: int = 0,
     alone: bool = False,
+    restored: int = 0,
     limits: RequestLimits | None = None,
 ) -> PackInput:
     """The input of the call that follows on an epoch; ``given`` with contents, epoch, and what follows from these.
@@ -45,6 +46,7 @@ def next_input(
         request_index: the position of the message that is answered; it is sent even where a cut took it.
         begin: the first content that may be sent.
         alone: whether the agent is shown nothing but what it answers, so that its epochs last no longer than that.
+        restored: the contents before this position are not the host's own now: of these whole exchanges are sent alone.
         limits: what the provider takes in one request beside tokens; None where media are left out as they were.
     """
     identity = given.identity
@@ -67,6 +69,9 @@ def next_input(
     if request_index is not None and request_index not in positions:
         positions = tuple(sorted((*positions, request_index)))
     positions = tuple(at for at in positions if at >= begin)
+    if restored and positions and positions[0] < restored:
+        alone_at = unpaired([content_at(at) for at in positions])
+        positions = tuple(at for index, at in enumerate(positions) if index not in alone_at)
     request = given.request._replace(
         contents=tuple(map(content_at, positions)),
         positions=positions,

@@ -14,9 +14,9 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from aether_context.adk.bounds import Waits, aside
+from aether_context.adk.bounds import Waits, aside, in_thread
 from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
-from aether_context.adk.request.history import History, Row, first_position
+from aether_context.adk.request.history import History, Row, first_position, live_events, origins_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Reader,
@@ -92,11 +92,13 @@ class Gatherer:
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
-    def history(self, key: AgentKey) -> History:
-        """What an agent was shown in its session and branch."""
+    def history(self, key: AgentKey, rewound: str | None = None) -> History:
+        """What an agent was shown in its session and branch, since an event that rewrote it; as it is where that is
+        None."""
         history = self._histories.get(key)
-        if history is None:
-            history = History(self.reader, None if self._files is None else TurnFiles(self._files, *key))
+        if history is None or rewound not in (None, history.rewound):
+            files = None if self._files is None else TurnFiles(self._files, *key, rewound or "")
+            history = History(self.reader, files, rewound or "")
             self._histories.put(key, history)
         self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
         return history
@@ -131,6 +133,7 @@ class Gatherer:
         """The input of any request."""
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
+        live, is_behind = live_events(events)
         identity = _identity(call)
         config, head = request.config, self.reader.head(request)
         raw = list(request.contents) if untouched else with_pending(request.contents)
@@ -139,13 +142,18 @@ class Gatherer:
             del raw[block[0]]
         setting = getattr(call.invocation.run_config, "get_session_config", None)
         loads = _loads(call, setting) if setting is not None else ""
+        if loads and is_behind:
+            raw = raw[min(origins_of(raw, live), default=request_index_of(raw, asked) or 0) :]
+        rewound, is_compacted = _rewound(call)
         tracked = _is_tracked(call, raw, loads)
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
         contents, begin, unsent = Contents(raw), 0, list[str]()
-        history = self.history(call.key) if loads and tracked else None
+        before = load_epoch(call.state, identity, lambda message: message.of)
+        history = await self._followed(call, before.rewound, rewound, loads and not is_compacted) if tracked else None
+        history = history if loads else None
         if history is not None:
-            contents, begin, unsent = await self._place(call, history, identity, raw, loads, last_answer)
+            contents, begin, unsent = await self._place(call, live, history, before, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
         first = contents.first
@@ -179,7 +187,9 @@ class Gatherer:
             by_hand = {}
         given = PackInput(
             identity=identity,
-            request=head._replace(rewritten=_rewrote(call, stored)),
+            request=head._replace(
+                rewritten=_rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
+            ),
             window=window.tokens,
             output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
             step=planned.step,
@@ -200,14 +210,21 @@ class Gatherer:
             problems=planned.problems,
         )
         alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
-        follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
-        source = follow(begin=begin, alone=alone, limits=call.limits)
+        follow = partial(
+            next_input,
+            given,
+            first + len(raw),
+            content_at,
+            replace(stored, rewound=rewound),
+            request_index=request_index,
+        )
+        source = follow(begin=begin, alone=alone, restored=contents.first, limits=call.limits)
         # Where the boundary is not where it was, everything is live again.
         if history is not None and any(at < first and at not in contents.earlier for at in source.request.positions):
             contents, begin, unsent = await self._filled(call, history, contents, range(first))
             rows = history.rows[:first]
             content_at.cache_clear()
-            source = follow(begin=begin, alone=alone, limits=call.limits)
+            source = follow(begin=begin, alone=alone, restored=contents.first, limits=call.limits)
         problems = [*source.problems, *unsent]
         anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
@@ -237,19 +254,45 @@ class Gatherer:
         settled = first + (len(raw) if late else last_answer) if tracked else 0
         return PreparedCall(call, source, contents, stored, length=length, settled=settled)
 
+    async def _followed(self, call: ModelCall, known: str, rewound: str, is_part: bool | str) -> History:
+        """The agent's history since the event that last rewrote it; ``known`` is the one that its epoch follows.
+
+        Where the host loads a part of the events, all are read once, to see which contents a rewind left.
+        """
+        before = self._histories.get(call.key) or self.history(call.key, known)
+        history, session = self.history(call.key, rewound), call.context.session
+        if history is before or not is_part:
+            return history
+        load = partial(call.invocation.session_service.get_session, app_name=session.app_name)
+        try:
+            await before.look(None, call, self._waits)
+            reading = load(user_id=session.user_id, session_id=session.id)
+            whole = await self._waits.within("rewind", call.invocation.invocation_id, reading)
+            live = {event.id for event in live_events(whole.events if whole is not None else ())[0]}
+            copying = in_thread(partial(before.surviving, live, history))
+            await self._waits.within("rewind", call.invocation.invocation_id, copying)
+        except Exception as error:  # nothing from before the loaded events is sent, then
+            history.problem = f"what a rewind left could not be read ({type(error).__name__})"
+        return history
+
     async def _place(
-        self, call: ModelCall, history: History, identity: Identity, loaded: list[types.Content], loads: str, end: int
+        self,
+        call: ModelCall,
+        events: Sequence[Event],
+        history: History,
+        epoch: Epoch,
+        loaded: list[types.Content],
+        loads: str,
+        end: int,
     ) -> tuple[Contents, int, list[str]]:
         """Where loaded contents stand in the agent's history, which takes in those before ``end``, with what `_filled`
         gives."""
-        events = call.context.session.events
         told = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
         if told is None:
             await history.look(None, call, self._waits)
         contents = Contents(loaded, len(history.rows) if told is None else told)
         placed = (contents, *_unloaded(call, loaded, loads))
         if contents.first or told is not None:
-            epoch = load_epoch(call.state, identity, lambda message: message.of)
             placed = await self._filled(call, history, contents, live_positions(epoch, contents.first))
         with history.lock:
             history.take(contents, events, contents.first + end)
@@ -392,7 +435,9 @@ def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Ident
     earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
     told = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
     shown = ((characters(content) if content else 0, is_users) for content, is_users in told)
-    before = ((row.sizes[1], bool(row.origin and row.origin.author == "user")) for row in reversed(rows) if row)
+    before = (
+        (row.sizes[1], bool(row.words and row.origin and row.origin.author == "user")) for row in reversed(rows) if row
+    )
     for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
         size += added
         if is_users:
@@ -427,9 +472,26 @@ def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) 
     if getattr(call.invocation, "isolation_scope", None) is not None:
         return False
     looks_whole = not loads and (not contents or contents[0].role == "user")
-    return looks_whole or not any(
-        event.actions.compaction or (loads and event.actions.rewind_before_invocation_id) for event in events
-    )
+    return looks_whole or not any(event.actions.compaction for event in events)
+
+
+_REWOUND = "aether:rewound"
+
+
+def _rewound(call: ModelCall) -> tuple[str, bool]:
+    """The id of the last event by which the host rewrote the session, empty where none did, and whether it compacted.
+
+    It is noted in the session's state at the first call that sees it, since it need not be loaded later.
+    """
+    noted = call.state.get(_REWOUND)
+    held = noted if isinstance(noted, Mapping) and noted.get("session") == call.key[2] else {}
+    for event in reversed(call.context.session.events):
+        if event.actions.compaction or event.actions.rewind_before_invocation_id:
+            seen = {"session": call.key[2], "event": event.id, "compacted": bool(event.actions.compaction)}
+            if seen != held and not call.passthrough_reason:
+                call.context.state[_REWOUND] = held = seen
+            break
+    return str(held.get("event", "")), bool(held.get("compacted"))
 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
