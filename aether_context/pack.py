@@ -588,7 +588,7 @@ class Epoch(Recorded):
     unseen: Unseen = ()
     """Ranges of media that notes stand for: the index of a content times 4,096, and that of the part."""
     rewound: str = ""
-    """The id of the last event by which the host rewrote history, a rewind or a compaction, that the epoch follows."""
+    """The id of the session's last rewind that the epoch follows; empty for none."""
 
 
 class Identity(NamedTuple):

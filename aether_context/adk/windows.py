@@ -96,18 +96,14 @@ class Windows:
         self, agent: object, model: str, state: Mapping[str, Any] | State, session: tuple[str, ...]
     ) -> RequestLimits:
         """The limits of an agent's request beside its tokens: the smallest where several models may be asked."""
-        limits = []
-        for kind in _OTHERS:
-            known = [
-                limit
-                for served in served_models(agent, model)
-                for limit in (
-                    getattr(request_limits(served.name), kind),
-                    *self._learned(f"{served.key} {kind}", state, session),
-                )
-            ]
-            limits.append(min((limit for limit in known if limit is not None), default=None))
-        return RequestLimits(*limits)
+        models = served_models(agent, model)
+
+        def least(kind: str) -> int | None:
+            known = [getattr(request_limits(served.name), kind) for served in models]
+            known += [limit for served in models for limit in self._learned(f"{served.key} {kind}", state, session)]
+            return min((limit for limit in known if limit is not None), default=None)
+
+        return RequestLimits(*map(least, _OTHERS))
 
     def learn(
         self,
@@ -141,14 +137,13 @@ class Windows:
         # A window has the answer's own limit in it, where it is known to share the window.
         limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
         reached = (refused.sent or 0) > (refused.limit or 0) or size * _MARGIN >= limit
-        before = self._window(served, policy, state, session).tokens
-        least = LEAST_TOKENS
-        if kind != "tokens":
-            before, least = getattr(self.limits(agent, source.request.model, state, session), kind) or size + 1, 0
-        most = min(before, size) if kind != "tokens" else source.window
-        if not (0 < limit < most and reached):
-            limit = min(most, size) * 9 // 10 if kind == "tokens" else size // 2
-        limit = max(least, limit)
+        if kind == "tokens":
+            before = self._window(served, policy, state, session).tokens
+            limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
+            limit = max(LEAST_TOKENS, limit)
+        else:
+            before = getattr(self.limits(agent, source.request.model, state, session), kind) or size + 1
+            limit = limit if 0 < limit < min(before, size) and reached else size // 2
         key, second = served.key if kind == "tokens" else f"{served.key} {kind}", {kind: limit}
         known = self._sessions.get((session, key)) or _kept(state).get(key)
         if (refused.is_echo or not reached) and (known is None or is_second_try):
@@ -162,23 +157,14 @@ class Windows:
         self._users.put(key, {**dict(list((self._users.get(key) or {}).items())[-_MOST_KEPT:]), session[:2]: learned})
         stated = policy.window_of(served.name) if kind == "tokens" else None
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
-        logger.warning(
-            "Model %r refused a request as too %s: its %s %d %s from now on, not %d%s.",
-            served.name,
-            "long" if kind == "tokens" else "large",
-            "window is" if kind == "tokens" else "limit is",
-            limit,
-            kind,
-            before,
-            undercut,
-        )
+        message = "Model %r refused a request as too long: it takes %d %s from now on, not %d%s."
+        logger.warning(message, served.name, limit, kind, before, undercut)
         return second
 
     def keep(self, models: Sequence[ServedModel], state: State, session: tuple[str, ...]) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
-        for key in (
-            f"{served.key} {kind}".removesuffix(" tokens") for served in models for kind in ("tokens", *_OTHERS)
-        ):
+        keys = [f"{served.key} {kind}" for served in models for kind in _OTHERS]
+        for key in (*(served.key for served in models), *keys):
             learned = self._sessions.get((session, key))
             if learned is not None and _kept(state).get(key, Learned(None, 0)).time < learned.time:
                 self._put(session, key, learned, state)

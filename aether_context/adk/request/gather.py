@@ -93,8 +93,7 @@ class Gatherer:
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
     def history(self, key: AgentKey, rewound: str | None = None) -> History:
-        """What an agent was shown in its session and branch, since an event that rewrote it; as it is where that is
-        None."""
+        """What an agent was shown in its session and branch, as it is after a rewind, or (None) as it was last."""
         history = self._histories.get(key)
         if history is None or rewound not in (None, history.rewound):
             files = None if self._files is None else TurnFiles(self._files, *key, rewound or "")
@@ -144,16 +143,18 @@ class Gatherer:
         loads = _loads(call, setting) if setting is not None else ""
         if loads and is_behind:
             raw = raw[min(origins_of(raw, live), default=request_index_of(raw, asked) or 0) :]
-        rewound, is_compacted = _rewound(call)
         tracked = _is_tracked(call, raw, loads)
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
         contents, begin, unsent = Contents(raw), 0, list[str]()
-        before = load_epoch(call.state, identity, lambda message: message.of)
-        history = await self._followed(call, before.rewound, rewound, loads and not is_compacted) if tracked else None
+        held = load_epoch(call.state, identity, lambda message: message.of)
+        if tracked:
+            history, rewound = await self._followed(call, held.rewound, loads, raw, live)
+        else:
+            history, rewound = None, _rewound(call, events)
         history = history if loads else None
         if history is not None:
-            contents, begin, unsent = await self._place(call, live, history, before, raw, loads, last_answer)
+            contents, begin, unsent = await self._place(call, live, history, held, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
         first = contents.first
@@ -254,26 +255,36 @@ class Gatherer:
         settled = first + (len(raw) if late else last_answer) if tracked else 0
         return PreparedCall(call, source, contents, stored, length=length, settled=settled)
 
-    async def _followed(self, call: ModelCall, known: str, rewound: str, is_part: bool | str) -> History:
-        """The agent's history since the event that last rewrote it; ``known`` is the one that its epoch follows.
+    async def _followed(
+        self, call: ModelCall, known: str, loads: str, raw: Sequence[types.Content], live: Sequence[Event]
+    ) -> tuple[History, str]:
+        """The agent's history since the event that last rewrote it, and that event's id.
 
-        Where the host loads a part of the events, all are read once, to see which contents a rewind left.
+        Args:
+            known: the one that the agent's epoch follows.
         """
         before = self._histories.get(call.key) or self.history(call.key, known)
-        history, session = self.history(call.key, rewound), call.context.session
-        if history is before or not is_part:
-            return history
+        rewound = _rewound(call, call.context.session.events)
+        is_placed = not loads or first_position(raw, live, call.key[4], call.key[3]) is not None
+        if not loads or (is_placed and before.rewound == rewound):
+            return self.history(call.key, rewound), rewound
+        # The host loads a part of the events. All are read once, to see what is left of those that are not loaded.
+        session, within = call.context.session, partial(self._waits.within, "rewind", call.invocation.invocation_id)
         load = partial(call.invocation.session_service.get_session, app_name=session.app_name)
         try:
             await before.look(None, call, self._waits)
-            reading = load(user_id=session.user_id, session_id=session.id)
-            whole = await self._waits.within("rewind", call.invocation.invocation_id, reading)
-            live = {event.id for event in live_events(whole.events if whole is not None else ())[0]}
-            copying = in_thread(partial(before.surviving, live, history))
-            await self._waits.within("rewind", call.invocation.invocation_id, copying)
+            if not before.rows:
+                return self.history(call.key, rewound), rewound
+            whole = await within(load(user_id=session.user_id, session_id=session.id))
+            events = whole.events if whole is not None else ()
+            rewound = _rewound(call, events)
+            history = self.history(call.key, rewound)
+            left = {event.id for event in live_events(events)[0]}
+            await within(in_thread(partial(before.surviving, left, history)))
         except Exception as error:  # nothing from before the loaded events is sent, then
+            history = self.history(call.key, rewound)
             history.problem = f"what a rewind left could not be read ({type(error).__name__})"
-        return history
+        return history, rewound
 
     async def _place(
         self,
@@ -478,20 +489,17 @@ def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) 
 _REWOUND = "aether:rewound"
 
 
-def _rewound(call: ModelCall) -> tuple[str, bool]:
-    """The id of the last event by which the host rewrote the session, empty where none did, and whether it compacted.
+def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
+    """The id of the session's last rewind, empty where there was none.
 
     It is noted in the session's state at the first call that sees it, since it need not be loaded later.
     """
-    noted = call.state.get(_REWOUND)
-    held = noted if isinstance(noted, Mapping) and noted.get("session") == call.key[2] else {}
-    for event in reversed(call.context.session.events):
-        if event.actions.compaction or event.actions.rewind_before_invocation_id:
-            seen = {"session": call.key[2], "event": event.id, "compacted": bool(event.actions.compaction)}
-            if seen != held and not call.passthrough_reason:
-                call.context.state[_REWOUND] = held = seen
-            break
-    return str(held.get("event", "")), bool(held.get("compacted"))
+    noted, session = call.state.get(_REWOUND), call.key[2]
+    held = noted.get("event") if isinstance(noted, Mapping) and noted.get("session") == session else ""
+    seen = next((event.id for event in reversed(events) if event.actions.rewind_before_invocation_id), held)
+    if seen != held and not call.passthrough_reason:
+        call.context.state[_REWOUND] = {"session": session, "event": seen}
+    return seen if isinstance(seen, str) else ""
 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:

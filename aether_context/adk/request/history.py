@@ -59,7 +59,7 @@ class History:
 
     def __init__(self, reader: Reader, files: TurnFiles | None = None, rewound: str = "") -> None:
         self.rewound = rewound
-        """The id of the event that last rewrote it."""
+        """The id of the session's last rewind; empty for none."""
         self.rows: list[Row | None] = []
         """None stands for a content that is not known."""
         self.live: Mapping[int, types.Content] = {}
