@@ -222,18 +222,14 @@ class Offloader:
         self, context: CallbackContext, parts: Iterable[types.Part], later: Callable[[Callable[[], None]], None]
     ) -> None:
         """Keeps media that are not sent any more under the address that the note in their place names."""
-        records = []
+        records, origin = [], {"form": "described", "time": time_of(context)}
         for part in parts:
             inside = part.function_response.parts if part.function_response is not None else None
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
-                digest, kind = hash_bytes(medium.data), medium.media_type
-                record = EvidenceRecord(
-                    uri=evidence_uri(digest, "bin"),
-                    digest=digest,
-                    size_bytes=len(medium.data),
-                    media_type=kind,
-                    form="described",
-                    time=time_of(context),
+                digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type
+                uri = evidence_uri(digest, "bin")
+                record = EvidenceRecord.model_validate(
+                    {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
                 )
                 records.append(record)
                 later(partial(self._store.write_evidence, *session_key(context), record, medium.data))

@@ -121,13 +121,13 @@ def _unseen(request: Request, before: Unseen, limits: RequestLimits) -> Unseen:
     if not (media := _media(request)):
         return ()
     sizes = sent_sizes(request, before)
-    gone = {place for place in media if is_unseen(place, before)}
+    hidden = {place for place in media if is_unseen(place, before)}
     answered = max(
         (at for at, content in zip(request.positions, request.contents, strict=True) if content.role == "model"),
         default=-1,
     )
     asked = request.positions[request.request_index] if request.request_index is not None else -1
-    ages = {place: (place // MOST_PARTS == asked, place // MOST_PARTS > answered) for place in media.keys() - gone}
+    ages = {place: (place // MOST_PARTS == asked, place // MOST_PARTS > answered) for place in media.keys() - hidden}
 
     def excess(share: float) -> bool:
         return any(limit is not None and size > share * limit for size, limit in zip(sizes, limits, strict=True))
@@ -135,9 +135,9 @@ def _unseen(request: Request, before: Unseen, limits: RequestLimits) -> Unseen:
     for place in sorted(ages, key=lambda place: (ages[place], place)) if excess(1) else ():
         if not excess(1 if any(ages[place]) else _LOW_WATER):
             break
-        gone.add(place)
+        hidden.add(place)
         sizes = tuple(size - part for size, part in zip(sizes, media[place], strict=True))
-    runs = ([*run] for is_gone, run in groupby(sorted(media), key=gone.__contains__) if is_gone)
+    runs = ([*run] for is_hidden, run in groupby(sorted(media), key=hidden.__contains__) if is_hidden)
     return tuple((run[0], run[-1] + 1) for run in runs)
 
 

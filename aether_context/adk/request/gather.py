@@ -147,14 +147,14 @@ class Gatherer:
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
         contents, begin, unsent = Contents(raw), 0, list[str]()
-        held = load_epoch(call.state, identity, lambda message: message.of)
+        loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
         if tracked:
-            history, rewound = await self._followed(call, held.rewound, loads, raw, live)
+            history, rewound = await self._followed(call, loaded_epoch.rewound, loads, raw, live)
         else:
             history, rewound = None, _rewound(call, events)
         history = history if loads else None
         if history is not None:
-            contents, begin, unsent = await self._place(call, live, history, held, raw, loads, last_answer)
+            contents, begin, unsent = await self._place(call, live, history, loaded_epoch, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
         first = contents.first
@@ -263,24 +263,24 @@ class Gatherer:
         Args:
             known: the one that the agent's epoch follows.
         """
-        before = self._histories.get(call.key) or self.history(call.key, known)
+        last_history = self._histories.get(call.key) or self.history(call.key, known)
         rewound = _rewound(call, call.context.session.events)
         is_placed = not loads or first_position(raw, live, call.key[4], call.key[3]) is not None
-        if not loads or (is_placed and before.rewound == rewound):
+        if not loads or (is_placed and last_history.rewound == rewound):
             return self.history(call.key, rewound), rewound
         # The host loads a part of the events. All are read once, to see what is left of those that are not loaded.
         session, within = call.context.session, partial(self._waits.within, "rewind", call.invocation.invocation_id)
         load = partial(call.invocation.session_service.get_session, app_name=session.app_name)
         try:
-            await before.look(None, call, self._waits)
-            if not before.rows:
+            await last_history.look(None, call, self._waits)
+            if not last_history.rows:
                 return self.history(call.key, rewound), rewound
-            whole = await within(load(user_id=session.user_id, session_id=session.id))
-            events = whole.events if whole is not None else ()
+            session_with_all = await within(load(user_id=session.user_id, session_id=session.id))
+            events = session_with_all.events if session_with_all is not None else ()
             rewound = _rewound(call, events)
             history = self.history(call.key, rewound)
-            left = {event.id for event in live_events(events)[0]}
-            await within(in_thread(partial(before.surviving, left, history)))
+            live_ids = {event.id for event in live_events(events)[0]}
+            await within(in_thread(partial(last_history.surviving, live_ids, history)))
         except Exception as error:  # nothing from before the loaded events is sent, then
             history = self.history(call.key, rewound)
             history.problem = f"what a rewind left could not be read ({type(error).__name__})"
@@ -495,11 +495,11 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
     It is noted in the session's state at the first call that sees it, since it need not be loaded later.
     """
     noted, session = call.state.get(_REWOUND), call.key[2]
-    held = noted.get("event") if isinstance(noted, Mapping) and noted.get("session") == session else ""
-    seen = next((event.id for event in reversed(events) if event.actions.rewind_before_invocation_id), held)
-    if seen != held and not call.passthrough_reason:
-        call.context.state[_REWOUND] = {"session": session, "event": seen}
-    return seen if isinstance(seen, str) else ""
+    known = noted.get("event") if isinstance(noted, Mapping) and noted.get("session") == session else ""
+    latest = next((event.id for event in reversed(events) if event.actions.rewind_before_invocation_id), known)
+    if latest != known and not call.passthrough_reason:
+        call.context.state[_REWOUND] = {"session": session, "event": latest}
+    return latest if isinstance(latest, str) else ""
 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:

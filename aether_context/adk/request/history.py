@@ -116,8 +116,8 @@ class History:
     def surviving(self, live: Collection[str], after: History) -> None:
         """Hands on to the history ``after`` a rewind what comes before the first content that none of the events says
         which are still there; off the event loop, since it copies files."""
-        gone = (at for at, row in enumerate(self.rows) if row and row.origin and row.origin.event not in live)
-        end = next(gone, len(self.rows))
+        rewound_places = (at for at, row in enumerate(self.rows) if row and row.origin and row.origin.event not in live)
+        end = next(rewound_places, len(self.rows))
         if self._files is not None and after._files is not None and (stored := self._files.read(0, end)):
             after._files.add({at: content for at, content in stored.items() if at < end})
         after.rows = self.rows[:end]

@@ -144,7 +144,7 @@ def authors_of(
 def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
     """The contents with a response of their own for calls that nothing has answered, as of long-running tools: Gemini
     and Claude refuse a call without one."""
-    found: list[types.Content] = []
+    answered: list[types.Content] = []
     calls: list[types.FunctionCall] = []
     for content in (*contents, None):
         parts = (content.parts if content is not None else None) or ()
@@ -156,14 +156,14 @@ def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
         if calls and not responses:
             answers = [types.FunctionResponse(id=call.id, name=call.name, response=dict(_PENDING)) for call in calls]
             pending = [types.Part(function_response=answer) for answer in answers]
-            if any(part.function_response for part in found[-1].parts or ()):
-                pending = [*(found.pop().parts or ()), *pending]
-            found.append(types.Content(role="user", parts=pending))
+            if any(part.function_response for part in answered[-1].parts or ()):
+                pending = [*(answered.pop().parts or ()), *pending]
+            answered.append(types.Content(role="user", parts=pending))
         if content is not None:
-            found.append(content)
+            answered.append(content)
         if not responses:
             calls = [part.function_call for part in parts if part.function_call is not None]
-    return found
+    return answered
 
 
 def looks_quoted(content: types.Content) -> bool:
