@@ -54,6 +54,7 @@ from aether_context.pack import (
     Previous,
     Search,
     Usage,
+    noted,
     valid,
 )
 from aether_context.packing import next_input
@@ -494,12 +495,17 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
 
     It is noted in the session's state at the first call that sees it, since it need not be loaded later.
     """
-    noted, session = call.state.get(_REWOUND), call.key[2]
-    known = noted.get("event") if isinstance(noted, Mapping) and noted.get("session") == session else ""
-    latest = next((event.id for event in reversed(events) if event.actions.rewind_before_invocation_id), known)
-    if latest != known and not call.passthrough_reason:
-        call.context.state[_REWOUND] = {"session": session, "event": latest}
-    return latest if isinstance(latest, str) else ""
+    stored, session = call.state.get(_REWOUND), call.key[2]
+    known = stored.get("event") if isinstance(stored, Mapping) and stored.get("session") == session else ""
+    # An answer to an earlier call came with the state in which that call noted what it saw.
+    latest = next(
+        (event for event in reversed(events) if event.actions.rewind_before_invocation_id or noted(event)), None
+    )
+    if latest is None or not latest.actions.rewind_before_invocation_id or latest.id == known:
+        return known if isinstance(known, str) else ""
+    if not call.passthrough_reason:
+        call.context.state[_REWOUND] = {"session": session, "event": latest.id}
+    return latest.id
 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
