@@ -113,14 +113,16 @@ Reason: TypeAlias = Literal[
     "middle",
     "by_hand",
     "strategy",
+    "provider_limit",
     "active_skill",
     "instructs",
 ]
 """Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``in_payload``: a
 plan, as its planner wrote it, of which the payload was made; ``no_message``: no
 human message to put it into; ``threshold``, ``turn_budget`` and ``middle``: by the strategy ``stable_prefix``,
-``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The last two say why something stays whole: it
-is the body of an active skill, or the policy lets its tool instruct. The set is closed."""
+``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one; ``provider_limit``: the provider takes no more
+bytes, media or pages in one request. The last two say why something stays whole: it is the body of an active skill, or
+the policy lets its tool instruct. The set is closed."""
 
 Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
 """Why a tool declaration is sent where not all are: the host needs it to steer the run, the policy pins it, it was
@@ -156,7 +158,8 @@ class Part:
 
     ``text`` is what a model reads of it: the text itself, or the canonical JSON of a call's arguments, of a response or
     of an unknown kind of part; it is empty for media. ``wire`` is the part's canonical JSON as it is sent, with binary
-    data replaced by its digest. ``size_bytes`` is the size of that data.
+    data replaced by its digest. ``size_bytes`` is the size of that data, ``media_count`` that of images, documents
+    and the like in it, and ``pages`` what its PDF documents name of theirs.
     """
 
     kind: PartKind
@@ -167,6 +170,8 @@ class Part:
     mime_type: str = ""
     size_bytes: int = 0
     media_tokens: int = 0
+    media_count: int = 0
+    pages: int = 0
     is_signed: bool = False
     """Whether the model's provider signed it, and may refuse it in other words."""
     is_instruction: bool = False
@@ -537,6 +542,20 @@ class PackedMessage(Recorded):
         return self.text[self.split :]
 
 
+Unseen: TypeAlias = tuple[tuple[int, int], ...]
+"""Ranges of media that notes stand for, by their places; see `medium_place`."""
+MOST_PARTS: Final = 4_096
+
+
+def medium_place(position: int, part: int) -> int:
+    """A number for a part of a content at a position of the host's list, in the order of the list."""
+    return position * MOST_PARTS + min(part, MOST_PARTS - 1)
+
+
+def is_unseen(place: int, unseen: Unseen) -> bool:
+    return any(start <= place < stop for start, stop in unseen)
+
+
 ShortForm: TypeAlias = tuple[Literal["extract", "told"], int]
 """A form that stays from call to call, and its tokens."""
 
@@ -581,6 +600,10 @@ class Epoch(Recorded):
     """The last cut requested by hand that was carried out."""
     tools: Mapping[str, Keep] = field(default_factory=dict)
     """Declarations in the request before, where not all were sent, each with the reason."""
+    unseen: Unseen = ()
+    """Ranges of media that notes stand for: the index of a content times 4,096, and that of the part."""
+    rewound: str = ""
+    """The id of the session's last rewind that the epoch follows; empty for none."""
 
 
 class Identity(NamedTuple):
@@ -676,7 +699,7 @@ class Host(NamedTuple):
     where the window is from, ``most_window`` up to where a call may pass it, 0 where none may. ``readings`` maps the
     addresses of the results that the session keeps whole, and of the files that were saved in it, to the address of a
     later result from the same source that differs, empty where there is none. ``planners`` are the agents that have
-    written plans.
+    written plans. ``unseen`` are the media that notes stand for, since the provider takes no more of them.
     """
 
     passthrough_reason: str = ""
@@ -690,6 +713,7 @@ class Host(NamedTuple):
     most_window: int = 0
     readings: Mapping[str, str] = NOTHING
     planners: tuple[str, ...] = ()
+    unseen: Unseen = ()
 
 
 class Usage(NamedTuple):

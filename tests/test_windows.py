@@ -185,12 +185,12 @@ REFUSALS = [
     (
         "This model's maximum context length is 65536 tokens. However, you requested 72814 tokens (68718 in the "
         "messages, 4096 in the completion). Please reduce the length of the messages or completion.",
-        Overflow(61_440, None, 4_096),
+        Overflow(61_440, 68_718, 4_096),
     ),
     (
         "This endpoint's maximum context length is 32768 tokens. However, you requested about 42832 tokens (40000 of "
         "text input, 2832 in the output).",
-        Overflow(29_936, None, 2_832),
+        Overflow(29_936, 40_000, 2_832),
     ),
     (
         "'max_tokens' or 'max_completion_tokens' is too large: 8192. This model's maximum context length is 32768 "
@@ -202,7 +202,10 @@ REFUSALS = [
         "tokens, resulting in a maximum input length of 8191 tokens.",
         Overflow(8_190, 8_193, 1),
     ),
-    ("The prompt (total length 25938) is too long to fit into the model (context length 4096).", Overflow(4_096)),
+    (
+        "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
+        Overflow(4_096, 25_938),
+    ),
     (
         "Input tokens exceed the configured limit of 272,000 tokens. Your messages resulted in 285,554 tokens.",
         Overflow(272_000, 285_554),
@@ -226,19 +229,22 @@ REFUSALS = [
     (
         "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens and "
         "512 `max_new_tokens`",
-        Overflow(7_681, None, 512),
+        Overflow(7_681, 9_000, 512),
     ),
     (
         "This model's maximum context length is 6048 tokens. However, you requested 6616 tokens (568 in the messages, "
         "6048 in the completion).",
-        Overflow(6_048),
+        Overflow(6_048, 568),
     ),
     ("BedrockException - prompt tokens (9000) exceed model maximum (8192)", Overflow(8_192, 9_000)),
     (
         "too many tokens: total number of tokens in this prompt cannot exceed 4081 tokens, received 10000",
-        Overflow(4_081),
+        Overflow(4_081, 10_000),
     ),
-    ("Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)", Overflow(131_072)),
+    (
+        "Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)",
+        Overflow(131_072, 140_000),
+    ),
     ("Range of input length should be [1, 129024]", Overflow(129_024)),
     ("Request body too large for gpt-4o model. Max size: 8000 tokens.", Overflow(8_000)),
     ("Your input exceeds the context window of this model. Please adjust your input and try again.", Overflow()),

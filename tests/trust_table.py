@@ -42,6 +42,12 @@ ROWS: Mapping[str, Row] = {
     "over_window": Row("requests over the window", "0", sum, "{:.0f}"),
     "invalid": Row("invalid requests", "0", sum, "{:.0f}"),
     "failed_calls": Row("failed calls of a session whose model takes less than is known of it", "≤ 1", max, "{:.0f}"),
+    "shrunk": Row(
+        "windows that words which an error repeats made smaller, of others than their author", "0", sum, "{:.0f}"
+    ),
+    "over_limit": Row("requests over the bytes, media or pages that their provider takes", "0", sum, "{:.0f}"),
+    "failed_large": Row("failed calls of a session that is refused for bytes, media or pages", "0", max, "{:.0f}"),
+    "returned": Row("requests with words that a rewind took back, where few events are loaded", "0", sum, "{:.0f}"),
     "foreign": Row("tokens of another user, app or session that were found", "0", sum, "{:.0f}"),
     "isolation_runs": Row("runs in which they were looked for", "", sum, "{:,.0f}"),
     "forged": Row("lines of a payload that untrusted text forged", "0", sum, "{:.0f}"),

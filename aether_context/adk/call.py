@@ -18,6 +18,7 @@ from aether_context.adk.windows import Window
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Plan
+from aether_context.tokens.model_limits import RequestLimits
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
 """ADK's own tools, which are never narrowed away."""
@@ -100,9 +101,9 @@ class ModelCall(NamedTuple):
 
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
     the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
-    branch, where this process packed that. ``offloaded_tokens`` are those that extracts leave out of
-    its history. ``near_limit`` is set where a limit of the policy is near or reached, ``is_second_try`` where the
-    provider refused the pack before it as too long.
+    branch, where this process packed that. ``limits`` are the provider's beside tokens. ``offloaded_tokens`` are those
+    that extracts leave out of its history. ``near_limit`` is set where a limit of the policy is near or reached,
+    ``is_second_try`` where the provider refused the pack before it as too long.
     """
 
     context: CallbackContext
@@ -114,6 +115,7 @@ class ModelCall(NamedTuple):
     state: Mapping[str, Any]
     passthrough_reason: str
     window: Window = Window(0)
+    limits: RequestLimits = RequestLimits()
     planned: Plan = Plan()
     last: PreviousCall | None = None
     offloaded_tokens: int = 0

@@ -8,7 +8,7 @@ the address of that. One whose whole could not be stored stays as it is: no addr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from google.genai import types
 from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import aside, failure
-from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, words_of
+from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, session_key, time_of, words_of
 from aether_context.adk.request.instructions import instructing_tools
 from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
 from aether_context.adk.results import (
@@ -231,6 +231,23 @@ class Offloader:
             self._report(reason, error)
             return reason
         return ""
+
+    def keep_media(
+        self, context: CallbackContext, parts: Iterable[types.Part], later: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Keeps media that are not sent any more under the address that the note in their place names."""
+        records, origin = [], {"form": "described", "time": time_of(context)}
+        for part in parts:
+            inside = part.function_response.parts if part.function_response is not None else None
+            for medium in filter(None, map(medium_of, (part, *(inside or ())))):
+                digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type
+                uri = evidence_uri(digest, "bin")
+                record = EvidenceRecord.model_validate(
+                    {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
+                )
+                records.append(record)
+                later(partial(self._store.write_evidence, *session_key(context), record, medium.data))
+        put_records(context, records, self._records.of(context))
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the

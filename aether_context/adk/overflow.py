@@ -1,85 +1,20 @@
-"""What a provider's refusal of a request that is too long tells of the model's window.
+"""What a provider's refusal of a request that is too long, or too large, tells of what the model takes.
 
 Errors are read by their messages and status, in the words of each provider and as LiteLLM, google-genai, anthropic and
-openai wrap them; none of these packages is imported.
+openai wrap them; none of these packages is imported. An error may repeat what the request said, so words that stand in
+the request are no provider's.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
 
-_NUMBER = r"(\d[\d,_]{0,15})"
-_LIMITS = (
-    r"exceeds the maximum number of tokens allowed \(NUMBER\)",  # Gemini
-    r"input token count is [\d,]+ but model only supports up to NUMBER",  # Vertex AI
-    r"prompt is too long: [\d,]+ tokens > NUMBER maximum",  # Anthropic, there and on Bedrock and Vertex AI
-    r"exceed context limit: [\d,]+ \+ [\d,]+ > NUMBER",  # Anthropic
-    r"maximum input length of NUMBER tokens",  # vLLM, with its context length beside it
-    r"maximum (?:context|prompt) length (?:is|of):? NUMBER",  # OpenAI, Azure, DeepSeek, xAI, OpenRouter, vLLM
-    r"model maximum context length:? NUMBER",  # Fireworks
-    r"context length is only NUMBER tokens",  # vLLM
-    r"with NUMBER maximum context length",  # Mistral
-    r"context length \(?NUMBER(?: tokens)?\)",  # SGLang, vLLM
-    r"maximum model length of NUMBER",  # vLLM
-    r"loaded with context length of only NUMBER",  # LM Studio
-    r"exceeds the available context size \(NUMBER tokens\)",  # llama.cpp, Ollama
-    r"tokens exceed the configured limit of NUMBER tokens",  # OpenAI
-    r"prompt tokens \([\d,]+\) exceed model maximum \(NUMBER\)",  # Bedrock
-    r"max input tokens: NUMBER, request input token count",  # Bedrock
-    r"current length is [\d,]+ while limit is NUMBER",  # Cerebras
-    r"`inputs` must have less than NUMBER tokens",  # Text Generation Inference
-    r"`max_new_tokens` must be <= NUMBER",  # Text Generation Inference, Together
-    r"tokens in this prompt cannot exceed NUMBER",  # Cohere
-    r"exceeded model token limit: NUMBER",  # Moonshot
-    r"range of input length should be \[\d+, NUMBER\]",  # DashScope
-    r"request body too large for [^ ]+ model\. max size: NUMBER tokens",  # GitHub Models
-)
-"""The most tokens that a model takes, in a refusal's words, in lower case."""
-
-_SENT = (
-    r"input token count \(NUMBER\)",
-    r"input token count is NUMBER",
-    r"prompt is too long: NUMBER tokens",
-    r"exceed context limit: NUMBER \+",
-    r"messages resulted in NUMBER tokens",
-    r"NUMBER input tokens",
-    r"NUMBER tokens from the input",
-    r"the request contains NUMBER tokens",
-    r"prompt contains NUMBER tokens",
-    r"prompt tokens \(NUMBER\)",
-    r"request input token count: NUMBER",
-    r"request \(NUMBER tokens\)",
-    r"the input \(NUMBER tokens\)",
-    r"current length is NUMBER",
-)
-"""The tokens of the request without its answer, as the provider counted them."""
-
-_ANSWER = (
-    r"exceed context limit: [\d,]+ \+ NUMBER >",
-    r"NUMBER in the (?:completion|output)\b",
-    r"NUMBER tokens for the completion",
-    r"requested NUMBER output tokens",
-    r"plus NUMBER 'max_(?:completion_)?tokens'",
-    r"'max_(?:completion_)?tokens'[^.]{0,60} is too large: NUMBER",
-    r"NUMBER `max_new_tokens`",
-)
-"""The tokens that the request wanted to keep for its answer, which count against the same limit."""
-
-_NUMBERLESS = re.compile(
-    r"context_length_exceeded|context_window_exceeded|exceeds? the (?:model's )?context window"
-    r"|exceeds the available context size|input is too long|prompt is too long|prompt exceeds max length"
-    r"|too many (?:input )?tokens|input tokens exceeded|exceed context limit|context window exceeds limit"
-    r"|longer than the (?:model's|maximum) (?:context|model) length|please reduce the length of the (?:messages|prompt)"
-    r"|maximum context length"
-)
-"""Refusals for length that name no limit, or name it in words that are not known."""
-
-_RATE = re.compile(
-    r"^429\b|rate.?limit|\bper (?:min|minute|day|hour)\b|\btpm\b|quota|resource_exhausted|too many requests"
-    r"|throttl|please wait"
-)
-"""Refusals of what is asked for in a while: their numbers say nothing of a window."""
+from aether_context.tokens.model_limits import LimitKind
 
 _MOST_CHARACTERS = 4_000
 """So much of an error is read: what follows the provider's own words may repeat the request."""
@@ -87,25 +22,34 @@ _MOST_CAUSES = 3
 _OVERFLOW = "ContextWindowExceededError"
 """LiteLLM's class for it."""
 
+_KINDS: Mapping[str, LimitKind] = {"bytes": "bytes", "media": "media", "pages": "pages"}
+
 
 class Overflow(NamedTuple):
-    """A refusal of a request for its length.
+    """A refusal of a request for its length, or for its bytes, media or pages.
 
     Attributes:
         limit: the most input tokens; None where the refusal has no number.
         sent: the input tokens of the request, as the provider counted them; None where it does not say.
         answer: tokens that were kept for the answer and are not in ``limit``, though they share one window with it.
+        kind: the unit of ``limit``.
+        is_echo: set where the request itself holds the words of the refusal, so that they may be nobody's verdict.
     """
 
     limit: int | None = None
     sent: int | None = None
     answer: int = 0
+    kind: LimitKind = "tokens"
+    is_echo: bool = False
 
 
-def overflow_of(error: BaseException | str) -> Overflow | None:
+def overflow_of(error: BaseException | str, request: str = "") -> Overflow | None:
     """What an error, or its message, says of a request that was too long; None where it is about anything else.
 
     An error that was raised from another one is read with it.
+
+    Args:
+        request: the texts of the request that was refused.
     """
     texts, is_overflow = [error] if isinstance(error, str) else [], False
     cause = None if isinstance(error, str) else error
@@ -116,21 +60,49 @@ def overflow_of(error: BaseException | str) -> Overflow | None:
         named = [getattr(holder, name, None) for holder in holders for name in ("status_code", "code")]
         if next((status for status in named if type(status) is int), None) == 429:
             return None
+        if 413 in named:
+            texts.append("request_too_large")
         texts += [str(cause)[:_MOST_CHARACTERS], *(code[:100] for code in named[1:2] if isinstance(code, str))]
         is_overflow |= any(kind.__name__ == _OVERFLOW for kind in type(cause).__mro__)
         cause = cause.__cause__
     text = " ".join(" ".join(texts).lower()[:_MOST_CHARACTERS].split())
-    if not text or _RATE.search(text):
+    if not text or _matches("others", "rate", text):
         return None
-    limit = _first(_LIMITS, text)
-    if limit is None:
-        return Overflow() if is_overflow or _NUMBERLESS.search(text) else None
-    answer = _first(_ANSWER, text) or 0
-    answer = answer if answer < limit else 0  # an answer that takes all of it leaves nothing to learn but the limit
-    return Overflow(limit - answer, _first(_SENT, text), answer)
+    echoes = _words(request)
+
+    def first(table: str, kind: str, *, is_echo: bool = False) -> re.Match[str] | None:
+        """The first words of a kind that the request holds, or that it does not."""
+        return next((match for match in _matches(table, kind, text) if (_words(match[0]) in echoes) is is_echo), None)
+
+    kinds = [(is_echo, kind) for is_echo in (False, True) for kind in _words_of()["refusals"]]
+    refusals = ((kind, is_echo, first("refusals", kind, is_echo=is_echo)) for is_echo, kind in kinds)
+    kind, is_echo, match = next((refusal for refusal in refusals if refusal[2]), ("tokens", False, None))
+    if match is None:
+        return Overflow() if is_overflow else None
+    limit = _number(match)
+    if limit is None or kind != "tokens":
+        limit = limit and limit << 20 * (" mb limit" in match[0])
+        return Overflow(limit, kind=_KINDS.get(kind, "tokens"), is_echo=is_echo)
+    answer, sent = (_number(first("counts", kind)) for kind in ("answer", "sent"))
+    answer = answer if answer and answer < limit else 0  # what takes all of it leaves nothing to learn but the limit
+    return Overflow(limit - answer, sent, answer, is_echo=is_echo)
 
 
-def _first(patterns: tuple[str, ...], text: str) -> int | None:
-    found = (re.search(pattern.replace("NUMBER", _NUMBER), text) for pattern in patterns)
-    digits = next((re.sub(r"\D", "", match[1]) for match in found if match is not None), "")
+@cache
+def _words_of() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(resources.files(__package__).joinpath("refusals.toml").read_text("utf-8"))
+
+
+def _matches(table: str, kind: str, text: str) -> list[re.Match[str]]:
+    patterns = (pattern.replace("NUMBER", r"(\d[\d,_]{0,15})") for pattern in _words_of()[table][kind])
+    return [match for pattern in patterns for match in re.finditer(pattern, text)]
+
+
+def _number(match: re.Match[str] | None) -> int | None:
+    digits = re.sub(r"\D", "", match[1]) if match is not None and match.re.groups else ""
     return int(digits) if 0 < len(digits) < 12 else None
+
+
+def _words(text: str) -> str:
+    """A text as its words alone, so that quotes, escapes and line ends hide no echo."""
+    return re.sub(r"(?:\\+[nrt]|[\W_])+", " ", f" {text.lower()} ")

@@ -33,7 +33,7 @@ from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
-from aether_context.adk.request.history import LENGTH
+from aether_context.adk.request.history import LENGTH, live_events
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -42,10 +42,10 @@ from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Calibrations, Ledgers, note, reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
-from aether_context.adk.windows import Windows, served_models
+from aether_context.adk.windows import Limits, Window, Windows, served_models
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
-from aether_context.pack import METADATA, Pack, PackInput
+from aether_context.pack import METADATA, Pack, PackInput, is_unseen, medium_place
 from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
@@ -252,7 +252,7 @@ class RequestPacker:
         try:
             if llm_response.partial is not True:
                 code, said = llm_response.error_code, llm_response.error_message
-                refused = overflow_of(f"{code} {said}") if code is not None else None
+                refused = overflow_of(f"{code} {said}", self._sent_text(callback_context)) if code is not None else None
                 await self._after(callback_context, llm_response, refused)
         except BaseException as error:
             self._failures.caught(error)
@@ -266,22 +266,36 @@ class RequestPacker:
             return None
         first = self._first_tries.pop(agent_key_of(callback_context))
         try:
-            refused = await self._failed(callback_context, llm_request, error)
-            if refused is None or first is None or self.last(callback_context) is None:
+            limits = await self._failed(callback_context, llm_request, error)
+            if limits is None or first is None or self.last(callback_context) is None:
                 return None
-            return await self._second_try(callback_context, llm_request, first)
+            return await self._second_try(callback_context, llm_request, first, limits)
         except BaseException as raised:
             self._failures.caught(raised)
             return None
 
-    async def _failed(self, context: CallbackContext, request: LlmRequest, error: Exception) -> Overflow | None:
-        refused = overflow_of(error)
+    def _sent_text(self, context: CallbackContext) -> str:
+        """All that the latest request of an agent said, which a refusal may repeat."""
+        last = self.last(context)
+        if last is None:
+            return ""
+        tools = (tool.wire for tool in last.pack.source.request.tools)
+        parts = (part.text for outgoing in last.pack.contents for part in outgoing.content.parts)
+        return "\n".join([last.pack.system, *tools, *parts])
+
+    async def _failed(
+        self, context: CallbackContext, request: LlmRequest, error: Exception, *, is_second_try: bool = False
+    ) -> Limits | None:
+        """Records an error in the place of an answer; returns what a second try has to keep to, None where that would
+        not help."""
+        refused = overflow_of(error, self._sent_text(context))
         code = "context_window_exceeded" if refused is not None else type(error).__name__
         response = LlmResponse(error_code=code, error_message=str(error))
-        await self._after(context, response, refused, request.model)
-        return refused
+        return await self._after(context, response, refused, request.model, is_second_try=is_second_try)
 
-    async def _second_try(self, context: CallbackContext, sent: LlmRequest, first: FirstTry) -> LlmResponse | None:
+    async def _second_try(
+        self, context: CallbackContext, sent: LlmRequest, first: FirstTry, limits: Limits
+    ) -> LlmResponse | None:
         """What the model answers to a smaller pack of a refused call; None where there is no answer."""
         request = first.again(sent)
         if request is None:
@@ -291,7 +305,7 @@ class RequestPacker:
             )
             return None
         with PackSpan(context.agent_name, request.model or "") as span:
-            answer = await self._pack(context, request, is_second_try=True)
+            answer = await self._pack(context, request, limits)
             if answer is not None:
                 return answer
             self._failures.guarded(partial(self._report, context, span), None)
@@ -299,7 +313,7 @@ class RequestPacker:
         try:
             return await _asked(context.get_invocation_context(), request)
         except Exception as error:
-            await self._failed(context, request, error)
+            await self._failed(context, request, error, is_second_try=True)
             return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
@@ -318,9 +332,10 @@ class RequestPacker:
     # the way of a model call
 
     async def _pack(
-        self, context: CallbackContext, request: LlmRequest, *, is_second_try: bool = False
+        self, context: CallbackContext, request: LlmRequest, refused: Limits | None = None
     ) -> LlmResponse | None:
-        call = (await self._read(context, request))._replace(is_second_try=is_second_try)
+        """Packs a request, a second try within the limits by which its provider ``refused`` the first."""
+        call = await self._read(context, request, refused)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
         enriched: PreparedCall | None = None
@@ -351,11 +366,11 @@ class RequestPacker:
         if call.policy.record != "full" or (kept <= end < kept + most and not read.source.request.rewritten):
             return
         self._kept.put(call.key, end)
-        history, events = self._gatherer.history(call.key), tuple(call.context.session.events)
+        history, events = self._gatherer.history(call.key), live_events(call.context.session.events)[0]
         history.newest = id(read.history.loaded)
         self._recorder.later(partial(history.save, read.history, events, end, call.policy.mask))
 
-    async def _read(self, context: CallbackContext, request: LlmRequest) -> ModelCall:
+    async def _read(self, context: CallbackContext, request: LlmRequest, refused: Limits | None) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
 
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
@@ -374,7 +389,7 @@ class RequestPacker:
         near_limit = self._failures.guarded(partial(self.ledgers.enter, call), None)
         profile = planned.profile or self.policy.agents.get(context.agent_name) or self.policy.profile
         level = near_limit.level if near_limit is not None else 0
-        call = self._under(call, self._policy_of(profile, level))
+        call = self._under(call, self._policy_of(profile, level), refused)
         call = call._replace(planned=planned, last=self.last(context), near_limit=level > 0)
         problems, offloaded_tokens = planned.problems, 0
         if not call.passthrough_reason:
@@ -387,11 +402,16 @@ class RequestPacker:
             problems += (uploads,)
         return call._replace(planned=planned._replace(problems=problems), offloaded_tokens=offloaded_tokens)
 
-    def _under(self, call: ModelCall, policy: PackPolicy) -> ModelCall:
+    def _under(self, call: ModelCall, policy: PackPolicy, refused: Limits | None = None) -> ModelCall:
         """The call under a policy, with the window: the policy's, else the model's own; less where the provider has
         refused as much."""
-        window = self._windows.window(call.invocation.agent, call.model, policy, call.state)
-        return call._replace(policy=policy, window=window)
+        agent, session = call.invocation.agent, call.key[:3]
+        window = self._windows.window(agent, call.model, policy, call.state, session)
+        limits = self._windows.limits(agent, call.model, call.state, session)
+        if refused:
+            window = min(window, Window(refused.get("tokens", window.tokens), "learned"))
+            limits = limits._replace(**{kind: limit for kind, limit in refused.items() if kind != "tokens"})
+        return call._replace(policy=policy, window=window, limits=limits, is_second_try=refused is not None)
 
     async def _enrich(self, call: ModelCall) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
@@ -463,12 +483,21 @@ class RequestPacker:
                 known = (self._gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, known, source.request.contents))
             write(pack, call.request, contents, call.policy.redact)
+            if source.host.unseen != read.epoch.unseen and call.policy.record == "full":
+                new_media = [
+                    part
+                    for position, content in zip(source.request.positions, contents, strict=True)
+                    for at, part in enumerate(content.parts or ())
+                    if is_unseen(place := medium_place(position, at), source.host.unseen)
+                    and not is_unseen(place, read.epoch.unseen)
+                ]
+                self._offloader.keep_media(call.context, new_media, self._recorder.later)
             original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
             save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
             models = served_models(call.invocation.agent, call.model)
             mark_prefix(call, models)
-            self._windows.keep(models, call.context.state)
+            self._windows.keep(models, call.context.state, call.key[:3])
             if source.request.first_call:
                 self._calibrations.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name, mark = pack_id(source.identity, source.step), source.host.window_mark
@@ -548,14 +577,21 @@ class RequestPacker:
     # after the call
 
     async def _after(
-        self, context: CallbackContext, response: LlmResponse, refused: Overflow | None, model: str | None = None
-    ) -> None:
-        """Learns from an answer, or from an error in its place, and records it.
+        self,
+        context: CallbackContext,
+        response: LlmResponse,
+        refused: Overflow | None,
+        model: str | None = None,
+        *,
+        is_second_try: bool = False,
+    ) -> Limits | None:
+        """Learns from an answer, or from an error in its place, and records it; returns the limits for a second try.
 
         Args:
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
         """
+        limits: Limits | None = None
         usage, verdict = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
         last = self.last(context)
@@ -574,10 +610,12 @@ class RequestPacker:
             except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
-                # A provider that names its limit knows it better than any list: it is the model's window from now on.
-                agent = context.get_invocation_context().agent
-                if self._windows.learn(agent, pack, refused, model, last.policy, context.state):
-                    self._refused.put(context.invocation_id, context.state.get(WINDOWS))
+                agent, before = context.get_invocation_context().agent, context.state.get(WINDOWS)
+                limits = self._windows.learn(
+                    agent, pack, refused, model, last.policy, context.state, is_second_try=is_second_try
+                )
+                if (learned := context.state.get(WINDOWS)) != before:
+                    self._refused.put(context.invocation_id, learned)
                 if refused.sent is not None:  # by so much the estimate of the request was wrong
                     self._calibrations.reported(pack, last.counter, refused.sent)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
@@ -594,7 +632,7 @@ class RequestPacker:
         if metadata:
             response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
         if last is None or self.policy.record == "off":
-            return
+            return limits
         outcome = {
             **usage._asdict(),
             "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
@@ -604,6 +642,7 @@ class RequestPacker:
             **({ACCEPTANCE: verdict.to_json()} if verdict is not None else {}),
         }
         self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
+        return limits
 
 
 async def _waited(counter: str, act: Callable[[], _T]) -> _T:

@@ -1,33 +1,45 @@
 """How much a model can read: by the policy, by its name, by how it was set up, and by what its provider has refused.
 
-    aether:windows    windows that refusals have taught, by model and endpoint, in a session's state
+    aether:windows    limits that refusals have taught, each with its time, by model, endpoint and kind, in a session's
+                      state; null for a refusal that was not believed
 
-A refusal is learned for the process and for the session. ADK drops the state of a call that fails, so it is written
-again with the next call, and by the plugin in an event of its own at the end of the run that failed.
+ADK drops the state of a call that fails, so it is written again with the next call, and by the plugin in an event of
+its own at the end of the run that failed.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.models.registry import LLMRegistry
 from google.adk.sessions.state import State
+from pydantic import TypeAdapter
 
 from aether_context.adk.overflow import Overflow
 from aether_context.canonical import hash_json, short
-from aether_context.pack import Pack, WindowMark
+from aether_context.pack import Pack, WindowMark, valid
+from aether_context.packing.inputs import sent_sizes
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
-from aether_context.tokens.model_limits import known_window, model_window
+from aether_context.tokens.model_limits import LimitKind, RequestLimits, known_window, model_window, request_limits
 from aether_context.usage.prices import working_window
 
 logger = logging.getLogger("aether_context")
 
+Limits: TypeAlias = Mapping[LimitKind, int]
+"""Limits by their kind, of those that a refusal has taught."""
+
 STATE_KEY = "aether:windows"
 LEAST_TOKENS = 1_024
 """No refusal teaches a smaller window."""
+DOUBLES_SECONDS = 86_400
+"""After so long twice as much as was learned is tried, and so on, until all of it is."""
+_OTHERS = RequestLimits._fields
+_MARGIN = 1.25
+"""A count may be lower than the provider's by so much."""
 _MOST_KEPT = 16
 _ENDPOINT = ("api_base", "base_url", "location", "aws_region_name", "vertex_location")
 """Settings of a model object that say where it is served."""
@@ -52,73 +64,143 @@ class ServedModel(NamedTuple):
     context_tokens: int | None = None
 
 
+class Learned(NamedTuple):
+    """A limit that a refusal taught, and when, in seconds since 1970 UTC; None where the refusal was not believed."""
+
+    limit: int | None
+    time: float
+
+    @property
+    def now(self) -> int | None:
+        """The limit as it holds now: the longer ago it was learned, the more is tried again."""
+        doublings = min(30, max(0, int((time.time() - self.time) // DOUBLES_SECONDS)))
+        return None if self.limit is None else max(self.limit, doublings > 0) << doublings
+
+
 class Windows:
-    """The windows of models, with those that refusals have taught this process. Safe to share between threads."""
+    """The limits of models, with those that refusals have taught this process. Safe to share between threads.
+
+    A refusal counts for its session. For the process counts what two users' sessions were refused, the smaller of two
+    limits for its own session alone: an error may repeat what somebody wrote.
+    """
 
     def __init__(self) -> None:
-        self._learned: SharedLRU[str, int] = SharedLRU(1_000)
+        self._sessions: SharedLRU[tuple[tuple[str, ...], str], Learned] = SharedLRU(10_000)
+        self._users: SharedLRU[str, Mapping[tuple[str, ...], Learned]] = SharedLRU(1_000)
 
-    def window(self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any]) -> Window:
+    def window(
+        self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any], session: tuple[str, ...] = ()
+    ) -> Window:
         """The window of an agent's request: the smallest where several models may be asked."""
-        windows = [self._window(served, policy, state) for served in served_models(agent, model)]
+        windows = [self._window(served, policy, state, session) for served in served_models(agent, model)]
         smallest = min(windows, key=lambda window: window.tokens)
         most = min(max(window.tokens, window.most) for window in windows)
         return smallest._replace(most=most) if smallest.most else smallest
 
-    def learn(
-        self, agent: object, pack: Pack, refused: Overflow, model: str | None, policy: PackPolicy, state: State
-    ) -> bool:
-        """Takes in the refusal of a pack, and says whether the window is another now.
+    def limits(
+        self, agent: object, model: str, state: Mapping[str, Any] | State, session: tuple[str, ...]
+    ) -> RequestLimits:
+        """The limits of an agent's request beside its tokens: the smallest where several models may be asked."""
+        models = served_models(agent, model)
 
-        A refusal without a number, or whose number is no less than the window, takes a tenth off.
+        def least(kind: str) -> int | None:
+            known = [getattr(request_limits(served.name), kind) for served in models]
+            known += [limit for served in models for limit in self._learned(f"{served.key} {kind}", state, session)]
+            return min((limit for limit in known if limit is not None), default=None)
+
+        return RequestLimits(*map(least, _OTHERS))
+
+    def learn(
+        self,
+        agent: object,
+        pack: Pack,
+        refused: Overflow,
+        model: str | None,
+        policy: PackPolicy,
+        state: State,
+        *,
+        is_second_try: bool = False,
+    ) -> Limits:
+        """Takes in the refusal of a pack, where it is believed; returns the limits for a second try of the call.
+
+        Its number is believed where the provider counted more than that, or the pack holds as much with its margin.
+        What is not believed, or stands in the request itself, is learned at the session's second such refusal. A
+        refusal without a number, or with one that the pack does not pass, takes a tenth off, or half of the media.
 
         Args:
             model: the one that refused, by name, where several may have been asked.
         """
-        source = pack.source
+        source, kind = pack.source, refused.kind
         candidates = served_models(agent, source.request.model)
         served = next((candidate for candidate in candidates if candidate.name == model), candidates[0])
+        identity = source.identity
+        session = (identity.app, identity.user, identity.session)
+        sizes = dict(zip(_OTHERS, sent_sizes(source.request, source.host.unseen), strict=True))
+        if not sizes.get(kind, 1):  # pages that no count shows, or what is too large is a text
+            kind, refused = "media" if sizes["media"] else "tokens", refused._replace(limit=None)
+        size = sizes.get(kind, pack.tokens.expected)
         # A window has the answer's own limit in it, where it is known to share the window.
-        tokens = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
-        if not 0 < tokens < source.window:
-            tokens = min(source.window, pack.tokens.expected) * 9 // 10
-        tokens = max(LEAST_TOKENS, tokens)
-        window = self._window(served, policy, state)
-        before = max(window.tokens, window.most)
-        if tokens >= before:
-            return False
-        self._learned.put(served.key, tokens)
-        self.keep([served], state)
-        stated = policy.window_of(served.name)
+        limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
+        reached = (refused.sent or 0) > (refused.limit or 0) or size * _MARGIN >= limit
+        if kind == "tokens":
+            window = self._window(served, policy, state, session)
+            before = max(window.tokens, window.most)
+            limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
+            limit = max(LEAST_TOKENS, limit)
+        else:
+            before = getattr(self.limits(agent, source.request.model, state, session), kind) or size + 1
+            limit = limit if 0 < limit < min(before, size) and reached else size // 2
+        key, second = served.key if kind == "tokens" else f"{served.key} {kind}", {kind: limit}
+        known = self._sessions.get((session, key)) or _kept(state).get(key)
+        if (refused.is_echo or not reached) and (known is None or is_second_try):
+            if not is_second_try:
+                self._put(session, key, Learned(None, time.time()), state)
+            return second
+        if limit >= before:
+            return second
+        learned = Learned(limit, time.time())
+        self._put(session, key, learned, state)
+        self._users.put(key, {**dict(list((self._users.get(key) or {}).items())[-_MOST_KEPT:]), session[:2]: learned})
+        stated = policy.window_of(served.name) if kind == "tokens" else None
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
-        logger.warning(
-            "Model %r refused a request as too long: its window is %d tokens from now on, not %d%s.",
-            served.name,
-            tokens,
-            before,
-            undercut,
-        )
-        return True
+        message = "Model %r refused a request as too long: it takes %d %s from now on, not %d%s."
+        logger.warning(message, served.name, limit, kind, before, undercut)
+        return second
 
-    def keep(self, models: Sequence[ServedModel], state: State) -> None:
-        """Puts what this process has learned of models into a session's state, where it is not there."""
-        for served in models:
-            learned, kept = self._learned.get(served.key), _kept(state)
-            if learned is not None and learned < kept.get(served.key, learned + 1):
-                others = [item for item in kept.items() if item[0] != served.key]
-                state[STATE_KEY] = {**dict(others[1 - _MOST_KEPT :]), served.key: learned}
+    def keep(self, models: Sequence[ServedModel], state: State, session: tuple[str, ...]) -> None:
+        """Puts what refusals have taught a session into its state, where it is not there."""
+        keys = [f"{served.key} {kind}" for served in models for kind in _OTHERS]
+        for key in (*(served.key for served in models), *keys):
+            learned = self._sessions.get((session, key))
+            if learned is not None and _kept(state).get(key, Learned(None, 0)).time < learned.time:
+                self._put(session, key, learned, state)
 
-    def _window(self, served: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State) -> Window:
+    def _put(self, session: tuple[str, ...], key: str, learned: Learned, state: State) -> None:
+        self._sessions.put((session, key), learned)
+        others = [item for item in _kept(state).items() if item[0] != key]
+        state[STATE_KEY] = {name: list(value) for name, value in (*others[1 - _MOST_KEPT :], (key, learned))}
+
+    def _learned(self, key: str, state: Mapping[str, Any] | State, session: tuple[str, ...]) -> list[int]:
+        """What was learned of a model for a session, and for all of them."""
+        own = (self._sessions.get((session, key)), _kept(state).get(key))
+        users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
+        return [*users[1:2], *(limit for learned in own if learned and (limit := learned.now) is not None)]
+
+    def _window(
+        self, served: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State, session: tuple[str, ...]
+    ) -> Window:
         stated = policy.window_of(served.name) or served.context_tokens
         known = stated or model_window(served.name)
-        learned = [found for found in (self._learned.get(served.key), _kept(state).get(served.key)) if found]
-        most = min([known, *learned])
+        most = min([known, *self._learned(served.key, state, session)])
         working = most if stated or policy.takes_all(served.name) else min(most, working_window(served.name))
         if working < most:
             return Window(working, "default", most)
         if most < known:
             return Window(most, "learned")
         return Window(most, "" if stated or known_window(served.name) is not None else "assumed")
+
+
+_LEARNED = TypeAdapter(Learned)
 
 
 def served_models(agent: object, model: str) -> list[ServedModel]:
@@ -152,9 +234,13 @@ def _served(llm: object, name: str) -> ServedModel:
     return ServedModel(name, f"{name[:200]}@{digits}", kinds, context_tokens)
 
 
-def _kept(state: Mapping[str, Any] | State) -> dict[str, int]:
-    """The windows in a session's state that are sound."""
+def _kept(state: Mapping[str, Any] | State) -> dict[str, Learned]:
+    """What stands in a session's state of refusals, where it is sound."""
     kept = state.get(STATE_KEY)
-    if not isinstance(kept, Mapping):
-        return {}
-    return {str(key): tokens for key, tokens in kept.items() if type(tokens) is int and tokens >= LEAST_TOKENS}
+    items = kept.items() if isinstance(kept, Mapping) else ()
+    read = ((str(key), valid(_LEARNED, value)) for key, value in items)
+    return {
+        key: learned
+        for key, learned in read
+        if learned and (learned.limit is None or learned.limit >= (0 if " " in key else LEAST_TOKENS))
+    }

@@ -214,6 +214,13 @@ def cut(
     return Cut(leaving=tuple(leaving), over=over)
 
 
+def unpaired(contents: Sequence[Content]) -> frozenset[int]:
+    """Indices of calls without a response, and of responses without a call."""
+    calls = (unit.indices for unit in units(contents) if any(contents[at].calls for at in unit.indices))
+    unanswered = (at for indices in calls if not any(contents[at].responses for at in indices) for at in indices)
+    return frozenset([*unanswered, *torn(contents)])
+
+
 def torn(contents: Sequence[Content]) -> tuple[int, ...]:
     """Indices of contents with a response that answers no call among them."""
     if not any(content.responses for content in contents):

@@ -11,7 +11,7 @@ from copy import copy
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
 from aether_context.packing.carryover import restore_forms
-from aether_context.packing.compaction import bring_within_window, compact, trim_early
+from aether_context.packing.compaction import bring_within_window, compact, leave_out_media, trim_early
 from aether_context.packing.compression import allocate, compress, tighten
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
@@ -62,7 +62,8 @@ def build_pack(
     standing = given.history.items
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
-    renews = given.is_worth_choosing_again and not (given.begins and not given.carried.has_chosen and made.found.stands_alone)
+    has_new_choice = given.begins and not given.carried.has_chosen and made.found.stands_alone
+    renews = given.is_worth_choosing_again and not has_new_choice
     if made.history.cut and (renews or (given.tools.mode == "relevant" and not given.tools.scores)):
         given = _given(source, policy, cached, at_cut=True)
         standing, made = made.history.items, _fitted(given, made.history.items)
@@ -88,6 +89,7 @@ def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cu
         host = source.host._replace(window_mark="default_exceeded")
         draft.input = source._replace(window=window, host=host)
     restore_forms(draft)
+    leave_out_media(draft)
     return draft
 
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import count, takewhile
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.content_json import content_of_parts, text_part
+from aether_context.conversation.content_json import content_of_parts, part_of, text_part
 from aether_context.conversation.extracts import query_of, quoted_alone, sent_places, shorten_content, words_before
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.strategy import gain
-from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, Part, SentForm
+from aether_context.evidence.record import evidence_uri
+from aether_context.pack import (
+    Content,
+    EpochReason,
+    Outgoing,
+    PackedMessage,
+    Part,
+    SentForm,
+    Unseen,
+    is_unseen,
+    medium_place,
+)
 from aether_context.packing import payload
 from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
 from aether_context.packing.instructions import protect_instructions
@@ -151,6 +163,45 @@ def extract(
     content = shorten_content(raw, ceiling, counter=draft.counter, query=query, is_over=is_over)
     places = sent_places(raw, is_over=is_over)
     return content, () if len(places) == len(raw.parts) else tuple((origin, at) for at in places)
+
+
+def without_unseen(draft: Draft, item: Outgoing, unseen: Unseen) -> Outgoing:
+    """A content with notes in the place of the media that give way; itself where it has none."""
+    positions = draft.input.request.positions
+    if not unseen or item.origin < 0:
+        return item
+    members = item.members or tuple((item.origin, at) for at in range(len(item.content.parts)))
+    parts = [
+        _with_note(part, is_stored=draft.policy.record == "full")
+        if at >= 0 and is_unseen(medium_place(positions[origin], at), unseen)
+        else part
+        for part, (origin, at) in zip(item.content.parts, members, strict=True)
+    ]
+    content = content_of_parts(item.content.role, parts)
+    if content.wire == item.content.wire:
+        return item
+    content, form = attributed(content) if item.content.agent else content, item.form
+    tokens = draft.counter.content(content)
+    return item._replace(content=content, form="extract" if form == "whole" else form, tokens=tokens, members=members)
+
+
+def _with_note(part: Part, *, is_stored: bool) -> Part:
+    """A part with a note in the place of its media, with their address where that is known."""
+    wire = json.loads(part.wire)
+    answer = wire.get("function_response") or {}
+    media = [wire] if part.kind == "media" else answer.pop("parts", None) or []
+    notes = []
+    for medium in media:
+        blob = medium.get("inline_data") or medium.get("file_data") or {}
+        stored = evidence_uri(blob["data"], "bin") if is_stored and blob.get("data") else "no copy of it is kept"
+        where = blob.get("file_uri") or stored
+        notes.append(f"[{blob.get('mime_type') or 'a medium'} is left out, the request holds too many: {where}]")
+    if part.kind == "media":
+        return text_part(notes[0])
+    if notes:
+        answer["response"] = {**(answer.get("response") or {}), "left_out": notes}
+        return part_of(wire)
+    return part
 
 
 def is_past(draft: Draft, origin: int) -> bool:

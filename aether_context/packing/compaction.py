@@ -35,9 +35,18 @@ from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import is_instruction, protected, unread
-from aether_context.pack import RECALLED, Content, Layer, Outgoing, Reason, Stage, TruncationEvent, content_name
+from aether_context.pack import (
+    RECALLED,
+    Content,
+    Layer,
+    Outgoing,
+    Reason,
+    Stage,
+    TruncationEvent,
+    content_name,
+)
 from aether_context.packing import payload
-from aether_context.packing.carryover import extract, is_past, tell
+from aether_context.packing.carryover import extract, is_past, tell, without_unseen
 from aether_context.packing.draft import Changed, Chosen, Draft, History
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.text.shorten import level, shorten
@@ -55,6 +64,16 @@ def trim_early(draft: Draft) -> None:
         result = strategy.trim(conversation)._replace(lasting=False)
         _apply(draft, result)
         conversation = conversation.after(result)
+
+
+def leave_out_media(draft: Draft) -> None:
+    """Puts notes in the place of media that the provider takes no more of; what an earlier call left out stays so."""
+    items, before, unseen = draft.history.items, draft.spoken(), draft.input.host.unseen
+    earlier = [without_unseen(draft, item, draft.input.epoch.unseen) for item in items]
+    draft.history = draft.history._replace(items=tuple(without_unseen(draft, item, unseen) for item in items))
+    pairs = zip(draft.history.items, earlier, strict=True)
+    if new := [item.origin for item, known in pairs if item.content.wire != known.content.wire]:
+        _note(draft, "replace", new, before, reason="provider_limit")
 
 
 def compact(draft: Draft) -> None:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 from aether_context.conversation.epoch import align, live_positions, reset
-from aether_context.conversation.turns import is_human, torn
-from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
+from aether_context.conversation.turns import is_human, torn, unpaired
+from aether_context.pack import (
+    MOST_PARTS,
+    Content,
+    Epoch,
+    Identity,
+    Pack,
+    PackInput,
+    Request,
+    Unseen,
+    is_unseen,
+    medium_place,
+)
+from aether_context.tokens.model_limits import RequestLimits
 
 
 def next_input(
@@ -18,6 +31,8 @@ def next_input(
     request_index: int | None,
     begin: int = 0,
     alone: bool = False,
+    restored: int = 0,
+    limits: RequestLimits | None = None,
 ) -> PackInput:
     """The input of the call that follows on an epoch; ``given`` with contents, epoch, and what follows from these.
 
@@ -31,6 +46,8 @@ def next_input(
         request_index: the position of the message that is answered; it is sent even where a cut took it.
         begin: the first content that may be sent.
         alone: whether the agent is shown nothing but what it answers, so that its epochs last no longer than that.
+        restored: the contents before this position are not the host's own now: of these whole exchanges are sent alone.
+        limits: what the provider takes in one request beside tokens; None where media are left out as they were.
     """
     identity = given.identity
     passthrough = bool(given.host.passthrough_reason)
@@ -52,6 +69,9 @@ def next_input(
     if request_index is not None and request_index not in positions:
         positions = tuple(sorted((*positions, request_index)))
     positions = tuple(at for at in positions if at >= begin)
+    if restored and positions and positions[0] < restored:
+        alone_at = unpaired([content_at(at) for at in positions])
+        positions = tuple(at for index, at in enumerate(positions) if index not in alone_at)
     request = given.request._replace(
         contents=tuple(map(content_at, positions)),
         positions=positions,
@@ -60,7 +80,65 @@ def next_input(
         rewritten=given.request.rewritten or aligned.rewritten,
     )
     problems = (*given.problems, aligned.note) if aligned.note else given.problems
-    return given._replace(request=request, epoch=aligned.epoch, problems=problems)
+    host = given.host
+    if limits is not None:
+        unseen = _unseen(request, () if request.rewritten else aligned.epoch.unseen, limits)
+        host = host._replace(unseen=() if passthrough else unseen)
+    return given._replace(request=request, epoch=aligned.epoch, host=host, problems=problems)
+
+
+# Limits that are not tokens.
+
+_LOW_WATER = 0.5
+"""Old media give way down to this share of a limit, so that the next ones end no prefix."""
+
+
+def _media(request: Request) -> dict[int, tuple[int, int, int]]:
+    """Bytes, media and pages of each part of a request that holds media, by its place."""
+    return {
+        medium_place(position, at): (4 * part.size_bytes // 3, part.media_count, part.pages)
+        for position, content in zip(request.positions, request.contents, strict=True)
+        for at, part in enumerate(content.parts)
+        if part.media_count
+    }
+
+
+def sent_sizes(request: Request, unseen: Unseen) -> tuple[int, ...]:
+    """Bytes, media and pages of a whole request; 0 of everything where it holds no media."""
+    seen = [sizes for place, sizes in _media(request).items() if not is_unseen(place, unseen)]
+    if not seen:
+        return 0, 0, 0
+    texts = [request.system, *(tool.wire for tool in request.tools), *(content.wire for content in request.contents)]
+    written = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return tuple(map(sum, zip((written, 0, 0), *seen, strict=True)))
+
+
+def _unseen(request: Request, before: Unseen, limits: RequestLimits) -> Unseen:
+    """The media that notes stand for, in this request and in those after it.
+
+    The oldest give way first; then what the model has yet to read, and the current message's own last of all.
+    """
+    if not (media := _media(request)):
+        return ()
+    sizes = sent_sizes(request, before)
+    hidden = {place for place in media if is_unseen(place, before)}
+    answered = max(
+        (at for at, content in zip(request.positions, request.contents, strict=True) if content.role == "model"),
+        default=-1,
+    )
+    asked = request.positions[request.request_index] if request.request_index is not None else -1
+    ages = {place: (place // MOST_PARTS == asked, place // MOST_PARTS > answered) for place in media.keys() - hidden}
+
+    def excess(share: float) -> bool:
+        return any(limit is not None and size > share * limit for size, limit in zip(sizes, limits, strict=True))
+
+    for place in sorted(ages, key=lambda place: (ages[place], place)) if excess(1) else ():
+        if not excess(1 if any(ages[place]) else _LOW_WATER):
+            break
+        hidden.add(place)
+        sizes = tuple(size - part for size, part in zip(sizes, media[place], strict=True))
+    runs = ([*run] for is_hidden, run in groupby(sorted(media), key=hidden.__contains__) if is_hidden)
+    return tuple((run[0], run[-1] + 1) for run in runs)
 
 
 def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:

@@ -35,6 +35,7 @@ from aether_context.pack import (
     content_name,
 )
 from aether_context.packing.allocation import spend
+from aether_context.packing.carryover import without_unseen
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.payload import addresses_in, missing_evidence, offloaded_to, validity_of
 from aether_context.tokens.cache import PackCounter
@@ -215,14 +216,16 @@ def _reason(draft: Draft) -> EpochReason | None:
     if draft.made_cut or draft.begins:
         cuts = [event.reason for event in draft.account.events if event.stage == "cut"]
         return _CUTS.get(cuts[-1], "high_water") if cuts else "high_water"
-    return "replaced" if any(act.replaced for act in draft.account.acts) else None
+    media = any(event.reason == "provider_limit" for event in draft.account.events)
+    return "replaced" if media or any(act.replaced for act in draft.account.acts) else None
 
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     """What is sent: the summary in its place, and payloads behind what other agents have handed over since."""
     # Where the turns went that it is of, it is written once a cut and stays inside the cached prefix. In the human
     # message it would be sent anew with every invocation; before all else, each cut would end the prefix there.
-    counter, outgoing = draft.counter, list(draft.history.items)
+    unseen, counter = draft.input.host.unseen, draft.counter
+    outgoing = [without_unseen(draft, item, unseen) for item in draft.history.items]
     if draft.history.summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions
         at = sum(positions[item.origin] < draft.history.summary_place for item in draft.history.items)
@@ -288,6 +291,8 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
         form, reason = "left_out", reason or "duplicate"
     elif change is None and (uri := offloaded_to(raw)):
         form = "offloaded"
+    elif change is None and sent is not None and sent.form == "extract":
+        form, reason = "extract", "provider_limit"
     return _known_row(
         id=content_name(request.positions[origin], raw.digest),
         layer="task" if origin == request.request_index else "conversation",
@@ -353,6 +358,7 @@ def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
         strategies=draft.history.states,
         asked=draft.input.host.asked,
         tools=draft.tools.kept or before.tools,
+        unseen=draft.input.host.unseen,
         forms=_forms(draft),
     )
     if not draft.history.cut:

@@ -42,6 +42,7 @@ WHY: Mapping[str, str] = {
     "middle": "it is neither the beginning nor the end of the conversation",
     "by_hand": "a cut was asked for",
     "strategy": "a registered strategy left it out",
+    "provider_limit": "the provider takes no more bytes, media or pages in one request",
     "active_skill": "kept: active skill",
     "instructs": "kept: the policy lets its tool instruct",
 }

@@ -29,6 +29,7 @@ from aether_context.pack import (
     Prefix,
     Row,
     TruncationEvent,
+    Unseen,
     Validity,
     WindowMark,
     describe,
@@ -137,6 +138,9 @@ class Manifest(_Record):
     ``default`` where nobody set one and the model takes more, ``default_exceeded`` where this call needed more."""
     most_window: int = 0
     """Tokens up to which a call that needs them may pass a default window; 0 where the window is no default."""
+    unseen: Unseen = ()
+    """Ranges of media that notes stand for, since the provider takes no more of them: the index of a content in the
+    host's list times 4,096, and that of the part."""
     output_tokens: int | None = None
     """The limit of the model's answer in tokens, where the answer shares the window with the request."""
     profile: str

@@ -3,10 +3,11 @@
     {base}/{app}/{user}/{session}/turns/{scope}/{number}-{start}-{stop}-{hash}.json.gz
 
 A file holds contents at positions from ``start`` to before ``stop``, as one gzip member like those of packs; ``scope``
-stands for agent and branch. Of two files that hold a position the one with the higher number is right, so that equal
-ones may be there twice, and what the host changed is written once more. Numbers are seconds since 1970 UTC, or follow
-on a higher one. Each write takes in the files beside it that are not much longer, so that there are about as many as
-the number of contents has binary digits; where the store is away it takes in none, and waits in the spool like a pack.
+stands for agent and branch, and for the session's last rewind: what that took back is in no file that is read after it.
+Of two files that hold a position the one with the higher number is right, so that equal ones may be there twice, and
+what the host changed is written once more. Numbers are seconds since 1970 UTC, or follow on a higher one. Each write
+takes in the files beside it that are not much longer, so that there are about as many as the number of contents has
+binary digits; where the store is away it takes in none, and waits in the spool like a pack.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class _Segment(NamedTuple):
 class TurnFiles:
     """The files of one agent's turns, each method with `StoreError` where the store cannot do it."""
 
-    def __init__(self, files: Files, app: str, user: str, session: str, branch: str, agent: str) -> None:
+    def __init__(
+        self, files: Files, app: str, user: str, session: str, branch: str, agent: str, rewound: str = ""
+    ) -> None:
         self._files, self._names = files, (app, user, session)
-        scope = short(hash_json([branch, agent]), 16)
+        scope = short(hash_json([branch, agent, *filter(None, [rewound])]), 16)
         self._folder = f"{files.place(app, user, session)}/turns/{scope}"
 
     def _listed(self, size: int | None = None) -> list[_Segment]:

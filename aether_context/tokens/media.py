@@ -109,8 +109,7 @@ def media_tokens(
     if media_type == "application/pdf":
         # By the file's page tree or, where that is compressed, one page for each 25,000 bytes. Every provider refuses
         # documents of more than 1,000 pages.
-        pages = len(re.findall(rb"/Type\s*/Page(?![a-zA-Z])", data)) if data else 0
-        pages = pages or (math.ceil(size_bytes / 25_000) if size_bytes > 0 else 10)
+        pages = pdf_pages(data) or (math.ceil(size_bytes / 25_000) if size_bytes > 0 else 10)
         # Tokens a page: Gemini 258, from version 3 on 560. Anthropic 1,500 to 3,000, the page's image included here.
         # OpenAI sends text and image and publishes no figure: an image of two by three tiles and 900 of text.
         page_tokens = {"gemini": 258, "gemini-3": 560, "openai": 2_005}
@@ -118,6 +117,11 @@ def media_tokens(
     if media_type.startswith("text/") or media_type.endswith(("json", "xml", "yaml", "javascript")):
         return size_bytes // 3 + 1
     return UNKNOWN_IMAGE_TOKENS
+
+
+def pdf_pages(data: bytes | None) -> int:
+    """The pages that a PDF's page tree names; 0 where that is compressed."""
+    return len(re.findall(rb"/Type\s*/Page(?![a-zA-Z])", data)) if data else 0
 
 
 def _image(width: int, height: int, family: str, model: str) -> int:

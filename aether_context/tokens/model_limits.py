@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo
@@ -73,6 +73,30 @@ def model_window(model: str | None) -> int:
         "No window is known for model %r: %d tokens are assumed. Where it has another, %s.", name, assumed, cure
     )
     return assumed
+
+
+LimitKind: TypeAlias = Literal["tokens", "bytes", "media", "pages"]
+
+
+class RequestLimits(NamedTuple):
+    """What a provider takes in one request beside tokens; None where no limit is known.
+
+    Attributes:
+        bytes: of the request's JSON, in which media are base64.
+        media: images and documents, by whatever way they are sent.
+        pages: of all PDF documents that are sent inline.
+    """
+
+    bytes: int | None = None
+    media: int | None = None
+    pages: int | None = None
+
+
+@functools.lru_cache(maxsize=4096)
+def request_limits(model: str) -> RequestLimits:
+    """The limits of a model's requests, from the own table."""
+    name = bare_model_name(model)
+    return RequestLimits(*(_matching(table, name) for table in RequestLimits._fields))
 
 
 def shares_window(model: str | None) -> bool:

@@ -185,7 +185,30 @@ def claude_ends_with_the_user(body: Body, issued: Issued) -> Found:
         yield "the last message is the assistant's"
 
 
+def claude_media_are_few(body: Body, issued: Issued) -> Found:
+    """ "100 per request on the API, for models with a 200k-token context window." (build-with-claude/vision) "Maximum
+    pages per request: 600 (100 for models with a 200k-token context window)." (build-with-claude/pdf-support)"""
+    blocks = [block for _, blocks in _turns(body) for block in blocks]
+    inside = [piece for block in _of(blocks, "tool_result") if isinstance(block.get("content"), list)
+              for piece in block["content"]]  # fmt: skip
+    media = _of([*blocks, *inside], "image", "document")
+    if len(media) > 100:
+        yield f"{len(media)} images and documents"
+    sources = [block["source"].get("data", "") for block in _of(media, "document")]
+    pages = sum(len(re.findall(rb"/Type /Page\b", base64.b64decode(source))) for source in sources)
+    if pages > 100:
+        yield f"{pages} PDF pages"
+
+
+def claude_requests_are_small(body: Body, issued: Issued) -> Found:
+    """ "Maximum request size: 32 MB" (api/overview, "Request size limits"), 30 on Vertex AI"""
+    if (size := len(json.dumps(body))) > 30 << 20:
+        yield f"{size} bytes"
+
+
 CLAUDE: tuple[Rule, ...] = (
+    claude_media_are_few,
+    claude_requests_are_small,
     claude_begins_with_the_user,
     claude_contents_are_not_empty,
     claude_calls_are_answered,
@@ -319,7 +342,15 @@ def gemini_declares_once(body: Body, issued: Issued) -> Found:
     yield from (f"the name {name!r}" for name in names if not re.fullmatch(r"[a-zA-Z0-9_:.-]{1,64}", name))
 
 
+def gemini_requests_are_small(body: Body, issued: Issued) -> Found:
+    """ "Inline image data limits your total request size (text prompts, system instructions, and inline bytes) to
+    20MB." (image-understanding, until 2026)"""
+    if (size := len(json.dumps(body))) > 20 << 20:
+        yield f"{size} bytes"
+
+
 GEMINI: tuple[Rule, ...] = (
+    gemini_requests_are_small,
     gemini_begins_with_the_user,
     gemini_roles_are_known,
     gemini_contents_are_not_empty,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
 
 import pytest
 
 pytest.importorskip("anthropic")
 
+from google.adk.tools import LongRunningFunctionTool
+from google.genai import types
 from scripted import Chat
 from wire.rules import GEMINI_UNSIGNED
 from wire.servers import Refusal, Reply
@@ -182,6 +186,83 @@ def test_a_refused_overflow_costs_the_user_no_turn(client: str, stream: bool) ->
         assert codes.count("context_window_exceeded") == 1
         assert codes.count(None) == 9
         assert manifests[-1].window_mark == "learned"
+        done.chat.replays()
+
+
+def _with_media(at: int, kind: str, *media: bytes) -> types.Content:
+    parts = [types.Part.from_bytes(data=data, mime_type=kind) for data in media]
+    return types.Content(role="user", parts=[types.Part(text=asks(at)), *parts])
+
+
+def _png(seed: int, size: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x10\0\0\0\x10" + random.Random(seed).randbytes(size)
+
+
+def _pdf(seed: int, pages: int) -> bytes:
+    return b"%PDF-1.4\n" + b"%d" % seed + b"".join(b"<< /Type /Page /N %d >>\n" % page for page in range(pages))
+
+
+LARGE = {
+    "bytes": lambda at: _with_media(at, "image/png", _png(at, 5_000_000)),
+    "media": lambda at: _with_media(at, "image/png", *(_png(at * 40 + number, 200) for number in range(40))),
+    "pages": lambda at: _with_media(at, "application/pdf", _pdf(at, 40)),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("client", NATIVE)
+def test_bytes_media_and_pages_stay_under_what_a_provider_takes(client: str, kind: str) -> None:
+    turns = [(LARGE[kind](at), [calls(f"k{at}"), answers(at)]) for at in range(6)]
+    with run(client, Scenario(clerk, turns), window=600_000) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        done.chat.replays()
+
+
+REFUSED = {
+    "claude": [
+        Refusal(413, "Request exceeds the maximum size"),
+        Refusal(400, "messages: too many images and documents: 112 + 0 > 100"),
+        Refusal(400, "messages.2.content.1.pdf.source.base64.data: A maximum of 100 PDF pages may be provided."),
+    ],
+    "gemini": [
+        Refusal(400, "Request payload size exceeds the limit: 20971520 bytes."),
+        Refusal(413, "Request Entity Too Large"),
+        Refusal(400, "The document contains 1200 pages which exceeds the supported page limit of 1000."),
+    ],
+}
+
+
+@pytest.mark.parametrize(("client", "at"), [(client, at) for client in NATIVE for at in range(3)])
+def test_a_refusal_for_bytes_media_or_pages_costs_no_turn(client: str, at: int) -> None:
+    refusal, kind = REFUSED[client][at], "application/pdf" if at == 2 else "image/png"
+    piece = (lambda seed: _pdf(seed, 3)) if at == 2 else (lambda seed: _png(seed, 2_000))
+    turns = [(_with_media(number, kind, piece(number)), [answers(number)]) for number in range(4)]
+    turns += [(asks(4), [refusal, answers(4)]), (asks(5), [answers(5)])]
+    with run(client, Scenario(clerk, turns), window=60_000) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert "is left out" in str(done.server.requests[-2].body)
+        done.chat.replays()
+
+
+@pytest.mark.parametrize("client", EVERY)
+def test_parallel_calls_that_nothing_has_answered_are_pending(client: str) -> None:
+    def order(item: str) -> None:
+        """Orders an item, which takes days."""
+
+    turns = [
+        (asks(0), [Reply(calls=[("order", {"item": "a"}), ("order", {"item": "b"})]), answers(0)]),
+        (asks(1), [Reply(calls=[("order", {"item": "c"}), ("look_up", {"key": "k"})]), answers(1)]),
+        (asks(2), [answers(2)]),
+    ]
+    tools = [LongRunningFunctionTool(order), look_up]
+    with run(client, Scenario(lambda llm: clerk(llm, tools=tools), turns)) as done:
+        assert done.failed == []
+        assert done.server.faults == []
+        assert "pending" in str(done.server.requests[-1].body)
+        events = asyncio.run(done.chat.held()).events
+        assert "pending" not in str([event.content for event in events])
         done.chat.replays()
 
 

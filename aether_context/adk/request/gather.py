@@ -16,9 +16,9 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.acceptance import REPAIR
-from aether_context.adk.bounds import Waits, aside
+from aether_context.adk.bounds import Waits, aside, in_thread
 from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
-from aether_context.adk.request.history import History, Row, first_position
+from aether_context.adk.request.history import History, Row, first_position, live_events, origins_of
 from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
@@ -34,6 +34,7 @@ from aether_context.adk.request.reader import (
     preloaded,
     request_index_of,
     structure,
+    with_pending,
     without_client_ids,
 )
 from aether_context.adk.services.memory import HybridMemoryService
@@ -101,11 +102,12 @@ class Gatherer:
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
-    def history(self, key: AgentKey) -> History:
-        """What an agent was shown in its session and branch."""
+    def history(self, key: AgentKey, rewound: str | None = None) -> History:
+        """What an agent was shown in its session and branch, as it is after a rewind, or (None) as it was last."""
         history = self._histories.get(key)
-        if history is None:
-            history = History(self.reader, None if self._files is None else TurnFiles(self._files, *key))
+        if history is None or rewound not in (None, history.rewound):
+            files = None if self._files is None else TurnFiles(self._files, *key, rewound or "")
+            history = History(self.reader, files, rewound or "")
             self._histories.put(key, history)
         self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
         return history
@@ -142,21 +144,29 @@ class Gatherer:
         """The input of any request."""
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
+        live, is_behind = live_events(events)
         identity = _identity(call)
         config, head = request.config, self.reader.head(request)
-        block = preloaded(request.contents, asked)
-        raw = list(request.contents)
+        raw = list(request.contents) if untouched else with_pending(request.contents)
+        block = preloaded(raw, asked)
         if block is not None:
             del raw[block[0]]
         setting = getattr(call.invocation.run_config, "get_session_config", None)
         loads = _loads(call, setting) if setting is not None else ""
+        if loads and is_behind:
+            raw = raw[min(origins_of(raw, live), default=request_index_of(raw, asked) or 0) :]
         tracked = _is_tracked(call, raw, loads)
         # What follows the last answer may be of this call alone, like instructions, and results may still change.
         last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
         contents, begin, unsent = Contents(raw), 0, list[str]()
-        history = self.history(call.key) if loads and tracked else None
+        loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
+        if tracked:
+            history, rewound = await self._followed(call, loaded_epoch.rewound, loads, raw, live)
+        else:
+            history, rewound = None, _rewound(call, events)
+        history = history if loads else None
         if history is not None:
-            contents, begin, unsent = await self._place(call, history, identity, raw, loads, last_answer)
+            contents, begin, unsent = await self._place(call, live, history, loaded_epoch, raw, loads, last_answer)
         elif loads:
             begin, unsent = _unloaded(call, raw, loads)
         first = contents.first
@@ -190,7 +200,9 @@ class Gatherer:
             by_hand = {}
         given = PackInput(
             identity=identity,
-            request=head._replace(rewritten=_rewrote(call, stored)),
+            request=head._replace(
+                rewritten=_rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
+            ),
             window=window.tokens,
             output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
             step=planned.step,
@@ -213,14 +225,21 @@ class Gatherer:
             problems=planned.problems,
         )
         alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
-        follow = partial(next_input, given, first + len(raw), content_at, stored, request_index=request_index)
-        source = follow(begin=begin, alone=alone)
+        follow = partial(
+            next_input,
+            given,
+            first + len(raw),
+            content_at,
+            replace(stored, rewound=rewound),
+            request_index=request_index,
+        )
+        source = follow(begin=begin, alone=alone, restored=contents.first, limits=call.limits)
         # Where the boundary is not where it was, everything is live again.
         if history is not None and any(at < first and at not in contents.earlier for at in source.request.positions):
             contents, begin, unsent = await self._filled(call, history, contents, range(first))
             rows = history.rows[:first]
             content_at.cache_clear()
-            source = follow(begin=begin, alone=alone)
+            source = follow(begin=begin, alone=alone, restored=contents.first, limits=call.limits)
         problems = [*source.problems, *unsent]
         loaded = [*contents.earlier.values(), *raw]
         instructions = await active_instructions(call, loaded, self.reader, self._waits, problems)
@@ -256,19 +275,55 @@ class Gatherer:
         settled = first + (len(raw) if late else last_answer) if tracked else 0
         return PreparedCall(call, source, contents, stored, length=length, settled=settled)
 
+    async def _followed(
+        self, call: ModelCall, known: str, loads: str, raw: Sequence[types.Content], live: Sequence[Event]
+    ) -> tuple[History, str]:
+        """The agent's history since the event that last rewrote it, and that event's id.
+
+        Args:
+            known: the one that the agent's epoch follows.
+        """
+        last_history = self._histories.get(call.key) or self.history(call.key, known)
+        rewound = _rewound(call, call.context.session.events)
+        is_placed = not loads or first_position(raw, live, call.key[4], call.key[3]) is not None
+        if not loads or (is_placed and last_history.rewound == rewound):
+            return self.history(call.key, rewound), rewound
+        # The host loads a part of the events. All are read once, to see what is left of those that are not loaded.
+        session, within = call.context.session, partial(self._waits.within, "rewind", call.invocation.invocation_id)
+        load = partial(call.invocation.session_service.get_session, app_name=session.app_name)
+        try:
+            await last_history.look(None, call, self._waits)
+            if not last_history.rows:
+                return self.history(call.key, rewound), rewound
+            session_with_all = await within(load(user_id=session.user_id, session_id=session.id))
+            events = session_with_all.events if session_with_all is not None else ()
+            rewound = _rewound(call, events)
+            history = self.history(call.key, rewound)
+            live_ids = {event.id for event in live_events(events)[0]}
+            await within(in_thread(partial(last_history.surviving, live_ids, history)))
+        except Exception as error:  # nothing from before the loaded events is sent, then
+            history = self.history(call.key, rewound)
+            history.problem = f"what a rewind left could not be read ({type(error).__name__})"
+        return history, rewound
+
     async def _place(
-        self, call: ModelCall, history: History, identity: Identity, loaded: list[types.Content], loads: str, end: int
+        self,
+        call: ModelCall,
+        events: Sequence[Event],
+        history: History,
+        epoch: Epoch,
+        loaded: list[types.Content],
+        loads: str,
+        end: int,
     ) -> tuple[Contents, int, list[str]]:
         """Where loaded contents stand in the agent's history, which takes in those before ``end``, with what `_filled`
         gives."""
-        events = call.context.session.events
         told = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
         if told is None:
             await history.look(None, call, self._waits)
         contents = Contents(loaded, len(history.rows) if told is None else told)
         placed = (contents, *_unloaded(call, loaded, loads))
         if contents.first or told is not None:
-            epoch = load_epoch(call.state, identity, lambda message: message.of)
             placed = await self._filled(call, history, contents, live_positions(epoch, contents.first))
         with history.lock:
             history.take(contents, events, contents.first + end)
@@ -451,7 +506,9 @@ def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Ident
     earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
     told = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
     shown = ((characters(content) if content else 0, is_users) for content, is_users in told)
-    before = ((row.sizes[1], bool(row.origin and row.origin.author == "user")) for row in reversed(rows) if row)
+    before = (
+        (row.sizes[1], bool(row.words and row.origin and row.origin.author == "user")) for row in reversed(rows) if row
+    )
     for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
         size += added
         if is_users:
@@ -486,9 +543,28 @@ def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) 
     if getattr(call.invocation, "isolation_scope", None) is not None:
         return False
     looks_whole = not loads and (not contents or contents[0].role == "user")
-    return looks_whole or not any(
-        event.actions.compaction or (loads and event.actions.rewind_before_invocation_id) for event in events
+    return looks_whole or not any(event.actions.compaction for event in events)
+
+
+_REWOUND = "aether:rewound"
+
+
+def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
+    """The id of the session's last rewind, empty where there was none.
+
+    It is noted in the session's state at the first call that sees it, since it need not be loaded later.
+    """
+    stored, session = call.state.get(_REWOUND), call.key[2]
+    known = stored.get("event") if isinstance(stored, Mapping) and stored.get("session") == session else ""
+    # An answer to an earlier call came with the state in which that call noted what it saw.
+    latest = next(
+        (event for event in reversed(events) if event.actions.rewind_before_invocation_id or noted(event)), None
     )
+    if latest is None or not latest.actions.rewind_before_invocation_id or latest.id == known:
+        return known if isinstance(known, str) else ""
+    if not call.passthrough_reason:
+        call.context.state[_REWOUND] = {"session": session, "event": latest.id}
+    return latest.id
 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:

@@ -57,7 +57,9 @@ class Row(NamedTuple):
 class History:
     """The contents of one agent's history, kept in ``files``. Threads may share it, and hold ``lock`` meanwhile."""
 
-    def __init__(self, reader: Reader, files: TurnFiles | None = None) -> None:
+    def __init__(self, reader: Reader, files: TurnFiles | None = None, rewound: str = "") -> None:
+        self.rewound = rewound
+        """The id of the session's last rewind; empty for none."""
         self.rows: list[Row | None] = []
         """None stands for a content that is not known."""
         self.live: Mapping[int, types.Content] = {}
@@ -110,6 +112,16 @@ class History:
         if row and row.key == 0 and row.digest == self.digest_of(content):
             row = self.rows[at] = row._replace(key=key)
         return row is not None and row.key == key
+
+    def surviving(self, live: Collection[str], after: History) -> None:
+        """Hands on to the history ``after`` a rewind what comes before the first content that none of the events says
+        which are still there; off the event loop, since it copies files."""
+        rewound_places = (at for at, row in enumerate(self.rows) if row and row.origin and row.origin.event not in live)
+        end = next(rewound_places, len(self.rows))
+        if self._files is not None and after._files is not None and (stored := self._files.read(0, end)):
+            after._files.add({at: content for at, content in stored.items() if at < end})
+        after.rows = self.rows[:end]
+        after.live = {at: content for at, content in self.live.items() if at < end}
 
     def digest_of(self, content: types.Content) -> str:
         return self._reader.content(content, "").digest
@@ -220,7 +232,7 @@ class History:
             self._forget(0)
             self._mask = mask.name
         for place, row in enumerate(self.rows[len(self._ends) : end], len(self._ends)):
-            if row and row.origin:
+            if row and row.origin and row.words:
                 time, speaker = row.origin.time, row.origin.author
                 self._entries += turn_entries(place, mask(row.words), time=time, speaker=speaker)
             self._ends.append(len(self._entries))
@@ -245,6 +257,24 @@ def first_position(loaded: Sequence[types.Content], events: Sequence[Event], age
     return None
 
 
+def live_events(events: Sequence[Event]) -> tuple[list[Event], bool]:
+    """The events that no rewind took back, and whether one went back behind the first that is loaded: ADK then shows
+    what it took back for as long as that is loaded."""
+    if not any(event.actions.rewind_before_invocation_id for event in events):
+        return list(events), False
+    live, at = list[Event](), len(events) - 1
+    while at >= 0:
+        if target := events[at].actions.rewind_before_invocation_id:
+            begin = next((begin for begin in range(at) if events[begin].invocation_id == target), None)
+            if begin is None:
+                return live[::-1], True
+            at = begin
+        else:
+            live.append(events[at])
+        at -= 1
+    return live[::-1], False
+
+
 def _changes_earlier(event: Event) -> bool:
     """Whether contents before an event became others with it, which another process may have stored as they were."""
     late = event.author == "user" and event.get_function_responses()
@@ -254,36 +284,39 @@ def _changes_earlier(event: Event) -> bool:
 def origins_of(
     contents: Sequence[types.Content], events: Sequence[Event], after: str = ""
 ) -> dict[int, tuple[str, Origin]]:
-    """Of the contents that are turns, the words and the events that say them.
+    """Of the contents that events say, the words and the events; the words are empty where there are others than these.
 
-    A content without an event, like an instruction or a summary of the host's, is no turn. Of events that say the same
-    the latest belong to the latest contents, since histories lose their beginning first. What ADK quotes of another
-    agent belongs to that agent's event; a user's message that only looks like that belongs to the user's.
+    A content without an event is like an instruction or a summary of the host's. Of events that say the same the latest
+    belong to the latest contents, since histories lose their beginning first. What ADK quotes of another agent belongs
+    to that agent's event; a user's message that only looks like that belongs to the user's.
 
     Args:
         after: the id of the event that the contents come after; empty for none.
     """
     texts = [*map(_texts, contents)]
     words = [*map(_words, texts)]
-    saying: dict[str, dict[str, deque[tuple[int, Origin]]]] = {}
-    """Of each text the events that say it, by author, the latest last, with numbers that say which of two is later."""
+    keys = [text or key_of(without_client_ids(content)) for text, content in zip(words, contents, strict=True)]
+    saying: dict[object, dict[str, deque[tuple[int, Origin]]]] = {}
+    """Of each text, or content without one, the events that say it, by author, the latest last, with numbers that say
+    which of two is later."""
     for number, event in enumerate(reversed(events)):
         if event.id == after:
             break
-        if event.content is not None and not event.partial and (text := _words(_texts(event.content))):
+        if event.content is not None and not event.partial:
+            text = _words(_texts(event.content)) or key_of(without_client_ids(event.content))
             mark = (event.custom_metadata or {}).get(ANCHORS)
             origin = Origin(event.author, event.timestamp, event.id, mark)
             saying.setdefault(text, {}).setdefault(event.author, deque()).appendleft((-number, origin))
     found: dict[int, tuple[str, Origin]] = {}
     for place in range(len(contents) - 1, -1, -1):
-        quoted = said(texts[place]) if words[place] not in saying else None
+        quoted = said(texts[place]) if keys[place] not in saying else None
         if quoted is not None and (sources := saying.get(quoted.text, {}).get(quoted.agent)):
             found[place] = quoted.text, sources.pop()[1]
     for place in range(len(contents) - 1, -1, -1):
-        latest = [(sources[-1], author) for author, sources in saying.get(words[place], {}).items() if sources]
+        latest = [(sources[-1], author) for author, sources in saying.get(keys[place], {}).items() if sources]
         if latest:
             (_, origin), author = max(latest)
-            saying[words[place]][author].pop()
+            saying[keys[place]][author].pop()
             found[place] = words[place], origin
     return found
 

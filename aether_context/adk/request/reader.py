@@ -29,6 +29,7 @@ from aether_context.pack import Candidate, Content, Part, Request, Tool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
+from aether_context.tokens.media import pdf_pages
 
 MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
@@ -36,6 +37,8 @@ _DEEPEST = 100
 _CLIENT_ID = "adk-"
 _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 _ONLY_TEXT = {"text"}
+_PENDING = {"status": "pending"}
+"""What stands for the answer of a call that none has come for."""
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
@@ -136,6 +139,31 @@ def authors_of(
         return content if is_turn else replace(content, agent="", quotes=())
 
     return authored
+
+
+def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
+    """The contents with a response of their own for calls that nothing has answered, as of long-running tools: Gemini
+    and Claude refuse a call without one."""
+    answered: list[types.Content] = []
+    calls: list[types.FunctionCall] = []
+    for content in (*contents, None):
+        parts = (content.parts if content is not None else None) or ()
+        responses = [part.function_response for part in parts if part.function_response is not None]
+        for response in responses:
+            same = (call for call in calls if (call.id, call.name) == (response.id, response.name))
+            if (call := next(same, None)) is not None:
+                calls.remove(call)
+        if calls and not responses:
+            answers = [types.FunctionResponse(id=call.id, name=call.name, response=dict(_PENDING)) for call in calls]
+            pending = [types.Part(function_response=answer) for answer in answers]
+            if any(part.function_response for part in answered[-1].parts or ()):
+                pending = [*(answered.pop().parts or ()), *pending]
+            answered.append(types.Content(role="user", parts=pending))
+        if content is not None:
+            answered.append(content)
+        if not responses:
+            calls = [part.function_call for part in parts if part.function_call is not None]
+    return answered
 
 
 def looks_quoted(content: types.Content) -> bool:
@@ -290,17 +318,17 @@ def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> 
 def _part(part: types.Part, model: str) -> Part:
     family = family_of(model)
     value = _json(part)
-    size, tokens = 0, 0
+    size, tokens, count, pages = 0, 0, int(part.file_data is not None), 0
     inside = (part.function_response.parts if part.function_response is not None else None) or ()
     for blob in (part.inline_data, *(piece.inline_data for piece in inside)):
         if blob is None:
             continue
         data = blob.data or b""
-        size += len(data)
+        size, count, pages = size + len(data), count + 1, pages + pdf_pages(data if data[:4] == b"%PDF" else None)
         tokens += media_tokens(blob.mime_type, len(data), family=family, model=model, data=data)
     if part.file_data is not None:
         tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
-    return part_of(value, size_bytes=size, media_tokens=tokens)
+    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages)
 
 
 def _json(value: object, depth: int = 0) -> JSON:

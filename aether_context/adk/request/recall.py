@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import AgentKey, PreparedCall
-from aether_context.adk.request.history import History, Row
+from aether_context.adk.request.history import History, Row, live_events
 from aether_context.adk.request.reader import Reader
 from aether_context.pack import Candidate, turn_place
 from aether_context.retrieval import query_for
@@ -70,7 +70,7 @@ class Recall:
         contents = read.history
         history = self._history_of(read.call.key) if read.settled else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
-        events = tuple(read.call.context.session.events)
+        events = live_events(read.call.context.session.events)[0]
 
         def look() -> tuple[int, list[Entry], list[Row | None]]:
             with history.lock:
