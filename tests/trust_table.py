@@ -52,6 +52,7 @@ ROWS: Mapping[str, Row] = {
         "{:.0f}",
     ),
     "stall_seconds": Row("most seconds that 300 KB of hostile text stall the event loop", "≤ .2", max, "{:.2f}"),
+    "not_copied": Row("packed requests that could not be copied deeply or pickled", "0", sum, "{:.0f}"),
     "log_lines": Row("most log lines of one outage", "≤ 5", max, "{:.0f}"),
 }
 
