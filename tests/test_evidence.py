@@ -257,7 +257,7 @@ def test_a_search_finds_words_across_the_pieces_of_a_line(kind, holder):
             found = searcher.search(query, max_tokens=3_000, counter=COUNTER)
             assert found.how == "literal", (start, query)
             assert found.matches <= text.count(query)
-            if text.count(query) == 1:
+            if text.count(query) == 1 and size < 200:
                 shown = "".join(row.strip('",') for row in found.passages[0].text.split("\n"))
                 assert query in shown
 

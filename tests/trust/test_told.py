@@ -1,0 +1,70 @@
+"""What models and people are told is so: of a stored text, of a session that is looked at from outside, of a pack."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.genai import types
+from scripted import Chat, call, look_up, results, state_of
+
+from aether_context import PackPolicy
+from aether_context.adk import cutoff, preview_strategies
+from aether_context.adk.preview import AgentOptions, preview
+from aether_context.store.recording import request_json
+from aether_context.store.replay import Replayer
+
+Figure = Callable[[str, float], None]
+
+
+def minified() -> str:
+    """Returns one long line of code."""
+    return "".join(f"var v{at}=f({at * 7919 % 10_007});" for at in range(1_200))
+
+
+def chinese() -> str:
+    """Returns one long line of Chinese."""
+    return "".join(chr(0x4E00 + at * 37 % 5_003) for at in range(12_000))
+
+
+@pytest.mark.parametrize("tool", [minified, chinese])
+def test_a_search_denies_no_words_of_a_long_line(tool: Callable[[], str], figure: Figure) -> None:
+    chat, text = Chat(tools=[tool], policy=PackPolicy(max_input_tokens=8_000)), tool()
+    chat.llm.script += [call(tool.__name__), "read"]
+    chat.say("Read it.")
+    [record] = state_of(chat)["aether:evidence"].values()
+    queries = [text[at : at + 20] for at in range(700, len(text) - 700, len(text) // 40)]
+    chat.llm.script += [[call("search_artifact", uri=record["uri"], query=query) for query in queries], "ok"]
+    answers = results(chat.say("Look for them."))
+    denied = [answer["note"] for answer in answers if "hold the query" not in answer["note"]]
+    figure("denied", len(denied))
+    assert len(answers) == len(queries)
+    assert denied == []
+
+
+@pytest.mark.parametrize("author", ["system", "app", "model", "Admin UI", "7"])
+@pytest.mark.parametrize("role", [None, "user", "model"])
+def test_a_preview_takes_no_host_for_the_agent(author: str, role: str | None, figure: Figure) -> None:
+    if role == "model" and author.isidentifier():
+        return  # by its form that is an agent
+    chat = Chat(tools=[look_up], policy=PackPolicy(max_input_tokens=2_000), script=["hi", call("look_up", key="a")])
+    chat.say(*(f"question {at}: " + "some words to fill the window " * 30 for at in range(8)))
+    content = types.Content(role=role, parts=[types.Part(text="checked")]) if role else None
+    actions = EventActions(state_delta={"theme": "dark"})
+    event = Event(author=author, invocation_id="host", content=content, actions=actions)
+    asyncio.run(chat.sessions.append_event(asyncio.run(chat.held()), event))
+    session = asyncio.run(chat.held())
+    agent: AgentOptions = {"system": "You help.", "tools": [look_up]}
+    as_clerk = cutoff(session, chat.policy, agent_name="clerk", **agent)
+    assert as_clerk is not None
+    is_wrong = cutoff(session, chat.policy, **agent) != as_clerk
+    pack, _ = preview(session, policy=chat.policy, message="Which rules?", **agent)
+    (trial,) = preview_strategies(session, policy=chat.policy, strategies=["epochs"], message="Which rules?", **agent)
+    chat.say("Which rules?")
+    sent = Replayer(chat.store).replay(chat.manifests()[-1]).request
+    wrong = is_wrong + (request_json(pack) != sent) + (request_json(trial.pack) != sent)
+    figure("wrong_previews", wrong)
+    assert wrong == 0
