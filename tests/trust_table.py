@@ -55,6 +55,7 @@ ROWS: Mapping[str, Row] = {
     "not_copied": Row("packed requests that could not be copied deeply or pickled", "0", sum, "{:.0f}"),
     "denied": Row("words of a stored text whose search denies them", "0", sum, "{:.0f}"),
     "wrong_previews": Row("previews and cut-offs that an event of the host's changes", "0", sum, "{:.0f}"),
+    "wrong_receipts": Row("messages that a receipt calls whole though they were cut", "0", sum, "{:.0f}"),
     "log_lines": Row("most log lines of one outage", "≤ 5", max, "{:.0f}"),
 }
 

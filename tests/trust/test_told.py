@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from google.adk.events.event import Event
@@ -68,3 +69,34 @@ def test_a_preview_takes_no_host_for_the_agent(author: str, role: str | None, fi
     wrong = is_wrong + (request_json(pack) != sent) + (request_json(trial.pack) != sent)
     figure("wrong_previews", wrong)
     assert wrong == 0
+
+
+LONG = "\n".join(f"line {at}: the value of item {at * 37 % 1009} is {at * at}" for at in range(400))
+PICTURE = types.Part.from_bytes(data=b"\x89PNG\r\n\x1a\n" + bytes(500), mime_type="image/png")
+PLAN = {"task": "Answer", "steps": [{"id": "s1", "text": "Look", "acceptance": ["The value is named"]}]}
+MESSAGES: dict[str, list[types.Part]] = {
+    "text": [types.Part(text=f"{LONG}\nWhat is it?")],
+    "texts": [types.Part(text=LONG), types.Part(text="What is it?")],
+    "pictures": [types.Part(text="What do they show?"), *[PICTURE] * 9],
+    "both": [types.Part(text=LONG), PICTURE],
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("state", [{}, {"plan": PLAN}], ids=["", "plan"])
+@pytest.mark.parametrize("window", [1_200, 2_000, 40_000])
+def test_no_receipt_calls_whole_what_was_cut(kind: str, state: dict[str, Any], window: int, figure: Figure) -> None:
+    chat = Chat(tools=[look_up], policy=PackPolicy(max_input_tokens=window), state=state)
+    chat.llm.script += ["ok", call("look_up", key="k"), "ok", "ok"]
+    chat.say("Hello.", types.UserContent(parts=MESSAGES[kind]), "And now?")
+    wrong, shortened = 0, 0
+    for manifest in chat.manifests():
+        rows = [row for row in manifest.rows if row.layer in ("task", "conversation") and row.sent_tokens is not None]
+        wrong += sum(row.form == "whole" and row.sent_tokens < row.tokens for row in rows)
+        shortened += sum(row.form == "extract" for row in rows)
+        if window == 40_000:
+            assert not shortened
+    figure("wrong_receipts", wrong)
+    assert wrong == 0
+    assert shortened or window == 40_000
+    chat.replays()
