@@ -298,7 +298,9 @@ def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], kno
     runs as a tool its own ones stay, since nothing but the state reaches its caller.
     """
     held = context.session.state.get(_STATE)
-    kept = dict(held) if isinstance(held, Mapping) else {}
+    # Tools and models write session state, too: what is no record would end the run where a store has to take it again.
+    there = [digits for digits in held if digits in known.by_digits] if isinstance(held, Mapping) else ()
+    kept = {digits: known.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}
     caller, staying = caller_of(session_key(context)), set[str]()
     for record in records:
         digits = evidence_key(record.uri) or ""
@@ -318,6 +320,7 @@ def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], kno
             break
         over -= sizes[digits]
         del kept[digits]
+    kept = json.loads(storable(json.dumps(kept, ensure_ascii=False)))
     if kept != (held or {}):
         context.state[_STATE] = kept
 
