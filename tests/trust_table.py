@@ -57,6 +57,7 @@ ROWS: Mapping[str, Row] = {
     "wrong_previews": Row("previews and cut-offs that an event of the host's changes", "0", sum, "{:.0f}"),
     "wrong_receipts": Row("messages that a receipt calls whole though they were cut", "0", sum, "{:.0f}"),
     "state_failures": Row("calls that odd values in session state stop", "0", sum, "{:.0f}"),
+    "useless_summaries": Row("requests of a session to a summarizer that never answers in JSON", "≤ 2", max, "{:.0f}"),
     "log_lines": Row("most log lines of one outage", "≤ 5", max, "{:.0f}"),
 }
 

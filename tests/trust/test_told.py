@@ -10,10 +10,12 @@ import pytest
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.genai import types
-from scripted import Chat, call, look_up, results, state_of
+from packs import lines
+from scripted import Chat, call, look_up, new_store, results, state_of, was_cut
+from writers import writer
 
 from aether_context import PackPolicy
-from aether_context.adk import cutoff, preview_strategies
+from aether_context.adk import ContextPackPlugin, cutoff, preview_strategies
 from aether_context.adk.preview import AgentOptions, preview
 from aether_context.store.recording import request_json
 from aether_context.store.replay import Replayer
@@ -99,4 +101,18 @@ def test_no_receipt_calls_whole_what_was_cut(kind: str, state: dict[str, Any], w
     figure("wrong_receipts", wrong)
     assert wrong == 0
     assert shortened or window == 40_000
+    chat.replays()
+
+
+@pytest.mark.parametrize("answer", ["I would rather not.", "", "{}", '{"summaries": []}', '{"summaries": [{"id": 1}]}'])
+def test_a_model_that_never_gives_a_summary_is_not_asked_at_every_cut(answer: str, figure: Figure) -> None:
+    llm, policy = writer(answer=answer), PackPolicy(max_input_tokens=1_200, conversation={"summary_share": 0.1})
+    chat = Chat(plugin=ContextPackPlugin(policy=policy, store=new_store(), on_error="raise", summarizer=llm))
+    chat.say(*(f"Question {turn}: {lines(f'refund {turn}', 8)}" for turn in range(40)))
+    manifests = chat.manifests()
+    assert sum(map(was_cut, manifests)) > 4
+    figure("useless_summaries", len(llm.asked))
+    assert len(llm.asked) == 2
+    assert any("summarizer: off in this session" in told for told in manifests[-1].degradations)
+    chat.say("And in another session?", session="s2")
     chat.replays()
