@@ -58,6 +58,12 @@ ROWS: Mapping[str, Row] = {
     "wrong_receipts": Row("messages that a receipt calls whole though they were cut", "0", sum, "{:.0f}"),
     "state_failures": Row("calls that odd values in session state stop", "0", sum, "{:.0f}"),
     "useless_summaries": Row("requests of a session to a summarizer that never answers in JSON", "≤ 2", max, "{:.0f}"),
+    "state_kilobytes": Row(
+        "most KB of session state of a conversation of 36 turns in a window of 4,000 tokens", "≤ 9", max, "{:.1f}"
+    ),
+    "state_bytes_a_turn": Row(
+        "bytes that a turn adds to it after the first cut, cuts aside", "≤ 1,600", max, "{:,.0f}"
+    ),
     "log_lines": Row("most log lines of one outage", "≤ 5", max, "{:.0f}"),
 }
 
