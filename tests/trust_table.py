@@ -64,6 +64,12 @@ ROWS: Mapping[str, Row] = {
     "state_bytes_a_turn": Row(
         "bytes that a turn adds to it after the first cut, cuts aside", "≤ 1,600", max, "{:,.0f}"
     ),
+    "wide_stall_seconds": Row(
+        "most seconds that a result of 200,000 values, or .3 MB of JSON in a string, adds to ADK's own stall",
+        "≤ .2",
+        max,
+        "{:.2f}",
+    ),
     "log_lines": Row("most log lines of one outage", "≤ 5", max, "{:.0f}"),
 }
 
