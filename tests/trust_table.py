@@ -70,6 +70,7 @@ ROWS: Mapping[str, Row] = {
         max,
         "{:.2f}",
     ),
+    "hidden": Row("controls, reordering marks and tags of others' text that a model was sent", "0", sum, "{:.0f}"),
     "log_lines": Row("most log lines of one outage", "≤ 5", max, "{:.0f}"),
 }
 

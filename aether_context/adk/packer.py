@@ -34,6 +34,7 @@ from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
 from aether_context.adk.request.history import LENGTH
+from aether_context.adk.request.reader import shown
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -457,7 +458,7 @@ class RequestPacker:
                 cut = self._gatherer.history(call.key).rows[: pack.epoch.cut_count]
                 cutoff = next((row.origin.event for row in reversed(cut) if row and row.origin), "")
         if not source.host.passthrough_reason:
-            contents = [read.history[at] for at in read.source.request.positions]
+            contents = [shown(read.history[at]) for at in read.source.request.positions]
             if call.policy.redact_prompt:
                 known = (self._gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, known, source.request.contents))

@@ -41,6 +41,7 @@ from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_
 from aether_context.state.board import TaskBoard, change_plan
 from aether_context.state.schema import PlanShape
 from aether_context.store import PackStore
+from aether_context.text.decoding import visible
 from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.spellings import as_kind
 from aether_context.tokens import counter_for
@@ -145,7 +146,7 @@ def _described(
         most = _SUMMARY_TOKENS
         shown, kind = show(text, extract_tokens=most, whole_tokens=most, data_tokens=most, counter=counter, query=query)
         usual, ending = MEDIA_TYPES[kind]
-        summary = f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text
+        summary = visible(f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text)
         fields = {
             "lines": shown.total,
             "tokens": tokens_of(text, counter),
