@@ -26,7 +26,7 @@ from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
-from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
+from aether_context.adk.bounds import Ended, Waits, failure, in_thread, take_turn, within
 from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
@@ -320,6 +320,7 @@ class RequestPacker:
     async def _pack(
         self, context: CallbackContext, request: LlmRequest, *, is_second_try: bool = False
     ) -> LlmResponse | None:
+        await take_turn()
         call = (await self._read(context, request))._replace(is_second_try=is_second_try)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
@@ -330,6 +331,7 @@ class RequestPacker:
                 if pick is None:
                     pick = await _waited(self.policy.tokens.counter, partial(self._counters.pick, call.model))
                 enriched = enriched or await self._enrich(call)
+                await take_turn()
                 packed = await self._build(enriched, pick)
                 break
             except TokenCountingError as error:  # the estimate counts then, all of it: counts of two kinds are no total

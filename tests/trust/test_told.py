@@ -19,6 +19,7 @@ from aether_context.adk import ContextPackPlugin, cutoff, preview_strategies
 from aether_context.adk.preview import AgentOptions, preview
 from aether_context.store.recording import request_json
 from aether_context.store.replay import Replayer
+from aether_context.tokens import counter_for
 
 Figure = Callable[[str, float], None]
 
@@ -116,3 +117,24 @@ def test_a_model_that_never_gives_a_summary_is_not_asked_at_every_cut(answer: st
     assert any("summarizer: off in this session" in told for told in manifests[-1].degradations)
     chat.say("And in another session?", session="s2")
     chat.replays()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 12, 60, 3_001])
+@pytest.mark.parametrize("model", ["gpt-4o", "gpt-5-mini", "gpt-4", "claude-sonnet-4-5"])
+def test_no_count_of_digits_is_far_below_the_truth(model: str, size: int, figure: Figure) -> None:
+    """The vocabularies of OpenAI split digits into groups of three at most, each of which is a token."""
+    run = str(7**4_000)[:size]
+    lines = "\n".join([run] * (3_000 // size))
+    truth = (-(-size // 3) + 1) * (3_000 // size) - 1
+    counted = counter_for(model).count(lines)
+    figure("least_count", counted / truth)
+    assert counted >= 0.9 * truth
+    if model.startswith("gpt-4o"):
+        assert counted <= 1.15 * truth
+
+
+@pytest.mark.parametrize("text", ["ሰላም ለሁላችሁ ", "┌──┬──┐ │ a │ ", "မြန်မာနိုင်ငံ "])
+def test_scripts_that_tables_hardly_hold_have_a_margin(text: str) -> None:
+    letters = sum(not letter.isascii() for letter in text)
+    for model in ("gpt-4", "unknown-model"):
+        assert letters * 0.9 <= counter_for(model).count(text * 50) / 50 <= 3 * letters + 10

@@ -56,7 +56,7 @@ class Reader:
         found = self._contents.get(key)
         if found is None:
             found = _read(content, model)
-            if _may_hide(found, content) and (escaped := _escaped(content)) is not content:
+            if (escaped := _escaped(content, found)) is not content:
                 _shown_contents.put(key[1], escaped)
                 found = _read(escaped, model)
             self._contents.put(key, found)
@@ -103,27 +103,20 @@ _ESCAPED = re.compile(r"\\u00[01]|\\[bf]")
 """Controls in JSON."""
 
 
-def _is_foreign(content: types.Content) -> bool:
-    texts = [part.text for part in content.parts or ()]
-    return looks_quoted(content) or (len(texts) == 2 and _ARTIFACT.fullmatch(texts[0] or "") is not None)
-
-
-def _may_hide(known: Content, content: types.Content) -> bool:
-    """Whether a content is of others and its JSON holds what may have to be escaped."""
-    if not known.responses and not _is_foreign(content):
-        return False
-    return visible(known.wire) != known.wire or _ESCAPED.search(known.wire) is not None
-
-
-def _escaped(content: types.Content) -> types.Content:
-    """A content with escapes in what others wrote; itself where nothing is hidden there."""
-    parts, is_foreign = list(content.parts or ()), _is_foreign(content)
+def _escaped(content: types.Content, known: Content) -> types.Content:
+    """A content, known as it came, with escapes in what others wrote; itself where nothing is hidden there."""
+    shows_file = len(known.parts) == 2 and known.role == "user" and _ARTIFACT.fullmatch(known.parts[0].text)
+    if not (known.responses or known.agent or shows_file):
+        return content
+    if visible(known.wire) == known.wire and not _ESCAPED.search(known.wire):
+        return content
+    parts = list(content.parts or ())
     for at, part in enumerate(parts):
         answer = part.function_response
         if answer is not None and answer.response is not None:
             answer = answer.model_copy(update={"response": _all_visible(answer.response)})
             parts[at] = part.model_copy(update={"function_response": answer})
-        elif is_foreign and part.text:
+        elif part.text:
             parts[at] = part.model_copy(update={"text": visible(part.text)})
     return content if parts == content.parts else types.Content(role=content.role, parts=parts)
 
