@@ -111,6 +111,9 @@ def test_two_workers_take_turns_on_one_database(
             for chat in (workers[turn % 2], alone):
                 chat.llm.script.append(answer)
                 await chat.tell(question)
+        for chat in workers:
+            assert isinstance(chat.sessions, DatabaseSessionService)
+            await chat.sessions.db_engine.dispose()
         return workers, alone
 
     workers, alone = asyncio.run(go())

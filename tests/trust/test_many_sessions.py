@@ -10,6 +10,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
@@ -22,10 +23,16 @@ from aether_context.adk.bounds import take_turn
 SESSIONS = 60
 
 
+class Unseen(Scripted):
+    """A model that keeps no copies of requests, which would take as long as packs."""
+
+    def see(self, llm_request: LlmRequest) -> None:
+        return None
+
+
 async def longest_pause(plugins: list[ContextPackPlugin]) -> float:
     """Returns the longest time for which the loop did nothing else while all sessions answer at once."""
-    sessions, llm = InMemorySessionService(), Scripted(sent=[])
-    llm.see = lambda request: None  # type: ignore[method-assign]
+    sessions, llm = InMemorySessionService(), Unseen(sent=[])
     agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
     runner = Runner(app=App(name="shop", root_agent=agent, plugins=plugins), session_service=sessions)
     for at in range(SESSIONS):
