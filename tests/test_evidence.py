@@ -232,6 +232,55 @@ def test_a_search_finds_words_as_they_stand_then_by_relevance():
     assert rows[700] in "\n".join(one.text for one in meant.passages)
 
 
+def long_lines():
+    """A line of minified code, one of Chinese and one of digits, each with the words that are found at every place."""
+    code = "".join(f"function f{at}(a,b){{return a.v{at}*b}};" for at in range(300))
+    chinese = "".join(chr(0x4E00 + at * 37 % 5_000) for at in range(3_000))
+    digits = "".join(f"{at * at * 7919 % 100_000:05}" for at in range(1_000))
+    return {"code": code, "Chinese": chinese, "digits": digits}
+
+
+@pytest.mark.parametrize("holder", ["line", "JSON", "JSON in a list"])
+@pytest.mark.parametrize("kind", ["code", "Chinese", "digits"])
+def test_a_search_finds_words_across_the_pieces_of_a_line(kind, holder):
+    text = long_lines()[kind]
+    holders = {
+        "line": f"first line\n{text}\nlast line",
+        "JSON": json.dumps({"text": text}, ensure_ascii=False),
+        "JSON in a list": json.dumps([{"id": 1, "body": f"{text}\nend"}, {"id": 2}], ensure_ascii=False),
+    }
+    whole = holders[holder]
+    searcher = Searcher(view_of(whole), embedder="none")
+    for start in range(100, len(text) - 600, 23):
+        for size in (8, 25, 450):
+            query = text[start : start + size]
+            found = searcher.search(query, max_tokens=3_000, counter=COUNTER)
+            assert found.how == "literal", (start, query)
+            assert found.matches <= text.count(query)
+            if text.count(query) == 1 and size < 200:
+                shown = "".join(row.strip('",') for row in found.passages[0].text.split("\n"))
+                assert query in shown
+
+
+def test_a_search_finds_words_that_stand_in_two_pieces_of_a_line():
+    line = "x" * 190 + " alpha " + "y" * 100 + " omega " + "z" * 150
+    searcher = Searcher(view_of(line), embedder="none")
+    assert not any("alpha" in piece and "omega" in piece for piece in searcher.view.lines)
+    found = searcher.search("omega alpha", max_tokens=1_000, counter=COUNTER)
+    assert (found.how, found.matches) == ("words", 1)
+    assert "alpha" in found.passages[0].text
+    assert "omega" in found.passages[0].text
+
+
+def test_a_search_finds_nothing_across_two_lines():
+    rows = ["a" * 250 + "head", "tail" + "b" * 250]
+    for text in ("\n".join(rows), json.dumps({"text": "\n".join(rows)})):
+        assert (
+            Searcher(view_of(text), embedder="none").search("headtail", max_tokens=300, counter=COUNTER).how
+            != "literal"
+        )
+
+
 def test_a_search_that_looks_like_a_pattern_is_literal():
     searcher = Searcher(view_of(("a" * 300 + "\n") * 200 + "cost (a+)+$ here\n" + log(20)))
     found = searcher.search("(a+)+$", max_tokens=300, counter=COUNTER)

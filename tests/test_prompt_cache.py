@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.models import FallbackModel
 from google.adk.models.llm_request import LlmRequest
-from scripted import Chat, Scripted, look_up
+from scripted import Chat, Scripted, look_up, set_state
 
 from aether_context import PackPolicy
 
@@ -85,3 +86,13 @@ def test_the_setting_and_the_apps_own_configuration_come_first() -> None:
     llm = AnthropicLlm()
     assert marked(llm, app_settings={"context_cache_config": own}) == [True, True, True]
     assert llm.configs == [own] * 3
+
+
+def test_a_state_update_is_no_answer_that_a_cache_could_serve() -> None:
+    llm = AnthropicLlm()
+    chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."))
+    llm.configs = []
+    asyncio.run(chat._begin("ann", "s1"))
+    asyncio.run(set_state(chat, theme="dark"))
+    chat.say("Question 1?", "Question 2?")
+    assert [config is not None for config in llm.configs] == [False, True]

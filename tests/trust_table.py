@@ -58,6 +58,29 @@ ROWS: Mapping[str, Row] = {
         "{:.0f}",
     ),
     "stall_seconds": Row("most seconds that 300 KB of hostile text stall the event loop", "≤ .2", max, "{:.2f}"),
+    "not_copied": Row("packed requests that could not be copied deeply or pickled", "0", sum, "{:.0f}"),
+    "denied": Row("words of a stored text whose search denies them", "0", sum, "{:.0f}"),
+    "wrong_previews": Row("previews and cut-offs that an event of the host's changes", "0", sum, "{:.0f}"),
+    "wrong_receipts": Row("messages that a receipt calls whole though they were cut", "0", sum, "{:.0f}"),
+    "state_failures": Row("calls that odd values in session state stop", "0", sum, "{:.0f}"),
+    "useless_summaries": Row("requests of a session to a summarizer that never answers in JSON", "≤ 2", max, "{:.0f}"),
+    "state_kilobytes": Row(
+        "most KB of session state of a conversation of 36 turns in a window of 4,000 tokens", "≤ 9", max, "{:.1f}"
+    ),
+    "state_bytes_a_turn": Row(
+        "bytes that a turn adds to it after the first cut, cuts aside", "≤ 1,600", max, "{:,.0f}"
+    ),
+    "wide_stall_seconds": Row(
+        "most seconds that a result of 200,000 values, or .3 MB of JSON in a string, adds to ADK's own stall",
+        "≤ .2",
+        max,
+        "{:.2f}",
+    ),
+    "hidden": Row("controls, reordering marks and tags of others' text that a model was sent", "0", sum, "{:.0f}"),
+    "packs_in_a_round": Row(
+        "most packs in one round of the event loop, of 60 sessions that wake together", "≤ 5", max, "{:.0f}"
+    ),
+    "least_count": Row("least share of the tokens of digits that is counted", "≥ .90", min, "{:.2f}"),
     "log_lines": Row("most log lines of one outage", "≤ 5", max, "{:.0f}"),
 }
 

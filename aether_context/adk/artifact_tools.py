@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
@@ -76,8 +78,10 @@ class Readers:
         self._mask = masker(redact) if redact else None
         self._counter = counter_for("")
         self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
+        copied = (uuid4().hex, store, redact)
+        _live[copied[0]] = self
         answers = ((_READ_DECLARATION, self._read), (_SEARCH_DECLARATION, self._search))
-        self.tools = tuple(Reader(declaration, records, answer) for declaration, answer in answers)
+        self.tools = tuple(Reader(declaration, records, answer, copied) for declaration, answer in answers)
 
     async def _read(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
@@ -189,6 +193,19 @@ class Readers:
             raise ArtifactError(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
 
 
+_Copied: TypeAlias = tuple[str, PackStore, tuple[str, ...]]
+_live: WeakValueDictionary[str, Readers] = WeakValueDictionary()
+"""The readers of this process, by the names that stand for them in a pickle."""
+_UNKNOWN_ROOM = 500
+
+
+def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -> Reader:
+    """The reader that was copied; in another process one that reads the same store and the session at hand, and
+    answers with little, since it does not know the window."""
+    readers = _live.get(name) or Readers(store, SessionRecords(), lambda context: _UNKNOWN_ROOM, redact)
+    return next(reader for reader in readers.tools if reader.name == tool)
+
+
 async def _artifact(uri: str, context: ToolContext) -> bytes | None:
     """The bytes of one of ADK's own artifacts of the session or its user; None where there is none of that name.
 
@@ -236,10 +253,16 @@ _SEARCH_DECLARATION = types.FunctionDeclaration(
 class Reader(BaseTool):
     """One of the two tools. Whatever a model asks for, it gets an answer."""
 
-    def __init__(self, declaration: types.FunctionDeclaration, records: SessionRecords, answer: _Answer) -> None:
+    def __init__(
+        self, declaration: types.FunctionDeclaration, records: SessionRecords, answer: _Answer, copied: _Copied
+    ) -> None:
         name, description = declaration.name or "", declaration.description or ""
         super().__init__(name=name, description=description, custom_metadata={ESSENTIAL_MARK: True})
-        self._declaration, self._records, self._answer = declaration, records, answer
+        self._declaration, self._records, self._answer, self._copied = declaration, records, answer, copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By name: a copy of a request, deep or pickled, has this very tool in it."""
+        return _restored, (self.name, *self._copied)
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return self._declaration

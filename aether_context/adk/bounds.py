@@ -54,6 +54,22 @@ async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
         task.cancel()
 
 
+_busy: set[asyncio.AbstractEventLoop] = set()
+"""Event loops in whose present round a turn was taken."""
+
+
+async def take_turn() -> None:
+    """Waits until the event loop has served others since the last caller went on.
+
+    Where hundreds of sessions wake together, one round of the loop would else hold all of their work.
+    """
+    loop = asyncio.get_running_loop()
+    while loop in _busy:
+        await asyncio.sleep(0)
+    _busy.add(loop)
+    loop.call_soon(_busy.discard, loop)
+
+
 def failure(error: BaseException) -> Exception:
     """An error of what others wrote, as one that can be recorded.
 

@@ -58,7 +58,6 @@ ASKED_CHARACTERS = 400
 """Of each text that says what an agent is after, for the choice of lines."""
 _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
-_DEEPEST = 50
 _LEAST_WINDOW_DECLARED_FIRST = 30_000
 """The window in tokens of which the readers' declarations, about 295 tokens, are one part in a hundred."""
 _HEAD_CHARACTERS = 1.0
@@ -67,6 +66,7 @@ _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity",
 """The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
 _MOST_FOCUSED = 24
 """Stored results, the latest ones, that are read again for lines that answer a request: each takes 1 to 15 ms."""
+_MOST_COUNTED = 1_000_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
@@ -169,8 +169,8 @@ class Offloader:
             "window": window,
         }
         evidence: _Evidence = []
-        response = given.response
-        inside = await aside(_characters(response), lambda: list(media_in(response)))
+        response, size = given.response, _characters(given.response)
+        inside = await aside(size, lambda: list(media_in(response)))
         for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
@@ -178,10 +178,10 @@ class Offloader:
                 if record is not None:
                     evidence.append((record, medium.data))
                     response = replaced(response, medium.path, mark(record)) if medium.path else response
-        content = as_json(response)
+        content = await aside(size, partial(as_json, response))
         if content is not None:
             found = await aside(
-                _characters(content),
+                size,
                 lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
             )
             if found.record.form != "verbatim" or (needs_proof and not is_error(content)):
@@ -275,9 +275,9 @@ class Offloader:
         ]
         before, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
-            if long:  # off the event loop where there are texts to mask
-                shown = await asyncio.to_thread(self._show, call, long) if self._mask else self._show(call, long)
-                wants, saved_tokens = shown
+            if long:  # off the event loop where it would be felt: texts are masked, or much is encoded
+                size = sum(record.size_bytes for record in long)
+                wants, saved_tokens = await aside(size, partial(self._show, call, long))
             wants = (
                 wants
                 # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
@@ -503,12 +503,16 @@ def _masked(medium: Medium, mask: Masker) -> Medium:
     return medium
 
 
-def _characters(value: object, depth: int = 0) -> int:
-    if isinstance(value, (str, bytes)) or depth > _DEEPEST:
-        return len(value) if isinstance(value, (str, bytes)) else 8
-    if value is None or isinstance(value, (bool, int, float, types.Part)):
-        return 8
-    if not isinstance(value, (dict, list, tuple)):
-        return len(repr(value))
-    items = value.values() if isinstance(value, dict) else value
-    return 8 + sum(_characters(item, depth + 1) for item in items)
+def _characters(value: object) -> int:
+    """Characters of a value, about eight for a number; of a larger one `_MOST_COUNTED` and some."""
+    size, waiting = 0, [value]
+    while waiting and size < _MOST_COUNTED:
+        item = waiting.pop()
+        if isinstance(item, (str, bytes)):
+            size += len(item)
+        elif isinstance(item, (dict, list, tuple)):
+            size += 8
+            waiting.extend(item.values() if isinstance(item, dict) else item)
+        else:
+            size += 8 if item is None or isinstance(item, (bool, int, float, types.Part)) else len(repr(item))
+    return size

@@ -26,7 +26,7 @@ from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
-from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
+from aether_context.adk.bounds import Ended, Waits, failure, in_thread, take_turn, within
 from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
@@ -34,6 +34,7 @@ from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.gather import Gatherer, last_unread
 from aether_context.adk.request.history import LENGTH, live_events
+from aether_context.adk.request.reader import shown
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.services.memory import HybridMemoryService
@@ -335,6 +336,7 @@ class RequestPacker:
         self, context: CallbackContext, request: LlmRequest, refused: Limits | None = None
     ) -> LlmResponse | None:
         """Packs a request, a second try within the limits by which its provider ``refused`` the first."""
+        await take_turn()
         call = await self._read(context, request, refused)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
@@ -345,6 +347,7 @@ class RequestPacker:
                 if pick is None:
                     pick = await _waited(self.policy.tokens.counter, partial(self._counters.pick, call.model))
                 enriched = enriched or await self._enrich(call)
+                await take_turn()
                 packed = await self._build(enriched, pick)
                 break
             except TokenCountingError as error:  # the estimate counts then, all of it: counts of two kinds are no total
@@ -478,7 +481,7 @@ class RequestPacker:
                 cut = self._gatherer.history(call.key).rows[: pack.epoch.cut_count]
                 cutoff = next((row.origin.event for row in reversed(cut) if row and row.origin), "")
         if not source.host.passthrough_reason:
-            contents = [read.history[at] for at in read.source.request.positions]
+            contents = [shown(read.history[at]) for at in read.source.request.positions]
             if call.policy.redact_prompt:
                 known = (self._gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, known, source.request.contents))

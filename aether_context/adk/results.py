@@ -23,6 +23,7 @@ _FRAMEWORK = "adk_request_"
 """How the names begin of what ADK itself asks a person for: consent, credentials, input."""
 _DEEPEST = 50
 _GONE = object()
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class ToolResult(NamedTuple):
@@ -149,14 +150,13 @@ def _without(value: object, found: list[types.Part], depth: int) -> Any:
     if depth > _DEEPEST or not isinstance(value, (dict, list, tuple)):
         return value
     before = len(found)
-    if isinstance(value, dict):
-        items = {key: _without(item, found, depth + 1) for key, item in value.items()}
-        rest: Any = {key: item for key, item in items.items() if item is not _GONE}
-    else:
-        rest = [kept for item in value if (kept := _without(item, found, depth + 1)) is not _GONE]
+    # A call for each of many numbers would be felt.
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    items = {at: item if type(item) in _SCALARS else _without(item, found, depth + 1) for at, item in pairs}
     if len(found) == before:
         return value
-    return rest or _GONE
+    rest = {at: item for at, item in items.items() if item is not _GONE}
+    return (rest if isinstance(value, dict) else [*rest.values()]) or _GONE
 
 
 def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:

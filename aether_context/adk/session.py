@@ -3,6 +3,7 @@
     aether:epoch:{scope}                 boundary, marks, extract ceilings, how many of the next two there are
     aether:summary:{scope}:{number}      a part of the summary of what was cut: what a cut added to it, or all of it
     aether:payload:{scope}:{number}      a packed message, written once an invocation
+    aether:line:{scope}:{number}         a long line of packed messages, such as a recalled turn, written once
     aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
     aether:evidence                      what is known of results that are not shown whole, by their addresses' digits
 
@@ -42,6 +43,8 @@ from aether_context.text.entities import SCHEME
 
 _MOST_PAYLOADS = 64
 _MOST_PARTS = 16
+_MOST_LINES, _LONG_LINE = 128, 60
+"""Lines of packed messages that have a key of their own, and the characters from which on they have one."""
 _EPOCH, _MESSAGE, _TOOLS = TypeAdapter(Epoch), TypeAdapter(PackedMessage), TypeAdapter(Mapping[str, Keep])
 _ELSEWHERE = {"summary", "tools", "payloads"}
 """Fields of an epoch that have keys of their own."""
@@ -69,7 +72,8 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
     slots = (_fields(state, f"{key('payload')}:{slot}", identity) for slot in range(count))
-    fields["payloads"] = tuple(message for slot in slots if (message := _message(slot, original_of)) is not None)
+    messages = map(partial(_message, lines=_lines(state, key("line")), original_of=original_of), slots)
+    fields["payloads"] = tuple(message for message in messages if message is not None)
     fields["tools"] = valid(_TOOLS, _fields(state, key("tools"), identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
     if epoch is None:
@@ -98,14 +102,23 @@ def _summary(state: Mapping[str, Any], key: str, parts: object, digest: object) 
     return summary if short(hash_text(summary)) == digest else None
 
 
-def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage | None:
+def _message(fields: dict[str, Any], lines: Mapping[object, str], original_of: OriginalOf) -> PackedMessage | None:
     """A packed message from what state holds of it; None where that is not what was written."""
     text, goes_on = fields.pop("text", None), fields.pop("goes_on", False)
     message = valid(_MESSAGE, {**fields, "text": ""})
     original = original_of(message) if message is not None and goes_on else ""
-    if message is None or not isinstance(text, str) or (goes_on and not original):
+    rows = text if isinstance(text, list) else [text]
+    stored = [lines.get(row) if isinstance(row, int) else row for row in rows]
+    whole = [_plain(row) for row in stored if isinstance(row, str)]
+    if message is None or len(whole) < len(rows) or (goes_on and not original):
         return None
-    return replace(message, text=_plain(text) + original, covers=tuple(map(_plain, message.covers)))
+    return replace(message, text="\n".join(whole) + original, covers=tuple(map(_plain, message.covers)))
+
+
+def _lines(state: Mapping[str, Any] | State, key: str) -> dict[object, str]:
+    """The long lines of packed messages as they are stored, by their numbers."""
+    stored = ((number, state.get(f"{key}:{number}")) for number in range(_MOST_LINES))
+    return {number: line for number, line in stored if isinstance(line, str)}
 
 
 def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
@@ -124,12 +137,25 @@ def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch, or
     payloads = after.payloads[-_MOST_PAYLOADS:]
     # Where one could not be read, the others stand in slots other than theirs.
     known = before.payloads if held.get("payloads") == len(before.payloads) else ()
+    used = {line for message in payloads for line in message.text.split("\n")}
+    lines = _lines(state, key("line"))
+    numbers = {line: number for number, stored in lines.items() if (line := _plain(stored)) in used}
+    free = iter(sorted(set(range(_MOST_LINES)).difference(numbers.values())))
+
+    def as_stored(line: str) -> object:
+        """A line, by its number where it is long: turns that are recalled are so by one question after another."""
+        if line not in numbers and len(line) >= _LONG_LINE and (number := next(free, None)) is not None:
+            numbers[line] = number
+            state[f"{key('line')}:{number}"] = _escaped(line)
+        return numbers.get(line, _escaped(line))
+
     for slot, message in enumerate(payloads):
         if known[slot : slot + 1] != (message,):
             written = _MESSAGE.dump_python(message, mode="json", exclude_defaults=True)
             original = original_of(message)
             goes_on = bool(original) and message.text.endswith(original)
-            written |= {"text": _escaped(message.text.removesuffix(original) if goes_on else message.text)}
+            text = message.text.removesuffix(original) if goes_on else message.text
+            written |= {"text": [*map(as_stored, text.split("\n"))]}
             if goes_on:
                 written |= {"goes_on": True}
             if message.covers:
@@ -140,13 +166,15 @@ def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch, or
         state[f"{key('payload')}:{slot}"] = None
     if after.tools != before.tools:
         state[key("tools")] = {"session": identity.session, "kept": dict(after.tools)}
-    state[key("epoch")] = {
+    fields = {
         "session": identity.session,
         **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
         "summary_parts": _save_summary(state, key("summary"), held, before.summary, after.summary),
         "summary_digest": short(hash_text(after.summary)),
         "payloads": len(payloads),
     }
+    if fields != held:
+        state[key("epoch")] = fields
 
 
 def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, after: str) -> int:
@@ -317,7 +345,9 @@ def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], kno
     runs as a tool its own ones stay, since nothing but the state reaches its caller.
     """
     held = context.session.state.get(_STATE)
-    kept = dict(held) if isinstance(held, Mapping) else {}
+    # Tools and models write session state, too: what is no record would end the run where a store has to take it again.
+    there = [digits for digits in held if digits in known.by_digits] if isinstance(held, Mapping) else ()
+    kept = {digits: known.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}
     caller, staying = caller_of(session_key(context)), set[str]()
     for record in records:
         digits = evidence_key(record.uri) or ""
@@ -337,6 +367,7 @@ def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], kno
             break
         over -= sizes[digits]
         del kept[digits]
+    kept = json.loads(storable(json.dumps(kept, ensure_ascii=False)))
     if kept != (held or {}):
         context.state[_STATE] = kept
 

@@ -41,6 +41,7 @@ from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_
 from aether_context.state.board import TaskBoard, change_plan
 from aether_context.state.schema import PlanShape
 from aether_context.store import PackStore
+from aether_context.text.decoding import visible
 from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.spellings import as_kind
 from aether_context.tokens import counter_for
@@ -145,7 +146,7 @@ def _described(
         most = _SUMMARY_TOKENS
         shown, kind = show(text, extract_tokens=most, whole_tokens=most, data_tokens=most, counter=counter, query=query)
         usual, ending = MEDIA_TYPES[kind]
-        summary = f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text
+        summary = visible(f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text)
         fields = {
             "lines": shown.total,
             "tokens": tokens_of(text, counter),
@@ -169,21 +170,26 @@ def evidence_tools(store: PackStore | None = None) -> list[FunctionTool]:
         store: where ``keep_evidence`` puts texts; None takes the store of the app's `ContextPackPlugin`.
     """
 
-    async def keep(text: str, source: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
-        """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
+    return [_Tool(add_note), _Tool(record_evidence), _Tool(_keep, store=store)]
 
-        Args:
-            text: The text as it stands in its source.
-            source: Where it is from: a URL, a file's name, or whose words they are.
-            covers: Ids of the acceptance items that it proves; empty where it proves none.
-        """
-        content, found_in = "" if text is None else str(text), _text(source)
-        record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=store)
-        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-        return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
 
-    keep.__name__ = "keep_evidence"  # what models call it; the function of that name here is the app's
-    return [_Tool(add_note), _Tool(record_evidence), _Tool(keep)]
+async def _keep(
+    text: str, source: str, covers: list[str], tool_context: ToolContext, store: PackStore | None = None
+) -> dict[str, Any]:
+    """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
+
+    Args:
+        text: The text as it stands in its source.
+        source: Where it is from: a URL, a file's name, or whose words they are.
+        covers: Ids of the acceptance items that it proves; empty where it proves none.
+    """
+    content, found_in = "" if text is None else str(text), _text(source)
+    record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=store)
+    answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+    return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
+
+
+_keep.__name__ = "keep_evidence"  # what models call it; the function of that name here is the app's
 
 
 def memory_tools() -> list[FunctionTool]:
@@ -419,15 +425,17 @@ async def _remember(text: str, time: float | None, tool_context: ToolContext, is
 
 
 class _Tool(FunctionTool):
-    """A tool that no step narrows away; where it cannot do what a model asks, it answers with the reason."""
+    """A tool that no step narrows away; where it cannot do what a model asks, it answers with the reason. No model sees
+    or sets ``fixed`` arguments."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], **fixed: Any) -> None:
         super().__init__(function)
-        self.custom_metadata = {ESSENTIAL_MARK: True}
+        self.custom_metadata, self._fixed = {ESSENTIAL_MARK: True}, fixed
+        self._ignore_params.extend(fixed)
 
     async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
         try:
-            return await super().run_async(args=args, tool_context=tool_context)
+            return await super().run_async(args={**args, **self._fixed}, tool_context=tool_context)
         except (StateError, StoreError, MissingExtra) as error:
             return {"error": str(error)}
 

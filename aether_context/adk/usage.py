@@ -473,7 +473,8 @@ def _owner(source: PackInput, counter: str) -> _Owner:
 def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     """The ratios in a session's state, by model and counter."""
     ratios = state.get(_STATE_KEY)
-    return ratios if isinstance(ratios, Mapping) else {}
+    pairs = ratios.items() if isinstance(ratios, Mapping) else ()
+    return {by: ratio for by, ratio in pairs if valid(RATIO, ratio) is not None}
 
 
 def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:

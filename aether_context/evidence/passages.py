@@ -10,6 +10,7 @@ from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
 from aether_context.text import Counts
+from aether_context.text.json_lines import LinePiece
 from aether_context.text.shorten import View, beginning
 
 if TYPE_CHECKING:
@@ -98,19 +99,33 @@ class Searcher:
     def _matching(self, query: str) -> tuple[list[int], str]:
         """Lines with the query, or with the most of its words, and which of the two."""
         whole = query.strip().strip("\"'").casefold()
-        found = [at for at, line in enumerate(self._folded) if whole in line] if whole else []
+        found = [at for at, count in enumerate(self._counts({whole})) if count] if whole else []
         if found:
             return found, "literal"
         words = {word.casefold().rstrip(".:") for word in _WORD.findall(query)}
-        counts = [sum(word in line for word in words) for line in self._folded] if len(words) > 1 else []
+        counts = self._counts(words) if len(words) > 1 else []
         most = max(counts, default=0)
         if not most or most < min(len(words), max(2, len(words) / 2)):
             return [], ""
         return [at for at, count in enumerate(counts) if count == most], "words"
 
-    @cached_property
-    def _folded(self) -> list[str]:
-        return [line.casefold() for line in self.view.lines]
+    def _counts(self, texts: set[str]) -> list[int]:
+        """How many of some texts each line holds.
+
+        A piece of a longer line also holds what begins there and ends in the next pieces, and counts for it and the
+        next one together where each of the two has what the other lacks.
+        """
+        counts: list[int] = []
+        reach, following, below = max(map(len, texts)), "", set[str]()
+        is_json = bool(self.view.outline)  # where each piece is a text, in quotation marks
+        rows = [row.text for row in self.view.outline] if is_json else self.view.lines
+        for row, line in zip(reversed(rows), map(str.casefold, reversed(self.view.lines)), strict=True):
+            bare, goes_on = line.removesuffix(",")[1:-1] if is_json else line, isinstance(row, LinePiece)
+            joined = bare + following if goes_on else bare
+            held = {text for text in texts if text in line or 0 <= joined.find(text) < len(bare)}
+            counts.append(len(held | below if goes_on and held - below else held))
+            following, below = joined[:reach], held
+        return counts[::-1]
 
     @cached_property
     def _passages(self) -> list[tuple[int, int]]:

@@ -30,7 +30,9 @@ _Size: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 class EvidenceRecord(BaseModel):
     """A piece of evidence: a tool's result, a file, or another text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=describe, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=describe, defer_build=True
+    )
 
     uri: str
     """Its address within the session."""

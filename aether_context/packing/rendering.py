@@ -289,6 +289,8 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
     elif sent is None and form != "told":
         # What was not left out for another reason repeats an answer to the same call.
         form, reason = "left_out", reason or "duplicate"
+    elif sent is not None and sent.form == "payload" and not _is_all_in(raw, sent.content):
+        form, reason = "extract", "window"
     elif change is None and (uri := offloaded_to(raw)):
         form = "offloaded"
     elif change is None and sent is not None and sent.form == "extract":
@@ -305,6 +307,12 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
         sent_tokens=sent.tokens if sent is not None and sent.tokens != tokens else None,
         uri=uri,
     )
+
+
+def _is_all_in(raw: Content, sent: Content) -> bool:
+    """Whether a message is whole in its packed form: the last resort takes the middle of its text, and media."""
+    others = [sum(part.kind != "text" for part in content.parts) for content in (raw, sent)]
+    return raw.text in sent.text and others[0] == others[1]
 
 
 def _candidate_row(

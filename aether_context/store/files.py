@@ -127,6 +127,14 @@ class Files:
         self.options = dict(options or {})
         self._open()
 
+    def __deepcopy__(self, memo: object) -> Files:
+        """Itself: copies of a store share what is known of it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the options, which may hold credentials: where a pickle is read, the environment has to name them."""
+        return Files, (self.url, None, self.timeout_seconds)
+
     def _open(self) -> None:
         import fsspec
         from fsspec.asyn import AsyncFileSystem

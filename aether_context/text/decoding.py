@@ -72,6 +72,20 @@ def escaped(text: str, kept: str = "") -> str:
     )
 
 
+_FLAG = "\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f"
+_HIDDEN = re.compile(f"{_FLAG}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+"""Flags of regions, which are left; else a control, a mark that reorders text, or a tag that nobody sees."""
+
+
+def visible(text: str) -> str:
+    """A text with escapes for what a model reads and a person does not see: controls but tab and line ends, marks that
+    embed, override or isolate a direction, and tags outside of flags.
+
+    Letters of any script, joiners of emoji and the marks of Arabic and Hebrew stay.
+    """
+    return _HIDDEN.sub(lambda found: found[0] if len(found[0]) > 1 else ascii(found[0])[1:-1], text)
+
+
 def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | None:
     """The value of a JSON text, and whether the text is complete; None where it is not JSON.
 

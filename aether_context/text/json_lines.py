@@ -54,6 +54,10 @@ CLOSING = ("}", "]")
 """The texts of lines that close what another one opens."""
 
 
+class LinePiece(str):
+    """A piece of a longer line, which goes on in the next one."""
+
+
 class Line(NamedTuple):
     """A line of an outline. ``parent`` is the index of the line that opens what it stands in, -1 at the top.
 
@@ -82,7 +86,7 @@ def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: in
         value = [piece for line in value.split("\n") for piece in pieces(line, LONGEST)]
     whole = compact(value)
     if not isinstance(value, (dict, list)) or depth > _DEEPEST or len(whole) <= LONGEST:
-        lines.append(Line(whole, parent, key))
+        lines.append(Line(LinePiece(whole) if isinstance(value, LinePiece) else whole, parent, key))
         return
     value = _as_table(value) or value
     at = len(lines)
@@ -132,7 +136,7 @@ def pieces(line: str, width: int) -> list[str]:
     start = 0
     while len(line) - start > width:
         cut = line.rfind(" ", start + width // 2, start + width) + 1 or start + width
-        found.append(line[start:cut])
+        found.append(LinePiece(line[start:cut]))
         start = cut
     return [*found, line[start:]]
 

@@ -65,6 +65,9 @@ class SharedLRU(Generic[_Key, _Value]):
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def bound(self, weight_of: Callable[[_Value], int], most: int) -> None:
         """Forgets what was used longest ago while all together weigh more; what was used last stays."""
         with self._lock:

@@ -122,8 +122,8 @@ _ANSWER: JSON = {
 }
 
 
-_MOST_LATE = 2
-"""So many late answers in a row turn a model's summaries off in a session."""
+_MOST_USELESS = 2
+"""So many packs in a row whose answers were late, or held no summary, turn a model's summaries off in a session."""
 
 
 @dataclass(slots=True)
@@ -133,6 +133,8 @@ class _Written:
     texts: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     cost: Cost = field(default_factory=Cost)
+    gains: list[int] = field(default_factory=list)
+    """The summaries of each answer that was paid for."""
 
 
 class ModelSummarizer:
@@ -157,7 +159,7 @@ class ModelSummarizer:
         self._model = AuxiliaryModel(model, field="compress.summarizer", argument="summarizer")
         self.check = self._model.check
         self._known: SharedLRU[tuple[str, str, str], str] = SharedLRU(2_000)
-        self._late: SharedLRU[tuple[str, ...], int] = SharedLRU(512)
+        self._useless: SharedLRU[tuple[str, ...], int] = SharedLRU(512)
 
     async def summarize(
         self, pack: Pack, policy: PackPolicy, build: Callable[[PackInput], Awaitable[Pack]]
@@ -168,8 +170,8 @@ class ModelSummarizer:
         change what else fits, hence a second round.
         """
         written, problems, session = _Written(), pack.source.problems, pack.identity[:3]
-        if (self._late.get(session) or 0) >= _MOST_LATE:
-            problem = f"summarizer: off in this session, since it was late {_MOST_LATE} times"
+        if (useless := self._useless.get(session) or 0) >= _MOST_USELESS:
+            problem = f"summarizer: off in this session, since it was late or gave no summary {_MOST_USELESS} times"
             return await build(pack.source._replace(problems=(*problems, problem))), {}
         deadline = asyncio.get_running_loop().time() + self.seconds
         for _ in range(2):
@@ -178,9 +180,9 @@ class ModelSummarizer:
             try:
                 left = deadline - asyncio.get_running_loop().time()
                 await within(left, self._complete(pack, policy, written))
-                self._late.put(session, 0)
+                self._useless.put(session, useless + 1 if written.gains and not any(written.gains) else 0)
             except TimeoutError:
-                self._late.put(session, (self._late.get(session) or 0) + 1)
+                self._useless.put(session, useless + 1)
                 written.problems.append(f"summarizer: no answer within {self.seconds:g} s")
             except Exception as error:
                 written.problems.append(f"summarizer: {type(error).__name__}")
@@ -236,6 +238,7 @@ class ModelSummarizer:
             )
         except BaseException as error:
             written.problems.append(f"summarizer: {type(failure(error)).__name__}")
+            written.gains += [0] if isinstance(error, ValueError) else []
             return
         texts: dict[str, str] = {}
         for entry in entries:  # what does not fit the form is left out
@@ -245,6 +248,7 @@ class ModelSummarizer:
         if len(texts) < len(batch):
             written.problems.append(f"summarizer: {len(batch) - len(texts)} of {len(batch)} summaries missing")
         written.texts.update(texts)
+        written.gains.append(len(texts))
         for key, text in texts.items():
             place = (identity.app, identity.user, key)
             self._known.put(place, text)

@@ -26,6 +26,7 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
 from aether_context.conversation.turns import INSTRUCTION
 from aether_context.pack import Candidate, Content, Part, Request, Tool
+from aether_context.text.decoding import visible
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
@@ -57,8 +58,10 @@ class Reader:
         key = (model, key_of(content))
         found = self._contents.get(key)
         if found is None:
-            parts = [_part(part, model) for part in content.parts or ()]
-            found = attributed(content_of_parts(content.role or "", parts))
+            found = _read(content, model)
+            if (escaped := _escaped(content, found)) is not content:
+                _shown_contents.put(key[1], escaped)
+                found = _read(escaped, model)
             self._contents.put(key, found)
         return found
 
@@ -81,6 +84,53 @@ class Reader:
             self._tools.put(key, tools)
         system, is_text = system_text(request.config)
         return Request(request.model or "", system, is_text, tools, tuple(others))
+
+
+def shown(content: types.Content) -> types.Content:
+    """A content as it was read: with escapes in the place of what nobody sees, where others wrote it."""
+    return (_shown_contents.get(key_of(content)) or content) if len(_shown_contents) else content
+
+
+def _read(content: types.Content, model: str) -> Content:
+    return attributed(content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()]))
+
+
+# What others wrote, who may hide words from people and not from the model: results, quotes and artifacts. A user's own
+# words, and those of the app, stay as they are.
+
+_shown_contents: SharedLRU[object, types.Content] = SharedLRU(20_000)
+"""Contents that hide something, as they are sent, by `key_of`."""
+_ARTIFACT = re.compile(r"Artifact .* is:", re.DOTALL)
+"""How ADK's ``load_artifacts`` begins a message that shows one."""
+_ESCAPED = re.compile(r"\\u00[01]|\\[bf]")
+"""Controls in JSON."""
+
+
+def _escaped(content: types.Content, known: Content) -> types.Content:
+    """A content, known as it came, with escapes in what others wrote; itself where nothing is hidden there."""
+    shows_file = len(known.parts) == 2 and known.role == "user" and _ARTIFACT.fullmatch(known.parts[0].text)
+    if not (known.responses or known.agent or shows_file):
+        return content
+    if visible(known.wire) == known.wire and not _ESCAPED.search(known.wire):
+        return content
+    parts = list(content.parts or ())
+    for at, part in enumerate(parts):
+        answer = part.function_response
+        if answer is not None and answer.response is not None:
+            answer = answer.model_copy(update={"response": _all_visible(answer.response)})
+            parts[at] = part.model_copy(update={"function_response": answer})
+        elif part.text:
+            parts[at] = part.model_copy(update={"text": visible(part.text)})
+    return content if parts == content.parts else types.Content(role=content.role, parts=parts)
+
+
+def _all_visible(value: Any) -> Any:
+    """A value of JSON whose texts and keys hide nothing."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {_all_visible(name): _all_visible(item) for name, item in value.items()}
+    return [*map(_all_visible, value)] if isinstance(value, (list, tuple)) else value
 
 
 def essential_names(request: LlmRequest) -> frozenset[str]:
@@ -264,7 +314,7 @@ def memory_candidate(
     preference: bool = False,
 ) -> Candidate:
     """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
-    author = None if preference else author
+    author, text = None if preference else author, visible(text)
     digest = hash_text(f"{author}: {text}" if author else text)
     try:
         time = datetime.fromisoformat(timestamp).timestamp() if timestamp else None

@@ -148,7 +148,8 @@ def mark_prefix(call: ModelCall, models: Sequence[ServedModel]) -> None:
     request, invocation = call.request, call.invocation
     if call.policy.cache == "off" or request.cache_config is not None or invocation.context_cache_config is not None:
         return
-    if not request.tools_dict and all(event.author == "user" for event in call.context.session.events):
+    spoken = (event.author for event in call.context.session.events if event.content is not None)
+    if not request.tools_dict and all(author == "user" for author in spoken):
         return
     for model in models:
         is_claude = bare_model_name(model.name).startswith("claude") and provider_of(model.name) in _MARKING

@@ -1,0 +1,124 @@
+"""Hundreds of sessions that wake together, as after a restart: the event loop serves others between their packs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+from scripted import Scripted, new_store
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.bounds import take_turn
+
+SESSIONS = 60
+
+
+class Unseen(Scripted):
+    """A model that keeps no copies of requests, which would take as long as packs."""
+
+    def see(self, llm_request: LlmRequest) -> None:
+        return None
+
+
+class Noting(ContextPackPlugin):
+    """Notes in which round of the event loop each pack was finished."""
+
+    beats: list[int]
+    rounds: list[int]
+
+    async def before_model_callback(self, **given: Any) -> Any:
+        answer = await super().before_model_callback(**given)
+        self.rounds.append(self.beats[0])
+        return answer
+
+
+async def most_packs_in_a_round(plugin: Noting) -> int:
+    """Returns how many packs one round of the loop finished at most, while all sessions answer at once."""
+    sessions, llm = InMemorySessionService(), Unseen(sent=[])
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
+    runner = Runner(app=App(name="shop", root_agent=agent, plugins=[plugin]), session_service=sessions)
+    for at in range(SESSIONS):
+        session = await sessions.create_session(app_name="shop", user_id=f"u{at}", session_id="s")
+        for turn in range(60):
+            author, role = ("user", "user") if turn % 2 == 0 else ("clerk", "model")
+            text = f"turn {turn} of {at}: " + " ".join(f"word{(at * 31 + turn * 7 + n) % 997}" for n in range(60))
+            content = types.Content(role=role, parts=[types.Part(text=text)])
+            await sessions.append_event(session, Event(author=author, invocation_id=f"i{turn // 2}", content=content))
+    plugin.beats, plugin.rounds = [0], []
+
+    async def beat() -> None:
+        while True:
+            plugin.beats[0] += 1
+            await asyncio.sleep(0)
+
+    async def ask(at: int) -> None:
+        message = types.UserContent(f"What was word{at}?")
+        async for _ in runner.run_async(user_id=f"u{at}", session_id="s", new_message=message):
+            pass
+
+    heart = asyncio.create_task(beat())
+    await asyncio.gather(*map(ask, range(SESSIONS)))
+    heart.cancel()
+    assert len(plugin.rounds) == SESSIONS
+    return max(Counter(plugin.rounds).values())
+
+
+def test_sessions_that_wake_together_leave_the_loop_to_others(figure: Callable[[str, float], None]) -> None:
+    plugin = Noting(policy=PackPolicy(max_input_tokens=3_000), store=new_store(), on_error="raise")
+    packs = asyncio.run(most_packs_in_a_round(plugin))
+    figure("packs_in_a_round", packs)
+    assert packs <= 5
+
+
+def test_turns_go_on_where_one_that_waits_is_cancelled() -> None:
+    order: list[int] = []
+
+    async def go() -> None:
+        async def act(at: int) -> None:
+            await take_turn()
+            order.append(at)
+
+        tasks = [asyncio.create_task(act(at)) for at in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[3:9]:
+            task.cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+
+    for _ in range(3):  # each in an event loop of its own
+        asyncio.run(go())
+    assert order == [0, 1, 2, *range(9, 20)] * 3
+
+
+@pytest.mark.parametrize("callers", [1, 5])
+def test_a_turn_is_given_once_a_round(callers: int) -> None:
+    rounds: list[int] = []
+
+    async def go() -> None:
+        now = [0]
+
+        async def count() -> None:
+            while True:
+                now[0] += 1
+                await asyncio.sleep(0)
+
+        async def act() -> None:
+            await take_turn()
+            rounds.append(now[0])
+
+        counting = asyncio.create_task(count())
+        await asyncio.gather(*(act() for _ in range(callers)))
+        counting.cancel()
+
+    asyncio.run(go())
+    assert len(set(rounds)) == callers
