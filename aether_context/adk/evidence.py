@@ -36,19 +36,21 @@ from aether_context.adk.results import (
 )
 from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
-from aether_context.canonical import Path, canonical_json, hash_bytes, hash_json, plain, replaced, short
+from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, evidence_uri, extractor_of, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
-from aether_context.evidence.media import Medium, mark, media_in
+from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.evidence.show import tokens_of
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.store import PackStore
+from aether_context.text.decoding import said_once
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
+from aether_context.tokens.media import sniffed
 
 STORE_SECONDS = 5.0
 ASKED_CHARACTERS = 400
@@ -67,9 +69,13 @@ _MOST_AT_ONCE = 500
 
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
-_Media: TypeAlias = tuple[list[str], list[tuple[Path, str]]]
+_Media: TypeAlias = tuple[list[str], Mapping[str, Any], list[tuple[Medium, str]]]
 """The media in a response, by the hashes of what the store keeps of them: those of its parts, and of what is written in
-its JSON, with the path there."""
+its JSON, which says it once, with the places there."""
+_LEAST_WRITTEN, _LEAST_WRITTEN_TOKENS = 600, 200
+"""Characters and tokens of written data for which an address stands, which takes 30 tokens: no model reads it."""
+_MOST_MEDIA = 64
+"""Written data of one result that gets addresses, the largest: their records take 25 KB of the session's state."""
 
 
 class Offloader:
@@ -118,7 +124,7 @@ class Offloader:
         needs_proof = any(item.needs_evidence for item in call.planned.step.acceptance)
 
         def is_wanted(given: ToolResult) -> bool:
-            is_short = _characters(given.response) <= settings.threshold_tokens
+            is_short = _characters(given.response) <= min(settings.threshold_tokens, _LEAST_WRITTEN)
             if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
                 return False
             return not _uses_computer(tools.get(given.tool))
@@ -161,16 +167,18 @@ class Offloader:
             "window": window,
         }
         evidence: _Evidence = []
-        response = given.response
-        inside = await aside(_characters(response), lambda: list(media_in(response)))
+        response = said_once(given.response)
+        inside = await aside(_characters(response), partial(self._written, response))
+        marks: list[tuple[Medium, str]] = []
         for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
                 record = self._record(medium, settings, context, {**origin, "piece": piece})
                 if record is not None:
                     evidence.append((record, medium.data))
-                    response = replaced(response, medium.path, mark(record)) if medium.path else response
-        content = as_json(response)
+                    if medium.path:
+                        marks.append((medium, mark(record, is_inside=medium.span is not None)))
+        content = as_json(with_marks(response, marks))
         if content is not None:
             found = await aside(
                 _characters(content),
@@ -182,6 +190,16 @@ class Offloader:
                 self._shown.put((given.tool, structure(content), query, window), found)
         return evidence
 
+    def _written(self, response: Mapping[str, Any]) -> list[Medium]:
+        """The media that a response holds, but for secrets, which redaction masks where they stand; the largest, where
+        they are very many."""
+        media = list(media_in(response))
+        if self._mask:
+            clear = {medium.data for medium in media_in(self._mask.json(response))}
+            media = [medium for medium in media if sniffed(medium.data) or medium.data in clear]
+        least = sorted((len(medium.written) for medium in media), reverse=True)[:_MOST_MEDIA]
+        return [medium for medium in media if len(medium.written) >= least[-1]]
+
     def _record(
         self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
     ) -> EvidenceRecord | None:
@@ -191,7 +209,7 @@ class Offloader:
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
-        if rule == "never" or (rule != "always" and (not is_written or tokens <= settings.threshold_tokens)):
+        if rule == "never" or (rule != "always" and (not is_written or tokens <= _LEAST_WRITTEN_TOKENS)):
             return None
         digest = hash_bytes(medium.data)
         return EvidenceRecord(
@@ -239,7 +257,9 @@ class Offloader:
             record
             for record in records
             if record.window
-            and (record.tokens > threshold or record.form == "verbatim" or record.source in self._always)
+            and (
+                record.tokens > threshold or record.piece or record.form == "verbatim" or record.source in self._always
+            )
         ]
         before, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
@@ -322,10 +342,10 @@ class Offloader:
         before: dict[str, Any] = answer.response or {}
         response, marks, left = before, [], list(answer.parts or ())
         if known.has_media:
-            parts, written = self._media_of(before)
-            for path, digest in written:
-                text = known.mark_of(digest)
-                response = replaced(response, path, text) if text else response
+            parts, once, written = self._media_of(before)
+            texts = [(medium, known.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
+            if texts := [(medium, text) for medium, text in texts if text]:
+                response = with_marks(once, texts)
             of_inside = [known.mark_of(digest, supersedes=True) for digest in parts]
             if of_inside and all(of_inside):
                 response, marks = split(response)[0], of_inside
@@ -342,8 +362,10 @@ class Offloader:
         key = structure(response)
         found = self._media.get(key)
         if found is None:
-            written = [(medium.path, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(response)]
-            found = [self._digest_of(part) for part in split(response)[1]], written
+            once = said_once(response)
+            media = ((medium, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(once))
+            written = [(medium._replace(data=b"", written=""), digest) for medium, digest in media]
+            found = [self._digest_of(part) for part in split(response)[1]], once, written
             self._media.put(key, found)
         return found
 
@@ -403,13 +425,13 @@ class _Known:
         self._last[record.call] = record
         return last.uri if last is not None and last.digest != record.digest else ""
 
-    def mark_of(self, digest: str, *, supersedes: bool = False) -> str:
+    def mark_of(self, digest: str, *, supersedes: bool = False, is_inside: bool = False) -> str:
         """What stands in the place of a medium, empty where it stays; with the address that it supersedes."""
         record = self.by_digest.get(digest)
         if record is None or record.form != "described":
             return ""
         self.saved_tokens += record.tokens
-        return mark(record, self.earlier(record) if supersedes else "")
+        return mark(record, self.earlier(record) if supersedes else "", is_inside=is_inside)
 
 
 def _uses_computer(tool: BaseTool | None) -> bool:
