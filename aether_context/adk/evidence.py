@@ -67,6 +67,11 @@ _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity",
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
+_OFF_NOTE = (
+    "record = {!r} turns offload off: long tool results, and data written out in them, are sent whole in every request,"
+    " and what a cut takes of them cannot be read again"
+)
+
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
 _Media: TypeAlias = tuple[list[str], Mapping[str, Any], list[tuple[Medium, str]]]
@@ -98,6 +103,7 @@ class Offloader:
         self._mask = policy.mask
         # A store that is to keep no texts gets none.
         self._is_on = policy.offload.mode == "auto" and policy.record == "full"
+        self._off_note = _OFF_NOTE.format(policy.record) if policy.offload.mode == "auto" and not self._is_on else ""
         self._store = store
         self._records = records
         self._report = report
@@ -110,7 +116,7 @@ class Offloader:
         self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
         """Of results the hash of what the store keeps, and the size as JSON."""
-        self._media: SharedLRU[object, _Media] = SharedLRU(512)
+        self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
 
     async def _look(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
@@ -250,6 +256,9 @@ class Offloader:
         if not self._is_on:
             if records:
                 declare(request, readers)
+            if self._off_note and request.tools_dict:
+                self._report(self._off_note)
+                problems = (self._off_note,)
             return problems, 0
         threshold = self._limits(window).threshold_tokens
         kept = any(not record.window for record in records)
@@ -263,8 +272,9 @@ class Offloader:
         ]
         before, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
-            if long:  # off the event loop where there are texts to mask
-                shown = await asyncio.to_thread(self._show, call, long) if self._mask else self._show(call, long)
+            if long:  # off the event loop where there are texts to mask, or to look for media in
+                is_instant = not self._mask and not any(record.piece for record in long)
+                shown = self._show(call, long) if is_instant else await asyncio.to_thread(self._show, call, long)
                 wants, saved_tokens = shown
             wants = (
                 wants
@@ -341,7 +351,7 @@ class Offloader:
             return None
         before: dict[str, Any] = answer.response or {}
         response, marks, left = before, [], list(answer.parts or ())
-        if known.has_media:
+        if known.has_media and name not in self._never:
             parts, once, written = self._media_of(before)
             texts = [(medium, known.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
             if texts := [(medium, text) for medium, text in texts if text]:

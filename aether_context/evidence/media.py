@@ -55,7 +55,7 @@ _DUMPED = re.compile(r"(?m)^(?:0x)?([\da-fA-F]+):?[ \t]+((?:(?:[\da-fA-F]{2}){1,
 _KEY = re.compile(r"""(\\*["'])\s*:[\s\[]*$""")
 _NEAR_TYPE = re.compile(rf"""(?i)(?:mime|media|content)[_-]?type[\\"'\s:=]{{1,12}}({_TYPE.pattern})""")
 _COPIED = re.compile(
-    r"""(?i)(?:token|cursor|continuation|signature|page|state|secret|key|jwt|cookie)[\\"'\s:=>]*\Z|\.\Z"""
+    r"""(?i)(?:token|cursor|continuation|signature|next_?page|state|secret|key|jwt|cookie)[\\"'\s:=>]*\Z|\.\Z"""
 )
 """The name of what a model has to copy, and the dot between the parts of a token."""
 _VECTOR = re.compile(r"(?i)embedding|vector")
@@ -174,21 +174,18 @@ def _inside(text: str, path: Path) -> Iterator[Medium]:
             if (end := max(escaped.rfind(closing) + len(closing) for closing in ("svg%3E", "svg%3e", "svg>"))) > _LEAST:
                 at -= len(escaped) - end
                 content = unquote_to_bytes(escaped[:end]), "image/svg+xml"
-        elif numbers := found["list"] or found["row"]:
-            content = _of_numbers(re.findall(r"[\w.+-]+(?<!\\[nrt])", numbers), found[0], before[-60:])
+        elif numbers := found["list"] or found["row"] or found["pairs"]:
+            pairs = [f"0x{pair}" for pair in re.findall(r"[\da-fA-F]{2}", found["pairs"] or "")]
+            content = _of_numbers(pairs or re.findall(r"[\w.+-]+(?<!\\[nrt])", numbers), found[0], before[-60:])
             quote = key[1] if (key := _KEY.search(before)) is not None else ""
-        elif pairs := found["pairs"]:
-            content = _of_numbers([f"0x{pair}" for pair in re.findall(r"[\da-fA-F]{2}", pairs)], pairs, "")
         elif dump := found["dump"]:
             at -= dump.endswith("\n")
             lines = [(int(line[1], 16), bytes.fromhex(line[2])) for line in _DUMPED.finditer(dump)]
-            first, step = lines[0][0], lines[1][0] - lines[0][0]
+            step = lines[1][0] - lines[0][0]
             data = b"".join(line[:step] for _, line in lines)
-            # Each line begins with its offset.
-            follows = 0 < step <= len(lines[0][1]) and all(
-                offset == first + step * row for row, (offset, _) in enumerate(lines)
-            )
-            content = (data, typed("", data)) if follows else None
+            # Each line begins with its offset; what letters stand behind the bytes may look like more of them.
+            if step > 0 and all(offset == lines[0][0] + step * row for row, (offset, _) in enumerate(lines)):
+                content = data, typed("", data)
         else:
             media_type = found["uri"] and found["uri"].replace("\\", "")
             at, data = _of_run(text, start if found["run"] else at, before, is_uri=media_type is not None)
@@ -224,12 +221,9 @@ def _of_run(text: str, start: int, before: str, *, is_uri: bool) -> tuple[int, b
         padded = _PADDING.match(text, end)
         end = padded.end() if padded is not None else end
         is_list = len(written) > width and len(written) % width == 0 and width not in _USUAL_WIDTHS
+        is_list = is_list and "-----BEGIN" not in before
         is_copied = _COPIED.search(before) is not None or text.startswith(".", end)
-        if (
-            is_uri
-            or sniffed(data)
-            or (_is_mixed(written) and not is_copied and (not is_list or "-----BEGIN" in before))
-        ):
+        if is_uri or sniffed(data) or (_is_mixed(written) and not is_list and not is_copied):
             return end, data
     return full, None
 
