@@ -23,6 +23,7 @@ from scripted import Chat, call, faults, grow
 from aether_context import PackPolicy, PackStore
 from aether_context.adk.evidence import _MOST_MEDIA
 from aether_context.evidence.media import media_in
+from aether_context.store.verification import verify
 
 RANDOM = random.Random(7)
 IMAGE = b"\x89PNG\r\n\x1a\n" + RANDOM.randbytes(30_000)
@@ -148,7 +149,7 @@ def test_data_inside_a_text_goes_to_the_store_and_the_words_around_it_stay(resul
     talk.restart()
     talk.say("And the temperature?")
     assert grow(talk.sent[1:])
-    talk.replays()
+    assert verify(talk.store, replays=True).faults == {}
 
 
 JWT = ".".join(
@@ -210,7 +211,7 @@ def test_json_with_numbers_stays_json(indent):
 
 def test_the_model_sees_the_picture_again_and_reads_the_words():
     talk = talk_of(FORMS["HTML, two pictures"][0])
-    (first, second) = (record.uri for record in talk.store.evidence("shop", "ann", "s1"))
+    first, second = (record.uri for record in sorted(talk.store.evidence("shop", "ann", "s1"), key=lambda it: it.piece))
     assert f'<img src="[image/png, 30 KB: {first}]"/><img src="[image/jpeg, 9 KB: {second}]"/>' in str(
         talk.sent[-1].answers("show_panel")
     )
@@ -293,7 +294,7 @@ def test_a_store_without_texts_turns_offload_off_and_says_so_once(record, caplog
     talk = talk_of(FORMS["Markdown"][0], policy=policy)
     talk.say("And the temperature?")
     assert CODE in shown(talk)
-    note = f"record = {record!r} turns offload off: long tool results"
+    note = f"record = {record!r} turns offload off: "
     assert [line.message.startswith(note) for line in caplog.records] == [True]
     assert all(any(problem.startswith(note) for problem in one.degradations) for one in talk.manifests())
 

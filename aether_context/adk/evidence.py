@@ -67,10 +67,7 @@ _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity",
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
-_OFF_NOTE = (
-    "record = {!r} turns offload off: long tool results, and data written out in them, are sent whole in every request,"
-    " and what a cut takes of them cannot be read again"
-)
+_OFF_NOTE = "record = {!r} turns offload off: long tool results are sent whole, and none is read again after a cut"
 
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
@@ -256,19 +253,17 @@ class Offloader:
         if not self._is_on:
             if records:
                 declare(request, readers)
-            if self._off_note and request.tools_dict:
-                self._report(self._off_note)
-                problems = (self._off_note,)
-            return problems, 0
+            if not self._off_note or not request.tools_dict:
+                return (), 0
+            self._report(self._off_note)
+            return (self._off_note,), 0
         threshold = self._limits(window).threshold_tokens
         kept = any(not record.window for record in records)
         long = [
             record
             for record in records
             if record.window
-            and (
-                record.tokens > threshold or record.piece or record.form == "verbatim" or record.source in self._always
-            )
+            and (record.tokens > threshold or record.form in ("verbatim", "described") or record.source in self._always)
         ]
         before, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):

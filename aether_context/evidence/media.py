@@ -62,8 +62,9 @@ _VECTOR = re.compile(r"(?i)embedding|vector")
 _BEFORE = 200
 _LEAST_UNKNOWN = 2_048
 """Characters of base64 or hexadecimal without a type and a signature."""
-_USUAL_WIDTHS = (60, 72, 76)
-"""Those of lines that are broken; equal lines of another width are a list of hashes or tokens."""
+_LONGEST_LINE, _USUAL_WIDTHS = 1_000, (60, 72, 76)
+"""Characters of a line that goes on in the next, and of usual ones; equal lines of another width are a list of hashes
+or tokens."""
 _LEAST_NUMBERS, _LEAST_VECTOR, _VECTOR_STEP = 100, 256, 64
 """Numbers of the shortest list, and of a vector that nothing names: those of embeddings are a multiple, 365
 measurements are not."""
@@ -182,10 +183,10 @@ def _inside(text: str, path: Path) -> Iterator[Medium]:
             at -= dump.endswith("\n")
             lines = [(int(line[1], 16), bytes.fromhex(line[2])) for line in _DUMPED.finditer(dump)]
             step = lines[1][0] - lines[0][0]
-            data = b"".join(line[:step] for _, line in lines)
+            dumped = b"".join(line[:step] for _, line in lines)
             # Each line begins with its offset; what letters stand behind the bytes may look like more of them.
             if step > 0 and all(offset == lines[0][0] + step * row for row, (offset, _) in enumerate(lines)):
-                content = data, typed("", data)
+                content = dumped, typed("", dumped)
         else:
             media_type = found["uri"] and found["uri"].replace("\\", "")
             at, data = _of_run(text, start if found["run"] else at, before, is_uri=media_type is not None)
@@ -204,26 +205,32 @@ def _of_run(text: str, start: int, before: str, *, is_uri: bool) -> tuple[int, b
     """
     if (line := _RUN.match(text, start)) is None:
         return start + 1, None
-    width, full = len(line[0]), line.end()
-    line_end = _LINE_END.match(text, full) if width >= _LEAST else None
-    gap = line_end[0] if line_end is not None else ""
-    while gap and text.startswith(gap, full):
-        line = _RUN.match(text, full + len(gap))
-        if line is None or len(line[0]) != width:
+    width, full, gap = len(line[0]), line.end(), ""
+    if _LEAST <= width <= _LONGEST_LINE and (line_end := _LINE_END.match(text, full)) is not None:
+        gap = line_end[0]
+    while gap and text.startswith(gap, full) and (line := _RUN.match(text, full + len(gap))) is not None:
+        if len(line[0]) != width:
             break
         full = line.end()
-    is_last = line is not None and full > start + width and full < line.end() < full + len(gap) + width
-    ends = [line.end(), full] if line is not None and is_last and _ENDS.match(text, line.end()) else [full]
+    ends = [full]
+    if (
+        line is not None
+        and start + width < full < line.end() < full + len(gap) + width
+        and _ENDS.match(text, line.end())
+    ):
+        ends = [line.end(), full]
     for end in () if "PRIVATE KEY" in before else ends:
         written = unquote(text[start:end].replace(gap, "").replace("\\", ""))
         if (data := _decoded(written)) is None:
             continue
         padded = _PADDING.match(text, end)
         end = padded.end() if padded is not None else end
+        kinds, least = set(written), 11 if _HEX.fullmatch(written) else 40
+        is_mixed = len(written) >= _LEAST_UNKNOWN and len(kinds) > least and not kinds.isdisjoint("abcdefABCDEF")
         is_list = len(written) > width and len(written) % width == 0 and width not in _USUAL_WIDTHS
-        is_list = is_list and "-----BEGIN" not in before
         is_copied = _COPIED.search(before) is not None or text.startswith(".", end)
-        if is_uri or sniffed(data) or (_is_mixed(written) and not is_list and not is_copied):
+        is_list = is_list and "-----BEGIN" not in before
+        if is_uri or sniffed(data) or (is_mixed and not is_list and not is_copied):
             return end, data
     return full, None
 
@@ -236,13 +243,6 @@ def _decoded(written: str) -> bytes | None:
         with suppress(binascii.Error, ValueError):
             return base64.b64decode(written + "=" * (-len(written) % 4), altchars=marks, validate=True)
     return None
-
-
-def _is_mixed(written: str) -> bool:
-    """Whether a text of one alphabet is data rather than words, numbers or the letters of a sequence."""
-    letters = set(written)
-    least = 11 if _HEX.fullmatch(written) else 40
-    return len(written) >= _LEAST_UNKNOWN and len(letters) > least and not letters.isdisjoint("abcdefABCDEF")
 
 
 def _of_numbers(items: Sequence[str], written: str, names: str) -> tuple[bytes, str] | None:
