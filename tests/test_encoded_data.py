@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 import pytest
 from failing import FailingFileSystem
-from scripted import Chat, call, faults, grow
+from google.adk.agents import LlmAgent
+from scripted import Chat, Scripted, call, faults, grow
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk.evidence import _MOST_MEDIA
@@ -309,3 +310,26 @@ def test_marks_stand_in_the_place_of_data_alone():
     text = f"a {DATA_CODE} b [0] {CODE} c"
     spans = [medium.span for medium in media_in({"result": text})]
     assert [text[slice(*span)] for span in spans if span is not None] == [DATA_CODE, CODE]
+
+
+def test_another_agent_is_quoted_the_words_without_the_data():
+    def show_panel() -> str:
+        """Shows a panel."""
+        return str(FORMS["Markdown"][0])
+
+    teller = LlmAgent(name="teller", model=Scripted(script=["4.2"], sent=[]), description="Tells.", instruction="Tell.")
+    script = [call("show_panel"), call("transfer_to_agent", agent_name="teller")]
+    lead = LlmAgent(
+        name="lead",
+        model=Scripted(script=script, sent=[]),
+        instruction="You lead.",
+        tools=[show_panel],
+        sub_agents=[teller],
+    )
+    talk = Chat(agent=lead, policy=PackPolicy(max_input_tokens=128_000))
+    talk.say("What is the pressure?")
+    (text,) = [request.text for request in talk.sent if request.agent == "teller"]
+    assert READING in text
+    assert "[image/png, 30 KB: artifact://evidence/" in text
+    assert CODE[:60] not in text
+    assert verify(talk.store, replays=True).faults == {}
