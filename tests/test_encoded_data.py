@@ -62,6 +62,10 @@ def nested(value: object, layers: int = 2, **options: Any) -> str:
 
 FORMS: dict[str, tuple[Any, list[bytes]]] = {
     "Markdown": (f"![panel](data:image/png;base64,{CODE})\n\n{READING}", [IMAGE]),
+    "Markdown, in lines": (
+        f"![panel](data:image/png;base64,{chr(10).join(textwrap.wrap(CODE, 76))}) {READING}",
+        [IMAGE],
+    ),
     "HTML, two pictures": (
         f'<p>{READING}</p><img src="data:image/png;base64,{CODE}"/><img src="data:image/jpeg;base64,{PHOTO_CODE}"/>',
         [IMAGE, PHOTO],

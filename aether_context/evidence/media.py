@@ -47,7 +47,7 @@ _SIGNS = (re.compile(r"[A-Za-z0-9+/_-]{60}"), re.compile(r"[\s\d,.:xa-fA-Fnrt\\+
 """One of them is in each text with data but for SVG. To look for both takes a third of the time."""
 _RUN = re.compile(r"(?:[A-Za-z0-9+/_-]+|\\{1,8}/|%2[BbFf])+")
 _PADDING = re.compile(r"(?:=|%3[Dd]|\\{1,8}u003[dD]){0,2}")
-_ENDS = re.compile(rf"""{_PADDING.pattern}(?:[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<])""")
+_ENDS = re.compile(r"""=|%3[Dd]|[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<)\]]""")
 _LINE_END = re.compile(r"""(?:(?:\\{1,8}r)?\\{1,8}n|\r?\n)["',\s>]{0,80}""")
 """A line break in base64, as such or as ``\\n``, with what a mail or a notebook puts around it."""
 _HEX = re.compile(r"(?:0x)?((?:[\da-fA-F]{2})+)")
