@@ -228,7 +228,7 @@ class Masker:
         if isinstance(value, dict):
             members: dict[str, JSON] = {}
             for key, item in value.items():
-                name = self(key)
+                name = self(str(key))  # tools give numbers as keys, too
                 while name in members:  # two keys with one mask
                     name += "_"
                 members[name] = "[password]" if self._is_password(key, item) else self.json(item)

@@ -73,6 +73,8 @@ UNITS = [
     "2024", "last  ", "2025-01-31T10:00:00 ERROR x failed\n", "x - - ", "1.1.1.1 - - [", "Error", "AException",
     "Traceback (most recent call last):\n  File x\n", "def f():\n", "export ", "TextContent(type='text', text=",
     "content=[TextContent(type='text', text='x'", "meta=", "structuredContent=", "data:", "data:a/b;a=b", "QUJD",
+    "data:image/svg+xml,", "data:a/b;base64,", "\\/", "ab\\/", "\\x89", "ab ", "[1, 2, ", "0000: ab cd ef 01 \n",
+    '"token": QUJDREVG',
     "CONTEXT PACK\n", "\nUSER REQUEST:\n", "\nHANDED OVER:\n", "- messages left out: 1\n", "- used: a1b2\n", "a1/b, ",
     "Time: 1\nx\n", "For context:\n", "`x` tool returned result:\n",
 ]  # fmt: skip
@@ -112,6 +114,8 @@ FAMILIES: Mapping[str, Callable[[int], str]] = {
     "cut nested JSON": lambda size: '{"a": [[' * (size // 8),
     "half a string": lambda size: '{"a": "' + "\\u00e" * (size // 6),
     "envelope": lambda size: "content=[TextContent(type='text', text='" + "\\'" * (size // 2),
+    "lines of one width": lambda size: f"{'QUJD' * 15}\n" * (size // 61),
+    "lines of new widths": lambda size: "\n".join("QUJD" * (15 + at % 200) for at in range(size // 460)),
     "a long word, then a mark": lambda size: "a" * size + "!",
     "a long key": lambda size: '{"' + "k" * size + '": 1}',
 }

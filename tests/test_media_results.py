@@ -191,7 +191,7 @@ def chat(script, tools, **settings: Any) -> Chat:
     [
         ("page.html", b"<p>one</p>", "text/html", ".txt"),
         ("rows.csv", b"id,name\n1,ann\n2,bob\n", "text/csv", None),
-        ("drawing.svg", b"<svg></svg>", "text/plain", ".txt"),
+        ("drawing.svg", b"<svg></svg>", "image/svg+xml", ".txt"),
         ("scan.pdf", b"%PDF-1.7\n\xff\xfe\x00", "application/pdf", ".bin"),
         ("odd.txt", b"caf\xe9", "application/octet-stream", ".bin"),
         ("none", b"\x00\xff\x00", "application/octet-stream", ".bin"),

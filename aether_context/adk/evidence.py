@@ -37,11 +37,11 @@ from aether_context.adk.results import (
 )
 from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
-from aether_context.canonical import Path, canonical_json, hash_bytes, hash_json, plain, replaced, short
+from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, evidence_uri, extractor_of, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
-from aether_context.evidence.media import Medium, mark, media_in
+from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import summary_of, tokens_of
@@ -50,8 +50,10 @@ from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
 from aether_context.store import PackStore
+from aether_context.text.decoding import said_once
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
+from aether_context.tokens.media import sniffed
 
 STORE_SECONDS = 5.0
 ASKED_CHARACTERS = 400
@@ -70,11 +72,17 @@ _MOST_COUNTED = 1_000_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
+_OFF_NOTE = "record = {!r} turns offload off: long tool results are sent whole, and none is read again after a cut"
+
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
 """The pieces that one result is made of."""
-_Media: TypeAlias = tuple[list[str], list[tuple[Path, str]]]
+_Media: TypeAlias = tuple[list[str], Mapping[str, Any], list[tuple[Medium, str]]]
 """The media in a response, by the hashes of what the store keeps of them: those of its parts, and of what is written in
-its JSON, with the path there."""
+its JSON, which says it once, with the places there."""
+_LEAST_WRITTEN, _LEAST_WRITTEN_TOKENS = 600, 200
+"""Characters and tokens of written data for which an address stands, which takes 30 tokens: no model reads it."""
+_MOST_MEDIA = 64
+"""Written data of one result that gets addresses, the largest: their records take 25 KB of the session's state."""
 
 
 class Offloader:
@@ -97,6 +105,7 @@ class Offloader:
         self._mask = policy.mask
         # A store that is to keep no texts gets none.
         self._is_on = policy.offload.mode == "auto" and policy.record == "full"
+        self._off_note = _OFF_NOTE.format(policy.record) if policy.offload.mode == "auto" and not self._is_on else ""
         self._store = store
         self._records = records
         self._report = report
@@ -109,7 +118,7 @@ class Offloader:
         self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
         """Of results the hash of what the store keeps, and the size as JSON."""
-        self._media: SharedLRU[object, _Media] = SharedLRU(512)
+        self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
         self._summaries: SharedLRU[object, str] = SharedLRU(2_048)
         """Of a session's results the lines that answer a query."""
 
@@ -126,7 +135,7 @@ class Offloader:
         needs_proof = _needs_proof(call)
 
         def is_wanted(given: ToolResult) -> bool:
-            is_short = _characters(given.response) <= settings.threshold_tokens
+            is_short = _characters(given.response) <= min(settings.threshold_tokens, _LEAST_WRITTEN)
             if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
                 return False
             return not _uses_computer(tools.get(given.tool))
@@ -169,16 +178,19 @@ class Offloader:
             "window": window,
         }
         evidence: _Evidence = []
-        response, size = given.response, _characters(given.response)
-        inside = await aside(size, lambda: list(media_in(response)))
+        response = said_once(given.response)
+        size = _characters(response)
+        inside = await aside(size, partial(self._written, response))
+        marks: list[tuple[Medium, str]] = []
         for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
                 record = self._record(medium, settings, context, {**origin, "piece": piece})
                 if record is not None:
                     evidence.append((record, medium.data))
-                    response = replaced(response, medium.path, mark(record)) if medium.path else response
-        content = await aside(size, partial(as_json, response))
+                    if medium.path:
+                        marks.append((medium, mark(record, is_inside=medium.span is not None)))
+        content = await aside(size, lambda: as_json(with_marks(response, marks)))
         if content is not None:
             found = await aside(
                 size,
@@ -193,6 +205,16 @@ class Offloader:
                 self._shown.put((given.tool, structure(content), query, window), found)
         return evidence
 
+    def _written(self, response: Mapping[str, Any]) -> list[Medium]:
+        """The media that a response holds, but for secrets, which redaction masks where they stand; the largest, where
+        they are very many."""
+        media = list(media_in(response))
+        if self._mask:
+            clear = {medium.data for medium in media_in(self._mask.json(response))}
+            media = [medium for medium in media if sniffed(medium.data) or medium.data in clear]
+        least = sorted((len(medium.written) for medium in media), reverse=True)[:_MOST_MEDIA]
+        return [medium for medium in media if len(medium.written) >= least[-1]]
+
     def _record(
         self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
     ) -> EvidenceRecord | None:
@@ -202,9 +224,7 @@ class Offloader:
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
-        if rule in ("never", "instructs") or (
-            rule != "always" and (not is_written or tokens <= settings.threshold_tokens)
-        ):
+        if rule in ("never", "instructs") or (rule != "always" and (not is_written or tokens <= _LEAST_WRITTEN_TOKENS)):
             return None
         digest = hash_bytes(medium.data)
         return EvidenceRecord(
@@ -264,20 +284,27 @@ class Offloader:
         if not self._is_on:
             if records or (_needs_proof(call) and is_free(request.config)):
                 declare(request, readers)
-            return problems, 0
+            if not self._off_note or not request.tools_dict:
+                return (), 0
+            self._report(self._off_note)
+            return (self._off_note,), 0
         threshold = self._limits(window).threshold_tokens
         kept = any(not record.window for record in records)
         long = [
             record
             for record in records
             if record.window
-            and (record.tokens > threshold or record.form == "verbatim" or record.source in self._always)
+            and (record.tokens > threshold or record.form in ("verbatim", "described") or record.source in self._always)
         ]
         before, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
-            if long:  # off the event loop where it would be felt: texts are masked, or much is encoded
+            if (
+                long
+            ):  # off the event loop where it would be felt: texts are masked, media looked for, or much is encoded
+                show = partial(self._show, call, long)
+                is_heavy = bool(self._mask) or any(record.piece for record in long)
                 size = sum(record.size_bytes for record in long)
-                wants, saved_tokens = await aside(size, partial(self._show, call, long))
+                wants, saved_tokens = await (asyncio.to_thread(show) if is_heavy else aside(size, show))
             wants = (
                 wants
                 # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
@@ -358,11 +385,11 @@ class Offloader:
             return None
         before: dict[str, Any] = answer.response or {}
         response, marks, left = before, [], list(answer.parts or ())
-        if known.has_media:
-            parts, written = self._media_of(before)
-            for path, digest in written:
-                text = known.mark_of(digest)
-                response = replaced(response, path, text) if text else response
+        if known.has_media and name not in self._never:
+            parts, once, written = self._media_of(before)
+            texts = [(medium, known.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
+            if texts := [(medium, text) for medium, text in texts if text]:
+                response = with_marks(once, texts)
             of_inside = [known.mark_of(digest, supersedes=True) for digest in parts]
             if of_inside and all(of_inside):
                 response, marks = split(response)[0], of_inside
@@ -379,8 +406,10 @@ class Offloader:
         key = structure(response)
         found = self._media.get(key)
         if found is None:
-            written = [(medium.path, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(response)]
-            found = [self._digest_of(part) for part in split(response)[1]], written
+            once = said_once(response)
+            media = ((medium, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(once))
+            written = [(medium._replace(data=b"", written=""), digest) for medium, digest in media]
+            found = [self._digest_of(part) for part in split(response)[1]], once, written
             self._media.put(key, found)
         return found
 
@@ -475,13 +504,13 @@ class _Known:
         self._last[record.call] = record
         return last.uri if last is not None and last.digest != record.digest else ""
 
-    def mark_of(self, digest: str, *, supersedes: bool = False) -> str:
+    def mark_of(self, digest: str, *, supersedes: bool = False, is_inside: bool = False) -> str:
         """What stands in the place of a medium, empty where it stays; with the address that it supersedes."""
         record = self.by_digest.get(digest)
         if record is None or record.form != "described":
             return ""
         self.saved_tokens += record.tokens
-        return mark(record, self.earlier(record) if supersedes else "")
+        return mark(record, self.earlier(record) if supersedes else "", is_inside=is_inside)
 
 
 def _needs_proof(call: ModelCall) -> bool:

@@ -21,7 +21,9 @@ MEDIA_TYPES: dict[Kind, tuple[str, str]] = {
 }
 """The media type of a kind, and the ending of its name."""
 
-_TEXT = re.compile(r"text/.+|application/(?:[\w.+-]+\+)?(?:json|xml|yaml|x-yaml|toml|javascript|sql|x-sh|x-ndjson)")
+_TEXT = re.compile(
+    r"text/.+|image/svg\+xml|application/(?:[\w.+-]+\+)?(?:json|xml|yaml|x-yaml|toml|javascript|sql|x-sh|x-ndjson)"
+)
 _LOOKED_AT = 20_000
 _LEAST_KEYS = 3
 _LEAST_DATA = 400

@@ -1,39 +1,94 @@
-"""Images, sound, video and other data inside a tool's result, and the few words that stand for them in a prompt."""
+"""Images, sound and other data inside a tool's result, and the few words that stand for them in a prompt.
+
+Data inside a text is told by the media type of its URI or by its signature (PNG, PDF, …). Without either, long runs of
+one alphabet are data where they are as mixed as data is: hashes, tokens, keys and most certificates are shorter, and a
+model may have to copy them. So stays what is named as something to copy, and a private key, which redaction masks.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import operator
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+from typing import Any, NamedTuple
+from urllib.parse import unquote, unquote_to_bytes
 
-from aether_context.canonical import Path
+from aether_context.canonical import Path, replaced
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.record import READ, EvidenceRecord, size_words
+from aether_context.text.json_lines import compact
 from aether_context.tokens.media import sniffed
 
 _TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,80}")
 _TYPE_KEYS = ("mimeType", "mime_type", "mimetype", "mediaType", "media_type")
-_URI = re.compile(r"data:([^;,\s]{0,160})(?:;[\w=.-]{1,60}){0,4};base64,")
-_LEAST = 64
+_LEAST = 60
 _DEEPEST = 50
 _SHOWN = re.compile(r"image/(?:png|jpeg|webp|heic|heif|gif)|audio/.+|video/.+|application/pdf")
 
+_ENCODED = re.compile(
+    r"""(?x)
+    data:(?P<uri>[\w.+/\\-]{0,140})(?:;[\w=.%-]{1,60}){0,4};base64,(?=[\w+/\\%-])
+    | data:image\\{0,8}/svg\+xml[\w;=-]{0,60},(?P<svg>[\w%!$&'()*+,;=:@/?~.-]{60,}+|\\{0,8}<svg[^"\\]*+)
+    | (?:(?<=\\[nrt])|(?<![A-Za-z0-9+/_\\-]))(?P<run>(?:[A-Za-z0-9+/_-]*+\\{1,8}/){0,20}?[A-Za-z0-9+/_-]{60,}+)
+    | [\[({](?P<list>[\d\s,.+xXa-fA-Fnrt\\-]{200,}+)[\])}] | (?<![\d.,+-])(?<![\d, ][ ])(?P<row>-?\d[\d\ ,.eE+-]{999,}+)
+    | (?<![\w:,-])(?<![\da-fA-F][ ])(?P<pairs>[\da-fA-F]{2}(?:(?:\\{1,8}x|[\s:,-]{1,2})[\da-fA-F]{2}){255,}+)(?!\w)
+    | ^(?P<dump>(?:(?:0x)?[\da-fA-F]{4,16}:?[ \t]{1,4}
+        (?:(?:[\da-fA-F]{2}){1,4}[ \t]{1,2}){4,32}[^\n]{0,80}(?:\n|\Z)){16,}+)
+    """,
+    re.MULTILINE,
+)
+"""Where data may begin: a URI, a run of base64 or hexadecimal, numbers, a dump. No part of a text is read often: a run
+begins where none of its alphabet stands before it."""
+_SIGNS = (re.compile(r"[A-Za-z0-9+/_-]{60}"), re.compile(r"[\s\d,.:xa-fA-Fnrt\\+-]{48}"))
+"""One of them is in each text with data but for SVG. To look for both takes a third of the time."""
+_RUN = re.compile(r"(?:[A-Za-z0-9+/_-]+|\\{1,8}/|%2[BbFf])+")
+_PADDING = re.compile(r"(?:=|%3[Dd]|\\{1,8}u003[dD]){0,2}")
+_ENDS = re.compile(r"""=|%3[Dd]|[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<)\]]""")
+_LINE_END = re.compile(r"""(?:(?:\\{1,8}r)?\\{1,8}n|\r?\n)["',\s>]{0,80}""")
+"""A line break in base64, as such or as ``\\n``, with what a mail or a notebook puts around it."""
+_HEX = re.compile(r"(?:0x)?((?:[\da-fA-F]{2})+)")
+_DUMPED = re.compile(r"(?m)^(?:0x)?([\da-fA-F]+):?[ \t]+((?:(?:[\da-fA-F]{2}){1,4}[ \t]{1,2})+)")
+_KEY = re.compile(r"""(\\*["'])\s*:[\s\[]*$""")
+_NEAR_TYPE = re.compile(rf"""(?i)(?:mime|media|content)[_-]?type[\\"'\s:=]{{1,12}}({_TYPE.pattern})""")
+_COPIED = re.compile(
+    r"""(?i)(?:token|cursor|continuation|signature|next_?page|state|secret|key|jwt|cookie)[\\"'\s:=>]*\Z|\.\Z"""
+)
+"""The name of what a model has to copy, and the dot between the parts of a token."""
+_VECTOR = re.compile(r"(?i)embedding|vector")
+_BEFORE = 200
+_LEAST_UNKNOWN = 2_048
+"""Characters of base64 or hexadecimal without a type and a signature."""
+_LONGEST_LINE, _USUAL_WIDTHS = 1_000, (60, 72, 76)
+"""Characters of a line that goes on in the next, and of usual ones; equal lines of another width are a list of hashes
+or tokens."""
+_LEAST_NUMBERS, _LEAST_VECTOR, _VECTOR_STEP = 100, 256, 64
+"""Numbers of the shortest list, and of a vector that nothing names: those of embeddings are a multiple, 365
+measurements are not."""
+_LEAST_BYTES, _LEAST_VALUES = 1_000, 200
+"""Bytes of the shortest list without a signature, and how many different ones it holds: ages and counts hold fewer."""
+
 
 class Medium(NamedTuple):
-    """Bytes of a media type. ``path`` leads to them in the JSON that they were found in, where ``written`` stands."""
+    """Bytes of a media type. ``path`` leads to them in the JSON that they were found in, where ``written`` stands;
+    ``span`` is its place in the text there, None where it is all of it. What replaces it needs ``quote`` around it."""
 
     data: bytes
     media_type: str
     path: Path = ()
     written: str = ""
+    span: tuple[int, int] | None = None
+    quote: str = ""
 
 
 def media_in(value: object, path: Path = (), media_type: str = "") -> Iterator[Medium]:
-    """What in a result is no text: base64 beside its media type, data URIs, and bytes as they are.
+    """The data in a result: base64 beside its media type, bytes and lists of them, vectors, and what stands in texts.
 
-    Base64 stands under ``data`` or ``blob``, as the Model Context Protocol and the providers' APIs write it.
+    Base64 stands beside its type under ``data`` or ``blob``, as the Model Context Protocol and the providers' APIs
+    write it.
 
     Args:
         path: leads to the value.
@@ -42,10 +97,15 @@ def media_in(value: object, path: Path = (), media_type: str = "") -> Iterator[M
     if isinstance(value, dict) and len(path) <= _DEEPEST:
         given = next((value[key] for key in _TYPE_KEYS if isinstance(value.get(key), str)), "")
         kind = given.partition(";")[0].strip().lower()
-        kind = kind if _TYPE.fullmatch(kind) and not is_text(kind) else ""
+        kind = kind if _TYPE.fullmatch(kind) and (kind.startswith("image/") or not is_text(kind)) else ""
         for key, item in value.items():
             yield from media_in(item, (*path, key), kind if key in ("data", "blob") else "")
     elif isinstance(value, list) and len(path) <= _DEEPEST:
+        if len(value) >= _LEAST_NUMBERS and {*map(type, value)} <= {int, float}:
+            written, names = compact(value), " ".join(map(str, path[-3:]))
+            if (numbers := _of_numbers([*map(repr, value)], written, names)) is not None:
+                yield Medium(*numbers, path, written)
+            return
         for at, item in enumerate(value):
             yield from media_in(item, (*path, at))
     elif isinstance(value, (bytes, bytearray)):
@@ -53,17 +113,22 @@ def media_in(value: object, path: Path = (), media_type: str = "") -> Iterator[M
         written = base64.b64encode(data).decode()
         yield Medium(data=data, media_type=media_type or typed("", data), path=path, written=written)
     elif isinstance(value, str) and len(value) >= _LEAST:
-        uri = _URI.match(value)
-        decoded = _decoded(value[uri.end() :] if uri is not None else value) if uri is not None or media_type else None
+        decoded = _decoded("".join(value.split())) if media_type else None
         if decoded is not None:
-            kind = typed(uri.group(1) if uri is not None else media_type, decoded)
-            yield Medium(data=decoded, media_type=kind, path=path, written=value)
+            yield Medium(data=decoded, media_type=typed(media_type, decoded), path=path, written=value)
+        else:
+            yield from _inside(value, path)
 
 
 def typed(given: object, data: bytes) -> str:
-    """The media type that a tool gave, in lower case; where that is none, what the first bytes tell."""
+    """The media type that a tool gave, in lower case; where that is none, what the bytes tell."""
     kind = given.partition(";")[0].strip().lower() if isinstance(given, str) else ""
-    return kind if _TYPE.fullmatch(kind) else sniffed(data) or "application/octet-stream"
+    if kind := kind if _TYPE.fullmatch(kind) else sniffed(data):
+        return kind
+    with suppress(UnicodeDecodeError):
+        if "".join(data.decode().split()).isprintable():
+            return "text/plain"
+    return "application/octet-stream"
 
 
 def can_be_shown(media_type: str) -> bool:
@@ -71,18 +136,133 @@ def can_be_shown(media_type: str) -> bool:
     return _SHOWN.fullmatch(media_type) is not None
 
 
-def mark(record: EvidenceRecord, earlier: str = "") -> str:
-    """What stands in the place of a medium: its address, its type and its size, and the address that it supersedes."""
+def mark(record: EvidenceRecord, earlier: str = "", *, is_inside: bool = False) -> str:
+    """What stands in the place of a medium: its address, its type and its size, and the address that it supersedes.
+
+    Args:
+        is_inside: whether a text stands around it.
+    """
+    if is_inside:
+        return f"[{record.media_type}, {size_words(record.size_bytes)}: {record.uri}]"
     text = f"{record.uri} ({record.media_type}, {size_words(record.size_bytes)})"
     text += f", supersedes {earlier}" if earlier else ""
     return f"{text}: {READ} shows it" if can_be_shown(record.media_type) else text
 
 
-def _decoded(text: str) -> bytes | None:
-    """The bytes of base64 in either alphabet, line breaks left out; None where it is none."""
-    for marks in (b"+/", b"-_"):
-        try:
-            return base64.b64decode("".join(text.split()), altchars=marks, validate=True)
-        except (binascii.Error, ValueError):
+def with_marks(response: Mapping[str, Any], marks: Sequence[tuple[Medium, str]]) -> Any:
+    """A response with texts in the places of media, which are given in their order."""
+    changed: Any = response
+    for medium, text in reversed(marks):
+        if medium.span is not None:
+            whole, (start, end) = reduce(operator.getitem, medium.path, changed), medium.span
+            text = f"{whole[:start]}{medium.quote}{text}{medium.quote}{whole[end:]}"
+        changed = replaced(changed, medium.path, text)
+    return changed
+
+
+def _inside(text: str, path: Path) -> Iterator[Medium]:
+    """The data in a text, in order."""
+    if "data:image" not in text and not any(signs.search(text) for signs in _SIGNS):
+        return
+    at = 0
+    while (found := _ENCODED.search(text, at)) is not None:
+        start, at = found.span()
+        # The key under which a text stands names what it begins with.
+        before = f"{path[-1] if path else ''}: {text[:start]}" if start < _BEFORE else text[start - _BEFORE : start]
+        content: tuple[bytes, str] | None = None
+        quote = ""
+        if (escaped := found["svg"]) is not None:
+            if (end := max(escaped.rfind(closing) + len(closing) for closing in ("svg%3E", "svg%3e", "svg>"))) > _LEAST:
+                at -= len(escaped) - end
+                content = unquote_to_bytes(escaped[:end]), "image/svg+xml"
+        elif numbers := found["list"] or found["row"] or found["pairs"]:
+            pairs = [f"0x{pair}" for pair in re.findall(r"[\da-fA-F]{2}", found["pairs"] or "")]
+            content = _of_numbers(pairs or re.findall(r"[\w.+-]+(?<!\\[nrt])", numbers), found[0], before[-60:])
+            quote = key[1] if (key := _KEY.search(before)) is not None else ""
+        elif dump := found["dump"]:
+            at -= dump.endswith("\n")
+            lines = [(int(line[1], 16), bytes.fromhex(line[2])) for line in _DUMPED.finditer(dump)]
+            step = lines[1][0] - lines[0][0]
+            dumped = b"".join(line[:step] for _, line in lines)
+            # Each line begins with its offset; what letters stand behind the bytes may look like more of them.
+            if step > 0 and all(offset == lines[0][0] + step * row for row, (offset, _) in enumerate(lines)):
+                content = dumped, typed("", dumped)
+        else:
+            media_type = found["uri"] and found["uri"].replace("\\", "")
+            at, data = _of_run(text, start if found["run"] else at, before, is_uri=media_type is not None)
+            if data is not None:
+                near = _NEAR_TYPE.search(text, at, at + 80) or _NEAR_TYPE.search(before)
+                content = data, typed(sniffed(data) or media_type or (near and near[1]), data)
+        if content is not None:
+            written = text[start:at]
+            yield Medium(*content, path, written, (start, at) if written != text else None, quote)
+
+
+def _of_run(text: str, start: int, before: str, *, is_uri: bool) -> tuple[int, bytes | None]:
+    """Where base64 or hexadecimal from a place on ends, over its line breaks, and its bytes; None where it is none.
+
+    A line after the last full one may be a word, so it is looked at with it and without.
+    """
+    if (line := _RUN.match(text, start)) is None:
+        return start + 1, None
+    width, full, gap = len(line[0]), line.end(), ""
+    if _LEAST <= width <= _LONGEST_LINE and (line_end := _LINE_END.match(text, full)) is not None:
+        gap = line_end[0]
+    while gap and text.startswith(gap, full) and (line := _RUN.match(text, full + len(gap))) is not None:
+        if len(line[0]) != width:
+            break
+        full = line.end()
+    ends = [full]
+    if (
+        line is not None
+        and start + width < full < line.end() < full + len(gap) + width
+        and _ENDS.match(text, line.end())
+    ):
+        ends = [line.end(), full]
+    for end in () if "PRIVATE KEY" in before else ends:
+        written = unquote(text[start:end].replace(gap, "").replace("\\", ""))
+        if (data := _decoded(written)) is None:
             continue
+        padded = _PADDING.match(text, end)
+        end = padded.end() if padded is not None else end
+        kinds, least = set(written), 11 if _HEX.fullmatch(written) else 40
+        is_mixed = len(written) >= _LEAST_UNKNOWN and len(kinds) > least and not kinds.isdisjoint("abcdefABCDEF")
+        is_list = len(written) > width and len(written) % width == 0 and width not in _USUAL_WIDTHS
+        is_copied = _COPIED.search(before) is not None or text.startswith(".", end)
+        is_list = is_list and "-----BEGIN" not in before
+        if is_uri or sniffed(data) or (is_mixed and not is_list and not is_copied):
+            return end, data
+    return full, None
+
+
+def _decoded(written: str) -> bytes | None:
+    """The bytes of hexadecimal, else of base64 in either alphabet, padded or not; None where it is neither."""
+    if (digits := _HEX.fullmatch(written)) is not None:
+        return bytes.fromhex(digits[1])
+    for marks in (b"+/", b"-_"):
+        with suppress(binascii.Error, ValueError):
+            return base64.b64decode(written + "=" * (-len(written) % 4), altchars=marks, validate=True)
+    return None
+
+
+def _of_numbers(items: Sequence[str], written: str, names: str) -> tuple[bytes, str] | None:
+    """The bytes that a list of numbers stands for, or the list as it is written where it is a vector, with the media
+    type; None where people read it.
+
+    Args:
+        names: what names the list.
+    """
+    with suppress(ValueError):
+        values = [int(item, 0) for item in items]
+        if len(items) >= _LEAST_NUMBERS and min(values) >= -128 and max(values) < 256:
+            data = bytes(value & 255 for value in values)
+            is_mixed = len(data) >= _LEAST_BYTES and len(set(data)) >= _LEAST_VALUES
+            is_words = typed("", data) == "text/plain" and 30 * sum(map(data.count, b" \n")) >= len(data)
+            if is_mixed or is_words or sniffed(data):
+                return data, typed("", data)
+    is_named = _VECTOR.search(names) is not None and len(items) >= _LEAST_NUMBERS
+    is_vector = is_named or (len(items) >= _LEAST_VECTOR and len(items) % _VECTOR_STEP == 0)
+    decimals = sum(len(item.partition(".")[2]) >= 4 for item in items)
+    if is_vector and 10 * decimals >= 9 * len(items) and any(item[0] == "-" for item in items):
+        return written.encode(), "application/json" if written[0] == "[" and "," in written else "text/plain"
     return None
