@@ -47,7 +47,15 @@ def replaced(value: JSON, path: Path, text: str) -> JSON:
 
 def canonical_json(value: JSON) -> str:
     """The canonical text of a JSON value; `ValueError` where it holds NaN or infinity, see `plain`."""
-    text = _ENCODER.encode(value)
+    return _without_surrogates(_ENCODER.encode(value))
+
+
+def readable_json(value: JSON) -> str:
+    """A JSON value on many lines, for people, with the keys in their order; errors as for `canonical_json`."""
+    return _without_surrogates(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def _without_surrogates(text: str) -> str:
     if text.isascii():
         return text
     try:

@@ -85,7 +85,7 @@ def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None)
 
 
 def _row(manifest: Manifest) -> tuple[object, ...]:
-    time, epoch = moment(manifest.last_event_time), f"{manifest.epoch.number} {manifest.epoch_reason or ''}"
+    time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.counted_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
     asked = plain(manifest.words, 60)
@@ -97,7 +97,7 @@ def _value(store: PackStore, manifest: Manifest) -> JSON:
     names += ("model", "window", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
     names += ("last_event_time", "validity", "epoch_reason", "words")
     return {name: getattr(manifest, name) for name in names} | {
-        "epoch": manifest.epoch.number,
+        "epoch": manifest.epoch_number,
         "events": len(manifest.truncation_events),
         "uri": store.uri(manifest),
     }

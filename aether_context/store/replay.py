@@ -76,6 +76,7 @@ class Replayer:
         self._links: dict[str, Manifest] = {}
         self._resolved: LRUCache[str, Resolved] = LRUCache(_MOST_RESOLVED)
         self._texts: dict[str, dict[str, JSON]] = {}
+        """The texts of packs by the hash of their replay file; with ``_contents``, those of what is in them."""
         self._contents: dict[str, dict[str, Content]] = {}  # by pack: chains may have masked forms under the same hash
         self._epoch_texts: dict[str, str] = {}
 
@@ -119,7 +120,7 @@ class Replayer:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
             texts = self._read(link, missing)
-            known |= self._contents.get(link.texts, {})
+            known |= self._contents.get(link.replay_text, {})
             if link.setting == wanted:
                 recorded = texts.get("setting", recorded)
         missing += [f"content {digest}" for digest in resolved.contents if digest not in known]
@@ -149,7 +150,7 @@ class Replayer:
             summary=self._epoch_texts[epoch.summary] if epoch.summary else "",
             payloads=tuple(replace(packed, text=self._epoch_texts[packed.text]) for packed in epoch.payloads),
         )
-        texts = self._texts[manifest.texts]
+        texts = self._texts[manifest.replay_text]
         return PackInput(
             identity=Identity(**{name: getattr(manifest, name) for name in Identity._fields}),
             request=request,
@@ -175,18 +176,18 @@ class Replayer:
 
     def _read(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
         """The texts that are new with a pack, each of which is known from then on."""
-        if manifest.texts not in self._texts:
+        if manifest.replay_text not in self._contents:
             try:
-                self.take(manifest, self.store.texts(manifest))
+                self.take(manifest, self._texts.get(manifest.replay_text) or self.store.texts(manifest))
             except PackNotFound:
                 missing.append(f"the texts of {manifest.pack_id}")
                 return {}
-        return self._texts[manifest.texts]
+        return self._texts[manifest.replay_text]
 
     def take(self, manifest: Manifest, texts: dict[str, JSON]) -> None:
         """Takes in the texts of a pack, which need not be read again then."""
-        self._texts[manifest.texts] = texts
-        self._contents[manifest.texts] = {
+        self._texts[manifest.replay_text] = texts
+        self._contents[manifest.replay_text] = {
             name: replace(content_from_wire(wire), digest=name) for name, wire in contents_of(texts).items()
         }
         self._epoch_texts.update(texts.get("epoch", {}))
