@@ -132,7 +132,7 @@ class PackStore:
             number += 1
             recording = recording.changed(pack_id=f"{pack_id}-{number}")
         if outcome is not None:
-            self._create_outcome(recording.manifest, outcome)
+            self.create_outcome(recording.manifest, outcome)
         return recording.manifest
 
     def _create(self, recording: Recording) -> bool:
@@ -140,7 +140,8 @@ class PackStore:
         self.files.create(f"{place}/{replay_name(manifest.replay_bytes)}", recording.replay)
         return self.files.create(f"{place}/{MANIFEST}", manifest.to_json().encode())
 
-    def _create_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> str:
+    def create_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> str:
+        """Adds how the model call ended to a pack that was just written, and gives the hash of its file."""
         place, data = self.place(manifest), outcome_file(manifest.pack_id, manifest.digest, outcome)
         is_new = self.files.create(f"{place}/{OUTCOME}", data)
         return hash_bytes(data) if is_new else self.outcome_hash(place)
@@ -255,7 +256,7 @@ class PackStore:
         """
         if self.files.lacks(f"{self.place(manifest)}/{MANIFEST}"):
             raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
-        return self._create_outcome(manifest, outcome)
+        return self.create_outcome(manifest, outcome)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """How a pack's model call ended; None where no outcome was written."""

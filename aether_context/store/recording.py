@@ -134,7 +134,7 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
-    keys = [f"{row.id} {row.layer} {row.form} {row.sent_tokens}" for row in pack.rows]
+    keys = [row_key(row) for row in pack.rows]
     rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
     # What is masked counts what it stands for, which may be another text in a later pack.
     new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
@@ -381,6 +381,11 @@ def _plain(candidate: Candidate) -> dict[str, object]:
     """A candidate as a dict. `asdict` would copy every value, and a pack has many candidates."""
     values = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
     return values | {name: rare for name in _RARE if (rare := getattr(candidate, name))}
+
+
+def row_key(row: Row) -> str:
+    """The part of a content's row that may change from pack to pack, with its id: a chain holds each once."""
+    return f"{row.id} {row.layer} {row.form} {row.sent_tokens}"
 
 
 def is_content(row: Row) -> bool:

@@ -31,7 +31,15 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import OF_HOST, OF_REQUEST, SETTING, is_content, request_json, stage_hashes
+from aether_context.store.recording import (
+    OF_HOST,
+    OF_REQUEST,
+    SETTING,
+    is_content,
+    request_json,
+    row_key,
+    stage_hashes,
+)
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_CONTENTS = 1_000_000
@@ -208,8 +216,8 @@ class Replayer:
         try:
             source = self.pack_input(manifest)
             source = source if window is None else source._replace(window=window)
-            counts = self.resolve(manifest).counts
-            pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
+            resolved = self.resolve(manifest)
+            pack = build_pack(source, policy or self.policy(manifest), recorded=resolved.counts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             # A value that cannot be read was changed since it was written, or written by another version.
             problem = f"{type(error).__name__}: {error}"
@@ -220,7 +228,24 @@ class Replayer:
             hashes = stage_hashes(pack)
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
+        if policy is None and window is None:
+            _compare(resolved, pack)
         return Replayed(manifest=manifest, pack=pack, matches=matches)
+
+
+def _compare(resolved: Resolved, pack: Pack) -> None:
+    """Raises `ReplayMismatch` where the rows or the layers' tokens are others than the recorded ones."""
+    manifest, new = resolved.manifest, {row.id for row in resolved.manifest.rows}
+    rows = {row.id: row for row in pack.rows}
+    # Where no candidate was ranked, the rows of those before hold, and the pack has none.
+    recorded = {name: row for name, row in resolved.rows.items() if manifest.chose or is_content(row)}
+    for name in {**recorded, **rows}:
+        before, after = recorded.get(name), rows.get(name)
+        is_same = before == after if name in new else before and after and row_key(before) == row_key(after)
+        if not is_same:
+            raise ReplayMismatch(f"rows, at {name}", repr(before), repr(after))
+    if dict(manifest.allocation) != dict(pack.allocation.layers):
+        raise ReplayMismatch("layers", repr(manifest.allocation), repr(pack.allocation.layers))
 
 
 def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolved:
