@@ -63,13 +63,13 @@ def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None)
     store = require(PackStore(url))
     places = store.places(**selection)
     packs, values, unreadable = list[Manifest](), list[JSON](), dict[str, AetherContextError]()
-    for place in places[-limit:] if limit else places:
-        try:
-            packs.append(store.read(place))
-            values.append(_value(store, packs[-1]))
-        except AetherContextError as error:
-            unreadable[name_of(place)] = error
-            values.append({"pack_id": name_of(place), "error": plain(error)})
+    for place, manifest in store.each(places[-limit:] if limit else places):
+        if isinstance(manifest, AetherContextError):
+            unreadable[name_of(place)] = manifest
+            values.append({"pack_id": name_of(place), "error": plain(manifest)})
+        else:
+            packs.append(manifest)
+            values.append(_value(store, manifest))
     if as_json:
         print_json(values)
     elif not places:

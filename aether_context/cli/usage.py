@@ -70,13 +70,19 @@ def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()
     compared = Comparison()
-    for place in store.places(**selection):
+
+    def read(place: str) -> tuple[Manifest, Mapping[str, JSON] | None] | AetherContextError:
         try:
             manifest = store.read(place)
-            outcome = store.outcome(manifest)
+            return manifest, store.outcome(manifest)
         except AetherContextError as error:
-            unreadable.append(error)
+            return error
+
+    for call in store.files.ahead(read, store.places(**selection)):
+        if isinstance(call, AetherContextError):
+            unreadable.append(call)
             continue
+        manifest, outcome = call
         compared.add(manifest)
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}

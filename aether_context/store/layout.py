@@ -14,19 +14,9 @@ from aether_context.store.pack_file import GZIP_ENDING, MANIFEST, OUTCOME
 from aether_context.text.entities import SCHEME
 
 Kind: TypeAlias = Literal[
-    "pack",
-    "replay",
-    "outcome",
-    "turns",
-    "message",
-    "record",
-    "forgotten",
-    "evidence",
-    "summary",
-    "calibration",
-    "artifact",
-    "name",
-]
+    "pack", "replay", "outcome", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration",
+    "artifact", "name",
+]  # fmt: skip
 """What a file is: ``pack`` is a manifest, ``replay`` and ``outcome`` are what belongs to it, ``turns`` hold what an
 agent was shown, ``record`` says what is known of a piece of ``evidence``, ``forgotten`` which packs of a session were
 deleted for their age, ``name`` which name a folder stands for."""

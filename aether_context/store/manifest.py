@@ -43,21 +43,10 @@ from aether_context.store.pack_file import check_signature, fields_of, manifest_
 PackName: TypeAlias = Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")]
 """The id of a pack, which is the name of its folder: it leads to no other place."""
 
-IN_REPLAY: Final = frozenset(
-    {
-        "contents",
-        "counts",
-        "epoch",
-        "epoch_before",
-        "others",
-        "positions",
-        "rows",
-        "setting",
-        "settings",
-        "stages",
-        "summaries",
-    }
-)
+IN_REPLAY: Final = frozenset({
+    "contents", "counts", "epoch", "epoch_before", "others", "positions", "rows", "setting", "settings", "stages",
+    "summaries",
+})  # fmt: skip
 """The fields that the replay file holds."""
 
 

@@ -30,15 +30,8 @@ TEXT_DIGITS = 4_301
 """The most characters of a number in what tools and models said: more Python itself does not write."""
 _SEAL = ("digest", "signature")
 _FIRST = (
-    "pack_id",
-    "model",
-    "window",
-    "layer_budgets",
-    "truncation_events",
-    "artifact_uris",
-    "checksum",
-    "signals",
-)
+    "pack_id", "model", "window", "layer_budgets", "truncation_events", "artifact_uris", "checksum", "signals"
+)  # fmt: skip
 """The fields that a manifest begins with."""
 
 

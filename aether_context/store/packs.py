@@ -27,27 +27,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_json, hash_text, short
-from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
+from aether_context.errors import (
+    AetherContextError,
+    BlobNotFound,
+    ChecksumMismatch,
+    ManifestError,
+    PackNotFound,
+    StoreError,
+)
 from aether_context.evidence import EvidenceRecord
 from aether_context.pack import NOTHING
+from aether_context.store import pack_file
 from aether_context.store.files import Files, segment
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
-from aether_context.store.pack_file import (
-    MANIFEST,
-    OUTCOME,
-    TEXT_DIGITS,
-    check_signature,
-    fields_of,
-    gunzip_bytes,
-    hashed,
-    manifest_file,
-    outcome_file,
-    parsed,
-    read_outcome,
-    replay_name,
-    signed,
-    unhashed,
-)
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
@@ -137,30 +129,40 @@ class PackStore:
 
     def _create(self, recording: Recording) -> bool:
         place, manifest = self.place(recording.manifest), recording.manifest
-        self.files.create(f"{place}/{replay_name(manifest.replay_bytes)}", recording.replay)
-        return self.files.create(f"{place}/{MANIFEST}", manifest.to_json().encode())
+        self.files.create(f"{place}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
+        return self.files.create(f"{place}/{pack_file.MANIFEST}", manifest.to_json().encode())
 
     def create_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> str:
         """Adds how the model call ended to a pack that was just written, and gives the hash of its file."""
-        place, data = self.place(manifest), outcome_file(manifest.pack_id, manifest.digest, outcome)
-        is_new = self.files.create(f"{place}/{OUTCOME}", data)
+        place, data = self.place(manifest), pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
+        is_new = self.files.create(f"{place}/{pack_file.OUTCOME}", data)
         return hash_bytes(data) if is_new else self.outcome_hash(place)
 
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        read = self.files.ahead(self._read_if_there, self.places(app, user, session))
-        there = (manifest for manifest in read if manifest is not None)
+        there = self._there(self.places(app, user, session))
         for _, manifests in groupby(there, key=lambda manifest: manifest.pack_id.split("_")[1]):
-            yield from sorted(
-                manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id)
-            )
+            yield from sorted(manifests, key=lambda one: (one.last_event_time, one.call, one.pack_id))
 
-    def _read_if_there(self, place: str) -> Manifest | None:
-        with suppress(PackNotFound):  # deleted since the packs were listed
-            return self.read(place)
-        return None
+    def _there(self, places: Sequence[str]) -> Iterator[Manifest]:
+        for _, manifest in self.each(places):
+            if not isinstance(manifest, AetherContextError):
+                yield manifest
+            elif not isinstance(manifest, PackNotFound):  # that one was deleted since the packs were listed
+                raise manifest
+
+    def each(self, places: Sequence[str]) -> Iterator[tuple[str, Manifest | AetherContextError]]:
+        """The manifests of packs by their places, or what reading one raised, a few ahead of the one in hand."""
+
+        def read(place: str) -> Manifest | AetherContextError:
+            try:
+                return self.read(place)
+            except AetherContextError as error:
+                return error
+
+        return zip(places, self.files.ahead(read, places), strict=True)
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of the pack that `find` finds."""
@@ -193,9 +195,9 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         try:
-            return Manifest.of(fields_of(self._data(place)), self.texts)
+            return Manifest.of(pack_file.fields_of(self._data(place)), self.texts)
         except ManifestError as error:
-            path = self.files.url_of(f"{place}/{MANIFEST}")
+            path = self.files.url_of(f"{place}/{pack_file.MANIFEST}")
             raise type(error)(f"{error} (pack {name_of(place)}, {path})") from error
 
     def parts(self, place: str) -> tuple[Manifest, dict[str, JSON], dict[str, JSON] | None]:
@@ -203,18 +205,18 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         data = self._data(place)
-        fields = fields_of(data)
-        if data != manifest_file(fields):
+        fields = pack_file.fields_of(data)
+        if data != pack_file.manifest_file(fields):
             raise ManifestError("the manifest is not as it was written")
         manifest = Manifest.of(fields, self.texts)
         manifest.verify()
-        texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{OUTCOME}")
-        return manifest, texts, None if outcome is None else read_outcome(outcome, manifest.digest)
+        texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{pack_file.OUTCOME}")
+        return manifest, texts, None if outcome is None else pack_file.read_outcome(outcome, manifest.digest)
 
     def _data(self, place: str) -> bytes:
-        data = self.files.get(f"{place}/{MANIFEST}")
+        data = self.files.get(f"{place}/{pack_file.MANIFEST}")
         if data is None:
-            raise PackNotFound(f"{place}/{MANIFEST} is not there")
+            raise PackNotFound(f"{place}/{pack_file.MANIFEST} is not there")
         return data
 
     def extended(self, manifest: Manifest) -> Manifest:
@@ -234,14 +236,14 @@ class PackStore:
         return self._replay(self.place(manifest), manifest)
 
     def _replay(self, place: str, manifest: Manifest) -> dict[str, JSON]:
-        path = f"{place}/{replay_name(manifest.replay_bytes)}"
+        path = f"{place}/{pack_file.replay_name(manifest.replay_bytes)}"
         data = self.files.get(path)
         if data is None:
             raise PackNotFound(f"{path} is not there")
         if hash_bytes(data) != manifest.replay_bytes:
             raise ChecksumMismatch(f"{path} does not hold the bytes that were written")
-        text = gunzip_bytes(data)
-        fields = parsed(text, TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
+        text = pack_file.gunzip_bytes(data)
+        fields = pack_file.parsed(text, pack_file.TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
         if not isinstance(fields, dict):
             raise ChecksumMismatch(f"{path} does not hold the text that was written")
         texts: dict[str, JSON] = fields.pop("texts", {})
@@ -254,22 +256,22 @@ class PackStore:
         Raises:
             PackNotFound: the pack is not there, or not there any more.
         """
-        if self.files.lacks(f"{self.place(manifest)}/{MANIFEST}"):
+        if self.files.lacks(f"{self.place(manifest)}/{pack_file.MANIFEST}"):
             raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
         return self.create_outcome(manifest, outcome)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """How a pack's model call ended; None where no outcome was written."""
         place = self.place(manifest)
-        data = self.files.get(f"{place}/{OUTCOME}")
+        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
         try:
-            return None if data is None else read_outcome(data, manifest.digest)
+            return None if data is None else pack_file.read_outcome(data, manifest.digest)
         except ManifestError as error:
             raise StoreError(f"the outcome of {place} could not be read: {error}") from error
 
     def outcome_hash(self, place: str) -> str:
         """The hash of the outcome's file of the pack at a place; empty where there is none."""
-        data = self.files.get(f"{place}/{OUTCOME}")
+        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
         return "" if data is None else hash_bytes(data)
 
     def receipt(self, app: str, user: str, session: str, name: str) -> bytes | None:
@@ -277,7 +279,7 @@ class PackStore:
         none."""
         pack_id = pack_at(name)
         place = f"{self.files.place(app, user, session)}/packs/{pack_id}"
-        return None if pack_id is None else self.files.get(f"{place}/{MANIFEST}")
+        return None if pack_id is None else self.files.get(f"{place}/{pack_file.MANIFEST}")
 
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
         """The text cut out of an oversized message, by its name, ``messages/{hash}.txt``; None where there is none.
@@ -369,11 +371,11 @@ class PackStore:
         self.files.replace(path, self._hashed(path, canonical_json({"packs": numbers, "turns": stops}).encode()))
 
     def _hashed(self, path: str, data: bytes) -> bytes:
-        return hashed(data, self.files.below_base(path))
+        return pack_file.hashed(data, self.files.below_base(path))
 
     def _unhashed(self, path: str, end: int | None = None) -> bytes | None:
         data = self.files.get(path, end)
-        return None if data is None else unhashed(data, self.files.below_base(path))
+        return None if data is None else pack_file.unhashed(data, self.files.below_base(path))
 
     # paths
 
@@ -383,7 +385,7 @@ class PackStore:
 
     def uri(self, manifest: Manifest) -> str:
         """The URL of the manifest."""
-        return self.files.url_of(f"{self.place(manifest)}/{MANIFEST}")
+        return self.files.url_of(f"{self.place(manifest)}/{pack_file.MANIFEST}")
 
     def evidence_path(self, app: str, user: str, digest: str) -> str:
         """The path of a piece of a user's evidence."""
@@ -404,7 +406,7 @@ class PackStore:
         """The places of packs, sorted by id, which begins with the time."""
         sessions = self._inside(self.owners(app, user), session, _NO_SESSIONS)
         listings = self.files.at_once(lambda folder: self.files.below(f"{folder}/packs"), sessions)
-        manifests = (file for files in listings for file in files if file.name == MANIFEST)
+        manifests = (file for files in listings for file in files if file.name == pack_file.MANIFEST)
         entries = (entry_of(file, self.files.root) for file in manifests)
         packs = [entry.place for entry in entries if entry is not None]
         return sorted(packs, key=lambda pack: (name_of(pack), pack))
@@ -422,7 +424,7 @@ def record_file(record: EvidenceRecord, place: str) -> bytes:
     """The file of a record of evidence: its JSON, where a key is set with its signature for the place that it is
     for."""
     fields = json.loads(record.to_json())
-    return canonical_json(fields | signed(hash_json(fields), place)).encode()
+    return canonical_json(fields | pack_file.signed(hash_json(fields), place)).encode()
 
 
 def read_record(data: bytes, place: str) -> EvidenceRecord:
@@ -430,7 +432,7 @@ def read_record(data: bytes, place: str) -> EvidenceRecord:
     for this place."""
     fields = dict(json.loads(data))
     signature = fields.pop("signature", "")
-    check_signature(hash_json(fields), signature, "the record", place)
+    pack_file.check_signature(hash_json(fields), signature, "the record", place)
     return EvidenceRecord.model_validate(fields)
 
 
