@@ -22,6 +22,7 @@ Path: TypeAlias = tuple[str | int, ...]
 HASH_TAG = "sha256:"
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_READABLE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -50,9 +51,19 @@ def canonical_json(value: JSON) -> str:
     return _without_surrogates(_ENCODER.encode(value))
 
 
-def readable_json(value: JSON) -> str:
-    """A JSON value on many lines, for people, with the keys in their order; errors as for `canonical_json`."""
-    return _without_surrogates(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
+def readable_json(value: Mapping[str, JSON]) -> str:
+    """An object for people, with a line for each entry down to the second level; errors as for `canonical_json`."""
+    lines = []
+    for name, item in value.items():
+        text, entries = _READABLE(item), list[str]()
+        if isinstance(item, dict):
+            entries = [f"{_READABLE(key)}: {_READABLE(inner)}" for key, inner in item.items()]
+        elif isinstance(item, list):
+            entries = [_READABLE(inner) for inner in item]
+        if entries:
+            text = f"{text[0]}\n  " + ",\n  ".join(entries) + f"\n {text[-1]}"
+        lines.append(f" {_READABLE(name)}: {text}")
+    return _without_surrogates("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _without_surrogates(text: str) -> str:

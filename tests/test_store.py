@@ -290,3 +290,20 @@ def test_forget_says_what_it_needs(tmp_path, words, told):
     code, output = run("forget", "--store", tmp_path, *words)
     assert code == 2
     assert told in " ".join(output.replace("│", "").split())
+
+
+@pytest.mark.parametrize("package", ["duckdb", "polars", "pandas"])
+def test_other_programs_make_a_table_of_all_manifests(package, tmp_path, monkeypatch):
+    pytest.importorskip(package)
+    page = (Path(__file__).parents[1] / "docs" / "stores.md").read_text(encoding="utf-8")
+    (source,) = (block for block in page.split("```") if "manifest.json" in block and "duckdb" in block)
+    others = {"duckdb", "polars", "pandas"} - {package}
+    lines = [line for line in source.splitlines()[1:] if not any(other in line for other in others)]
+    monkeypatch.chdir(tmp_path)
+    chat = Chat(plugin=ContextPackPlugin(store="artifacts"), tools=[big], script=[call("big"), "done"])
+    chat.say("go", "and now?")
+    packs.chain(PackStore("artifacts"), 3)
+    names = {}
+    exec("\n".join([*lines[:-1], f"table = {lines[-1]}"]), names)
+    table = names["table"].fetchall() if package == "duckdb" else names["table"]
+    assert len(table) == (2 if package == "duckdb" else 6)

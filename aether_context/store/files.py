@@ -33,7 +33,7 @@ _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 """Protocols whose file systems cache listings, though other processes write there, too."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs raises for a precondition that failed, and for two writers at the same moment."""
-_AT_ONCE, _MOST_AHEAD = 16, 256
+_AT_ONCE, _MOST_AHEAD = 16, 64
 DRAFT = ".draft-"
 _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
 LATE_SECONDS = 0.3
@@ -373,9 +373,10 @@ class Files:
             return list(pool.map(act, items))
 
     def ahead(self, act: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
-        """What ``act`` gives for each item, in order, a few ahead of the one that is asked for; as `at_once`."""
-        for start in range(0, len(items), _MOST_AHEAD):
-            yield from self.at_once(act, items[start : start + _MOST_AHEAD])
+        """What ``act`` gives for each item, in order; over the network a few ahead of the one that is asked for."""
+        size = _MOST_AHEAD if self._is_async else 1
+        for start in range(0, len(items), size):
+            yield from self.at_once(act, items[start : start + size])
 
     def url_of(self, path: str) -> str:
         """The URL of a file."""

@@ -53,6 +53,15 @@ _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
 _MOST_CALIBRATION_BYTES = 65_536
 
 
+class Parts(NamedTuple):
+    """What the files of a pack hold; the outcome is None, and the hash of its file empty, where there is none."""
+
+    manifest: Manifest
+    texts: dict[str, JSON]
+    outcome: dict[str, JSON] | None = None
+    outcome_hash: str = ""
+
+
 class Forgotten(NamedTuple):
     """What of a session was deleted for its age: the numbers of packs, and of each agent's turns the position up to
     which they were, by the folder."""
@@ -200,8 +209,8 @@ class PackStore:
             path = self.files.url_of(f"{place}/{pack_file.MANIFEST}")
             raise type(error)(f"{error} (pack {name_of(place)}, {path})") from error
 
-    def parts(self, place: str) -> tuple[Manifest, dict[str, JSON], dict[str, JSON] | None]:
-        """Manifest, texts and outcome of the pack at a place, each as it was written; errors as for `read`."""
+    def parts(self, place: str) -> Parts:
+        """What the files of the pack at a place hold, each as it was written; errors as for `read`."""
         from aether_context.store.manifest import Manifest
 
         data = self._data(place)
@@ -211,7 +220,9 @@ class PackStore:
         manifest = Manifest.of(fields, self.texts)
         manifest.verify()
         texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{pack_file.OUTCOME}")
-        return manifest, texts, None if outcome is None else pack_file.read_outcome(outcome, manifest.digest)
+        if outcome is None:
+            return Parts(manifest, texts)
+        return Parts(manifest, texts, pack_file.read_outcome(outcome, manifest.digest), hash_bytes(outcome))
 
     def _data(self, place: str) -> bytes:
         data = self.files.get(f"{place}/{pack_file.MANIFEST}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from aether_context.store.files import segment
 from aether_context.store.layout import Entry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import gunzip_bytes, unhashed
-from aether_context.store.packs import PackStore, read_record, record_file
+from aether_context.store.packs import PackStore, Parts, read_record, record_file
 from aether_context.store.replay import Replayer
 
 _DIGITS = 16
@@ -67,8 +67,24 @@ class Verifier:
         self._checked: dict[str, Manifest | AetherContextError] = {}
         self._sound: set[str] = set()
         """Packs whose chains are sound up to them."""
-        self.unanswered: set[str] = set()
-        """Packs that were checked and have no outcome."""
+        self.outcomes: dict[str, str] = {}
+        """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
+        self._parts: dict[str, Parts | AetherContextError] = {}
+
+    def faults(self, places: Sequence[str]) -> dict[str, str]:
+        """What is wrong with the packs of one session, by their places; empty for each with which nothing is."""
+
+        def read(place: str) -> Parts | AetherContextError:
+            try:
+                return self._store.parts(place)
+            except AetherContextError as error:
+                return error
+
+        faults = {}
+        for place, parts in zip(places, self._store.files.ahead(read, places), strict=True):
+            self._parts[place] = parts
+            faults[place] = self.fault(place)
+        return faults
 
     def fault(self, place: str, *, chain: bool = False) -> str:
         """What is wrong with the pack at a place; empty where nothing is.
@@ -128,15 +144,17 @@ class Verifier:
         return checked
 
     def _check(self, place: str) -> Manifest:
-        manifest, texts, outcome = self._store.parts(place)
+        parts = self._parts.pop(place, None) or self._store.parts(place)
+        if isinstance(parts, AetherContextError):
+            raise parts
+        manifest = parts.manifest
         if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
             raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
         if self._replays and manifest.texts:
-            self._replayer.take(manifest, texts)
-        if outcome is None:
-            self.unanswered.add(manifest.pack_id)
+            self._replayer.take(manifest, parts.texts)
+        self.outcomes[manifest.pack_id] = parts.outcome_hash
         return manifest
 
 
@@ -179,10 +197,9 @@ def verify(
         if folder and wanted[2] not in (None, folder.rsplit("/", 1)[-1]):
             continue
         manifests: list[Manifest] = []
-        faults: dict[str, str] = {}
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
+        faults = verifier.faults(places)
         for place in places:
-            faults[place] = verifier.fault(place)
             with suppress(AetherContextError):
                 manifests.append(verifier.manifest(place))
         found.packs += len(places)
@@ -190,7 +207,7 @@ def verify(
         for entry in of_folder:
             if entry.kind not in ("pack", "replay", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
-        faults[f"{root}/{folder}"] = (manifests and _gaps(store, manifests, damaged, verifier.unanswered, told)) or (
+        faults[f"{root}/{folder}"] = (manifests and _gaps(store, manifests, damaged, verifier.outcomes, told)) or (
             held.missing(folder, manifests)
         )
         found.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
@@ -206,14 +223,14 @@ def _gaps(
     store: PackStore,
     manifests: Sequence[Manifest],
     damaged: int,
-    unanswered: Collection[str],
+    outcomes: Mapping[str, str],
     told: Sequence[tuple[int, str]],
 ) -> str:
     """Which packs of a session are not there, or are others than those that were followed; empty where none.
 
     Args:
         damaged: number of packs that are there and cannot be read, which may be some of those that are missed.
-        unanswered: the ids of packs without an outcome.
+        outcomes: the hashes of the outcomes' files by the ids of packs, empty for those without.
         told: numbers and ids of packs by the events of the session; empty where these are unknown.
     """
     numbered: dict[int, list[Manifest]] = defaultdict(list)
@@ -235,11 +252,10 @@ def _gaps(
         before = numbered.get(manifest.number - 1, [])
         if manifest.before and before and manifest.before not in {one.digest for one in before}:
             return f"the pack before {manifest.pack_id} is not the one that it followed"
-        if manifest.outcome_before and before and all(one.pack_id in unanswered for one in before):
-            return f"the outcome of {before[0].pack_id} is missing"
-        hashes = {store.outcome_hash(store.place(one)) for one in before} if manifest.outcome_before else ()
-        if before and manifest.outcome_before and manifest.outcome_before not in hashes:
-            return f"the outcome of {before[0].pack_id} is not the one that was written"
+        hashes = {outcomes[one.pack_id] for one in before}
+        if manifest.outcome_before and before and manifest.outcome_before not in hashes:
+            fault = "not the one that was written" if any(hashes) else "missing"
+            return f"the outcome of {before[0].pack_id} is {fault}"
     return ""
 
 
