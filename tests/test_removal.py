@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from failing import FailingFileSystem
-from google.adk.sessions import DatabaseSessionService
+from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call
@@ -187,9 +187,9 @@ def test_verify_of_one_session_and_as_json(store: PackStore) -> None:
 # numbers
 
 
-def test_workers_that_take_turns_on_a_session_give_each_number_once(store: PackStore, tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    workers = [Chat(store=store, sessions=DatabaseSessionService(url), script=["ok"] * 9) for _ in range(2)]
+def test_workers_that_take_turns_on_a_session_give_each_number_once(store: PackStore) -> None:
+    sessions = InMemorySessionService()
+    workers = [Chat(store=store, sessions=sessions, script=["ok"] * 9) for _ in range(2)]
     for at in range(6):
         workers[at % 2].say(f"message {at}")
     manifests = list(store.manifests())

@@ -140,8 +140,8 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     outcome = store.outcome(first)
     # Whoever has no key can make all hashes anew, and cannot sign.
     monkeypatch.delenv("AETHER_CONTEXT_KEY")
-    forged = first.sealed(role="Admin")
-    packs.rewrite(store, first, lambda _: forged.to_json().encode())
+    _, forged = first.sealed(role="Admin")
+    packs.rewrite(store, first, lambda _: forged)
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
     assert "the manifest is not signed" in str(verify(store).faults)
     packs.rewrite(store, first, lambda _: manifests[0].to_json().encode())

@@ -92,11 +92,6 @@ def pack_at(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def is_pack(place: str) -> bool:
-    """Whether a path below the base is that of a pack's folder."""
-    return re.fullmatch(_PACK, place) is not None
-
-
 def is_segment(folder: str) -> bool:
     """Whether a name could lead to a folder that is called so."""
     return re.fullmatch(_NAME, folder) is not None

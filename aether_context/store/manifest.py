@@ -384,11 +384,12 @@ class Manifest(_Record):
         _ = self.rows
         return self._dump(include=set(IN_REPLAY))
 
-    def sealed(self, **values: object) -> Self:
-        """This manifest with other values, and with its digest and signature."""
+    def sealed(self, **values: object) -> tuple[Self, bytes]:
+        """This manifest with other values, and with its digest and signature; and its file."""
         changed = self.model_copy(update={**values, "digest": "", "signature": ""})
-        digest = hash_json(changed._fields())
-        return changed.model_copy(update={"digest": digest, **signed(digest)})
+        fields = changed._fields()
+        seal = {"digest": (digest := hash_json(fields)), **signed(digest)}
+        return changed.model_copy(update=seal), manifest_file(fields | seal)
 
     def verify(self) -> None:
         """Checks the manifest against its digest, and its signature where a key is set.
@@ -439,7 +440,4 @@ def schema() -> dict[str, Any]:
     schema = Manifest.model_json_schema(mode="serialization")
     for name in IN_REPLAY:
         del schema["properties"][name]
-    return schema | {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "aether_context manifest",
-    }
+    return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aether_context manifest"}

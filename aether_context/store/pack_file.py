@@ -79,7 +79,7 @@ def read_outcome(data: bytes, digest: str) -> dict[str, JSON]:
     if not isinstance(value, dict) or not value.keys() >= {"pack_id", "manifest", "digest"}:
         raise ManifestError("not an outcome")
     seal = {name: value.pop(name) for name in _SEAL if name in value}
-    if hash_json(value) != seal["digest"] or readable_json(value | seal).encode() != data:
+    if hash_json(value) != seal["digest"]:
         raise ChecksumMismatch("the outcome is not what was written")
     if value["manifest"] != digest:
         raise ChecksumMismatch(f"the outcome is that of another pack, {value['pack_id']}")

@@ -26,7 +26,16 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_json, hash_text, short
+from aether_context.canonical import (
+    HASH_TAG,
+    JSON,
+    canonical_json,
+    hash_bytes,
+    hash_json,
+    hash_text,
+    readable_json,
+    short,
+)
 from aether_context.errors import (
     AetherContextError,
     BlobNotFound,
@@ -139,7 +148,7 @@ class PackStore:
     def _create(self, recording: Recording) -> bool:
         place, manifest = self.place(recording.manifest), recording.manifest
         self.files.create(f"{place}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
-        return self.files.create(f"{place}/{pack_file.MANIFEST}", manifest.to_json().encode())
+        return self.files.create(f"{place}/{pack_file.MANIFEST}", recording.data)
 
     def create_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> str:
         """Adds how the model call ended to a pack that was just written, and gives the hash of its file."""
@@ -222,7 +231,10 @@ class PackStore:
         texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{pack_file.OUTCOME}")
         if outcome is None:
             return Parts(manifest, texts)
-        return Parts(manifest, texts, pack_file.read_outcome(outcome, manifest.digest), hash_bytes(outcome))
+        told = pack_file.read_outcome(outcome, manifest.digest)
+        if outcome != readable_json(pack_file.parsed(outcome)).encode():
+            raise ManifestError("the outcome is not as it was written")
+        return Parts(manifest, texts, told, hash_bytes(outcome))
 
     def _data(self, place: str) -> bytes:
         data = self.files.get(f"{place}/{pack_file.MANIFEST}")

@@ -70,20 +70,21 @@ class Tip(NamedTuple):
 class Recording(NamedTuple):
     """A manifest ready to be written.
 
-    ``replay`` are the bytes of its replay file, ``tip`` is what the next manifest extends, ``saved`` are texts to be
-    stored by their URI.
+    ``data`` and ``replay`` are the bytes of its file and of its replay file, ``tip`` is what the next manifest extends,
+    ``saved`` are texts to be stored by their URI.
     """
 
     manifest: Manifest
+    data: bytes
     replay: bytes
     tip: Tip
     saved: Mapping[str, str]
 
     def changed(self, **values: object) -> Recording:
         """The same with other values in its manifest."""
-        manifest = self.manifest.sealed(**values)
+        manifest, data = self.manifest.sealed(**values)
         base = manifest.pack_id if self.tip.base == self.tip.pack_id else self.tip.base
-        return self._replace(manifest=manifest, tip=self.tip._replace(pack_id=manifest.pack_id, base=base))
+        return self._replace(manifest=manifest, data=data, tip=self.tip._replace(pack_id=manifest.pack_id, base=base))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +110,7 @@ _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
 def record(
-    pack: Pack,
-    policy: PackPolicy,
-    counter: str,
-    tip: Tip | None,
-    *,
-    sent: Pack | None = None,
-    **position: Any,
+    pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None, *, sent: Pack | None = None, **position: Any
 ) -> Recording:
     """The recording of a pack.
 
@@ -271,7 +266,7 @@ def record(
     parts = {name: canonical_json(value) for name, value in manifest.replay_fields().items()}
     text = canonical_object(parts | ({"texts": canonical_object(members)} if manifest.texts else {})).encode()
     replay = gzip_bytes(text)
-    manifest = manifest.sealed(replay_bytes=hash_bytes(replay), replay_text=hash_bytes(text))
+    manifest, data = manifest.sealed(replay_bytes=hash_bytes(replay), replay_text=hash_bytes(text))
 
     new_tip = Tip(
         pack_id=manifest.pack_id,
@@ -286,7 +281,7 @@ def record(
         epoch=epoch,
         host=host,
     )
-    return Recording(manifest=manifest, replay=replay, tip=new_tip, saved=pack.to_store.saved)
+    return Recording(manifest=manifest, data=data, replay=replay, tip=new_tip, saved=pack.to_store.saved)
 
 
 def _numbers(rows: Sequence[Row]) -> dict[Layer, dict[str, int]]:

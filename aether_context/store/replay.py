@@ -31,15 +31,7 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import (
-    OF_HOST,
-    OF_REQUEST,
-    SETTING,
-    is_content,
-    request_json,
-    row_key,
-    stage_hashes,
-)
+from aether_context.store.recording import OF_HOST, OF_REQUEST, SETTING, is_content, request_json, row_key, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_CONTENTS = 1_000_000

@@ -41,8 +41,6 @@ FOLDER = "AETHER_CONTEXT_SPOOL"
 WAITING, REFUSED, ASIDE, FORGOTTEN = "waiting", "refused", "aside", "forgotten"
 _ENDING = ".write"
 _DIGITS = 16
-_FORGOTTEN_SECONDS = 30 * 86_400
-"""So long after it was forgotten, nothing of a folder is on its way any more."""
 _NAME = re.compile(r"\d{20}-(replace|create)-[0-9a-f]{32}\.write")
 _STEP = 1_024
 """So far apart are numbers: what takes the place of a write that waits has the next one."""
@@ -184,10 +182,6 @@ class Spool:
             for folder in folders:
                 name = f"{FORGOTTEN}/{time.time_ns():020}-{short(hash_text(folder), 16)}"
                 write_local(f"{self.path}/{name}", os.fsencode(folder), is_new=True, sync=True)
-            old = time.time_ns() - _FORGOTTEN_SECONDS * 10**9
-            for mark in (self.path / FORGOTTEN).glob("*-*"):
-                if int(mark.name.split("-")[0]) < old:
-                    mark.unlink(missing_ok=True)
         for name in list(self.listed(WAITING, REFUSED, ASIDE)):
             with suppress(FileNotFoundError):
                 if self.is_forgotten(name, self.read(name)[0]):
