@@ -99,6 +99,19 @@ def test_after_forget_on_a_live_session_nothing_is_missed(store: PackStore, whol
     assert "number 10 is missing" in str(verify(store, held).faults)
 
 
+def test_forget_in_the_middle_of_a_run_breaks_no_chain(store: PackStore) -> None:
+    def forget_me() -> str:
+        """Forgets what is stored."""
+        carry_out(store, all_of(store, "shop", "ann"))
+        return "gone"
+
+    script = [call("forget_me"), call("big_file", name="a", lines=9), "done", "ok"]
+    plugin = ContextPackPlugin(store=store, on_error="raise")
+    chat = Chat(plugin=plugin, tools=[big_file, forget_me], script=script)
+    chat.say("zero", "go", "on")
+    assert verify(store, asyncio.run(chat.held()), replays=True).faults == {}
+
+
 def test_a_chain_whose_base_is_gone_begins_anew(store: PackStore) -> None:
     chat = chat_of(store)
     chat.say("one", "two", "three")

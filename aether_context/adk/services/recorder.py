@@ -136,9 +136,13 @@ class Recorder:
             position = Position(number + 1, turn if newest.invocation == identity.invocation else turn + 1)
             self._newest[session] = newest._replace(position=position, pack_id=name, invocation=identity.invocation)
 
-        def write() -> None:
-            before = self._pack_before(session, newest)
-            tip, stored = self._tip(identity, position.number), self._stored(session, masked())
+        attempts: list[tuple[Tip | None, Recording]] = []
+
+        def recorded() -> Recording:
+            """The recording, the same at each attempt: one that failed may have written it."""
+            before, tip = self._pack_before(session, newest), self._tip(identity, position.number)
+            if attempts and attempts[-1][0] is tip:
+                return attempts[-1][1]
             recording = record(
                 masked(),
                 policy,
@@ -149,9 +153,13 @@ class Recorder:
                 before=before.digest,
                 outcome_before=before.outcome,
                 first_number=self._first_numbers.get(session, 1),
-                stored=stored,
+                stored=self._stored(session, masked()),
             )
-            outcome = self._outcomes.get(of_call)
+            attempts.append((tip, recording))
+            return recording
+
+        def write() -> None:
+            recording, outcome = recorded(), self._outcomes.get(of_call)
             manifest = self.store.write(recording)
             told = self.store.create_outcome(manifest, outcome) if outcome is not None else ""
             if manifest.pack_id != recording.manifest.pack_id:
@@ -159,7 +167,7 @@ class Recorder:
                 recording = recording.changed(pack_id=manifest.pack_id)
             self._tips[agent_key(identity)] = identity.invocation, recording.tip
             self._written[session] = _Written(position.number, manifest.digest, told)
-            self.store.files.settle_written(self.store.files.place(*session), stored)
+            self.store.files.settle_written(self.store.files.place(*session), manifest.stored)
             if outcome is None:
                 self._unanswered[of_call] = manifest
             else:
@@ -191,6 +199,7 @@ class Recorder:
             try:
                 earlier = self.store.read(place)
                 self._written[session] = _Written(earlier.number, earlier.digest, self.store.outcome_hash(place))
+                self._first_numbers[session] = earlier.first_number
             except PackNotFound:
                 self._note_gone(session, number + 1)
             except AetherContextError:  # nobody can tell
@@ -231,11 +240,14 @@ class Recorder:
         def write() -> None:
             manifest = self._unanswered.get(of_call)
             if manifest is not None and of_call in self._outcomes:
-                with suppress(PackNotFound):  # it was forgotten meanwhile
-                    digest = self.store.write_outcome(manifest, self._outcomes[of_call])
-                    last = self._written.get(manifest.session_key, _Written())
-                    if last.digest == manifest.digest:
-                        self._written[manifest.session_key] = last._replace(outcome=digest)
+                last = self._written.get(manifest.session_key, _Written())
+                try:
+                    last = last._replace(outcome=self.store.write_outcome(manifest, self._outcomes[of_call]))
+                except PackNotFound:  # it was forgotten meanwhile
+                    self._tips.pop(agent_key(identity), None)
+                    self._note_gone(manifest.session_key, manifest.number + 1)
+                if last.digest == manifest.digest:
+                    self._written[manifest.session_key] = last
             self._unanswered.pop(of_call, None)
             self._outcomes.pop(of_call, None)
 
