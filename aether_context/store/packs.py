@@ -231,10 +231,10 @@ class PackStore:
         texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{pack_file.OUTCOME}")
         if outcome is None:
             return Parts(manifest, texts)
-        told = pack_file.read_outcome(outcome, manifest.digest)
+        answer = pack_file.read_outcome(outcome, manifest.digest)
         if outcome != readable_json(pack_file.parsed(outcome)).encode():
             raise ManifestError("the outcome is not as it was written")
-        return Parts(manifest, texts, told, hash_bytes(outcome))
+        return Parts(manifest, texts, answer, hash_bytes(outcome))
 
     def _data(self, place: str) -> bytes:
         data = self.files.get(f"{place}/{pack_file.MANIFEST}")

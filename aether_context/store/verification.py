@@ -183,7 +183,7 @@ def verify(
     if session is not None:
         selection = {"app": session.app_name, "user": session.user_id, "session": session.id}
     wanted = [None if (name := selection.get(level)) is None else segment(name) for level in ("app", "user", "session")]
-    told = [pack_of_event(event) for event in session.events] if session is not None else []
+    event_packs = [pack_of_event(event) for event in session.events] if session is not None else []
     entries: dict[str, list[Entry]] = defaultdict(list)
     owners = store.owners(selection.get("app"), selection.get("user")) if any(wanted) else [root]
     for file in (file for owner in owners for file in store.files.below(owner)):
@@ -207,11 +207,11 @@ def verify(
         for entry in of_folder:
             if entry.kind not in ("pack", "replay", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
-        faults[f"{root}/{folder}"] = (manifests and _gaps(store, manifests, damaged, verifier.outcomes, told)) or (
-            held.missing(folder, manifests)
-        )
+        faults[f"{root}/{folder}"] = (
+            manifests and _gaps(store, manifests, damaged, verifier.outcomes, event_packs)
+        ) or (held.missing(folder, manifests))
         found.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
-    if session is not None and (number := max(told, default=(0, ""))[0]):
+    if session is not None and (number := max(event_packs, default=(0, ""))[0]):
         of_session = store.files.below_base(store.files.place(session.app_name, session.user_id, session.id))
         if not any(entry.kind == "pack" for entry in entries.get(of_session, ())):
             found.faults[of_session] = f"none of its {number:,} packs is there"
@@ -224,14 +224,14 @@ def _gaps(
     manifests: Sequence[Manifest],
     damaged: int,
     outcomes: Mapping[str, str],
-    told: Sequence[tuple[int, str]],
+    event_packs: Sequence[tuple[int, str]],
 ) -> str:
     """Which packs of a session are not there, or are others than those that were followed; empty where none.
 
     Args:
         damaged: number of packs that are there and cannot be read, which may be some of those that are missed.
         outcomes: the hashes of the outcomes' files by the ids of packs, empty for those without.
-        told: numbers and ids of packs by the events of the session; empty where these are unknown.
+        event_packs: numbers and ids of packs by the events of the session; empty where these are unknown.
     """
     numbered: dict[int, list[Manifest]] = defaultdict(list)
     for manifest in manifests:
@@ -242,8 +242,8 @@ def _gaps(
         return f"what was forgotten for its age cannot be read: {error}"
     first = max(manifest.first_number for manifest in manifests)
     ids = {manifest.pack_id for manifest in manifests}
-    named = {number for number, name in told if number and name not in ids}
-    numbers = range(first, max(*numbered, *(number for number, _ in told), 0) + 1)
+    named = {number for number, name in event_packs if number and name not in ids}
+    numbers = range(first, max(*numbered, *(number for number, _ in event_packs), 0) + 1)
     gone = [at for at in numbers if (at not in numbered or at in named) and at not in forgotten]
     if len(gone) > damaged:
         shown = ", ".join(f"{number:,}" for number in gone[:10])

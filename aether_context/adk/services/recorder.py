@@ -161,12 +161,12 @@ class Recorder:
         def write() -> None:
             recording, outcome = recorded(), self._outcomes.get(of_call)
             manifest = self.store.write(recording)
-            told = self.store.create_outcome(manifest, outcome) if outcome is not None else ""
+            outcome_hash = self.store.create_outcome(manifest, outcome) if outcome is not None else ""
             if manifest.pack_id != recording.manifest.pack_id:
                 logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
                 recording = recording.changed(pack_id=manifest.pack_id)
             self._tips[agent_key(identity)] = identity.invocation, recording.tip
-            self._written[session] = _Written(position.number, manifest.digest, told)
+            self._written[session] = _Written(position.number, manifest.digest, outcome_hash)
             self.store.files.settle_written(self.store.files.place(*session), manifest.stored)
             if outcome is None:
                 self._unanswered[of_call] = manifest
