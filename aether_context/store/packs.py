@@ -142,19 +142,13 @@ class PackStore:
             number += 1
             recording = recording.changed(pack_id=f"{pack_id}-{number}")
         if outcome is not None:
-            self.create_outcome(recording.manifest, outcome)
+            self.write_outcome(recording.manifest, outcome, is_new=True)
         return recording.manifest
 
     def _create(self, recording: Recording) -> bool:
         place, manifest = self.place(recording.manifest), recording.manifest
         self.files.create(f"{place}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
         return self.files.create(f"{place}/{pack_file.MANIFEST}", recording.data)
-
-    def create_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> str:
-        """Adds how the model call ended to a pack that was just written, and gives the hash of its file."""
-        place, data = self.place(manifest), pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
-        is_new = self.files.create(f"{place}/{pack_file.OUTCOME}", data)
-        return hash_bytes(data) if is_new else self.outcome_hash(place)
 
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
@@ -273,15 +267,21 @@ class PackStore:
         manifest.fill(fields)
         return texts
 
-    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> str:
+    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], *, is_new: bool = False) -> str:
         """Adds how the model call ended to a pack, and gives the hash of its file. A second outcome is ignored.
+
+        Args:
+            is_new: whether the pack was written just now; else it is looked at whether it is there.
 
         Raises:
             PackNotFound: the pack is not there, or not there any more.
         """
-        if self.files.lacks(f"{self.place(manifest)}/{pack_file.MANIFEST}"):
+        place = self.place(manifest)
+        if not is_new and self.files.lacks(f"{place}/{pack_file.MANIFEST}"):
             raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
-        return self.create_outcome(manifest, outcome)
+        data = pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
+        created = self.files.create(f"{place}/{pack_file.OUTCOME}", data)
+        return hash_bytes(data) if created else self.outcome_hash(place)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """How a pack's model call ended; None where no outcome was written."""

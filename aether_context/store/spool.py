@@ -19,7 +19,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -174,7 +174,7 @@ class Spool:
                 sizes[_path(file.readline())] = os.fstat(file.fileno()).st_size
         return sizes
 
-    def forget(self, folders: Iterable[str]) -> None:
+    def forget(self, folders: Sequence[str]) -> None:
         """Removes the writes to files in folders, and those that are on their way to the store just now."""
         if not self.path.exists():
             return
@@ -182,10 +182,8 @@ class Spool:
             for folder in folders:
                 name = f"{FORGOTTEN}/{time.time_ns():020}-{short(hash_text(folder), 16)}"
                 write_local(f"{self.path}/{name}", os.fsencode(folder), is_new=True, sync=True)
-        for name in list(self.listed(WAITING, REFUSED, ASIDE)):
-            with suppress(FileNotFoundError):
-                if self.is_forgotten(name, self.read(name)[0]):
-                    self.take_out(name)
+        inside = tuple(f"{folder}/" for folder in folders)
+        self.drop(path for path in self.paths() if path.startswith(inside))
 
     def is_forgotten(self, name: str, path: str) -> bool:
         """Whether a write was added before the folder of its path was forgotten."""
@@ -383,7 +381,7 @@ class SpooledFiles(Files):
         if self.spool.is_forgotten(name, path):
             self.spool.take_out(name)
             return True
-        for folder in (REFUSED, ASIDE):
+        for folder in (REFUSED, ASIDE) if path.endswith(f"/{MANIFEST}") else ():
             if any(self.spool.precedes(other, path) for other in self.spool.listed(folder)):
                 self.spool.take_out(name, folder)
                 return name.startswith(WAITING) or folder == ASIDE

@@ -161,7 +161,7 @@ class Recorder:
         def write() -> None:
             recording, outcome = recorded(), self._outcomes.get(of_call)
             manifest = self.store.write(recording)
-            outcome_hash = self.store.create_outcome(manifest, outcome) if outcome is not None else ""
+            outcome_hash = self.store.write_outcome(manifest, outcome, is_new=True) if outcome is not None else ""
             if manifest.pack_id != recording.manifest.pack_id:
                 logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
                 recording = recording.changed(pack_id=manifest.pack_id)
