@@ -358,3 +358,20 @@ def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
     for top in ("a", "b"):
         for path in (tmp_path / top, *(tmp_path / top).rglob("*")):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_what_a_pack_without_its_replay_file_says_is_shown(store: PackStore) -> None:
+    chat = chat_of(store)
+    chat.say("one", "two")
+    first, *_, last = store.manifests()
+    store.files.delete(paths_of(store, last)[1])
+    url = ["--store", store.url]
+    shown = CliRunner().invoke(main, ["inspect", *url])
+    assert shown.exit_code == 3
+    assert last.checksum in shown.stdout
+    assert "is not there" in shown.stderr
+    assert CliRunner().invoke(main, ["list", *url]).exit_code == 0
+    assert CliRunner().invoke(main, ["usage", *url]).exit_code == 0
+    assert CliRunner().invoke(main, ["replay", first.pack_id, *url]).exit_code == 0
+    told = verify(store).faults
+    assert list(told) == [store.files.below_base(store.place(last))]
