@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aether_context.canonical import JSON
-from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, say, tell
+from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, progress, say, tell
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
@@ -63,7 +63,8 @@ def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None)
     store = require(PackStore(url))
     places = store.places(**selection)
     packs, values, unreadable = list[Manifest](), list[JSON](), dict[str, AetherContextError]()
-    for place, manifest in store.each(places[-limit:] if limit else places):
+    shown = places[-limit:] if limit else places
+    for place, manifest in progress(store.each(shown), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
             values.append({"pack_id": name_of(place), "error": plain(manifest)})

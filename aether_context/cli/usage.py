@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, say, tell
+from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, progress, say, tell
 from aether_context.errors import AetherContextError
 from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
@@ -78,7 +78,8 @@ def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None)
         except AetherContextError as error:
             return error
 
-    for call in store.files.ahead(read, store.places(**selection)):
+    places = store.places(**selection)
+    for call in progress(store.files.ahead(read, places), len(places)):
         if isinstance(call, AetherContextError):
             unreadable.append(call)
             continue
