@@ -62,22 +62,23 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
     places = store.places(**selection)
-    packs, values, unreadable = list[Manifest](), list[JSON](), dict[str, AetherContextError]()
+    rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
     shown = places[-limit:] if limit else places
     for place, manifest in progress(store.each(shown), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
             values.append({"pack_id": name_of(place), "error": plain(manifest)})
-        else:
-            packs.append(manifest)
+        elif as_json:
             values.append(_value(store, manifest))
+        else:
+            rows.append(_row(manifest))
     if as_json:
         print_json(values)
     elif not places:
         tell(f"no packs{whose(**selection)} in {store.url}")
     else:
         columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
-        print_table(columns, map(_row, packs))
+        print_table(columns, rows)
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
         if limit and len(places) > limit:
