@@ -22,6 +22,7 @@ Path: TypeAlias = tuple[str | int, ...]
 HASH_TAG = "sha256:"
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_READABLE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -47,7 +48,25 @@ def replaced(value: JSON, path: Path, text: str) -> JSON:
 
 def canonical_json(value: JSON) -> str:
     """The canonical text of a JSON value; `ValueError` where it holds NaN or infinity, see `plain`."""
-    text = _ENCODER.encode(value)
+    return _without_surrogates(_ENCODER.encode(value))
+
+
+def readable_json(value: Mapping[str, JSON]) -> str:
+    """An object for people, with a line for each entry down to the second level; errors as for `canonical_json`."""
+    lines = []
+    for name, item in value.items():
+        text, entries = _READABLE(item), list[str]()
+        if isinstance(item, dict):
+            entries = [f"{_READABLE(key)}: {_READABLE(inner)}" for key, inner in item.items()]
+        elif isinstance(item, list):
+            entries = [_READABLE(inner) for inner in item]
+        if entries:
+            text = f"{text[0]}\n  " + ",\n  ".join(entries) + f"\n {text[-1]}"
+        lines.append(f" {_READABLE(name)}: {text}")
+    return _without_surrogates("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _without_surrogates(text: str) -> str:
     if text.isascii():
         return text
     try:

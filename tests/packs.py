@@ -30,7 +30,7 @@ from aether_context.pack import (
 from aether_context.packing import build_pack, next_input
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Recording, Tip, record
-from aether_context.store.pack_file import ENDING, member, read_member
+from aether_context.store.pack_file import MANIFEST, OUTCOME, gunzip_bytes, gzip_bytes, replay_name
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 
@@ -165,23 +165,21 @@ def changed(given: PackInput, **fields: Any) -> PackInput:
     return given._replace(**fields)
 
 
-def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], line: int = 0) -> None:
-    """Changes a line of a pack's file: 0 the manifest, 1 the texts, 2 the outcome."""
-    path = f"{store.place(manifest)}{ENDING}"
-    lines = lines_of(store, manifest)
-    changed = way(lines[line])
-    assert changed != lines[line]
-    lines[line] = changed
-    store.files.replace(path, b"".join(map(member, lines)))
+def paths_of(store: PackStore, manifest: Manifest) -> tuple[str, str, str]:
+    """The paths of a pack's manifest, of its replay file, and of its outcome, which need not be there."""
+    names = (MANIFEST, replay_name(manifest.replay_bytes), OUTCOME)
+    first, second, third = (f"{store.place(manifest)}/{name}" for name in names)
+    return first, second, third
 
 
-def lines_of(store: PackStore, manifest: Manifest) -> list[bytes]:
-    """The lines of a pack's file: manifest, texts, and the outcome where there is one."""
-    rest, found = store.files.read(f"{store.place(manifest)}{ENDING}"), []
-    while rest:
-        line, rest = read_member(rest)
-        found.append(line)
-    return found
+def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], file: int = 0) -> None:
+    """Changes a file of a pack: 0 the manifest, 1 what is in the replay file, 2 the outcome."""
+    path = paths_of(store, manifest)[file]
+    data = store.files.read(path)
+    text = gunzip_bytes(data) if file == 1 else data
+    changed = way(text)
+    assert changed != text
+    store.files.replace(path, gzip_bytes(changed) if file == 1 else changed)
 
 
 def write(store: PackStore, pack: Pack, policy: PackPolicy | None = None, tip: Tip | None = None) -> Manifest:

@@ -359,13 +359,13 @@ def test_manifests_are_artifacts_of_their_session(kind, tmp_path):
     manifests = list(chat.store.manifests())
     assert len(manifests) == 3
     keys = asyncio.run(service.list_artifact_keys(**SHOP))
-    assert keys == sorted(f"packs/{one.pack_id}.json" for one in manifests)
+    assert keys == sorted(f"packs/{one.pack_id}/manifest.json" for one in manifests)
     for one in manifests:
-        part = asyncio.run(service.load_artifact(**SHOP, filename=f"packs/{one.pack_id}.json"))
+        part = asyncio.run(service.load_artifact(**SHOP, filename=f"packs/{one.pack_id}/manifest.json"))
         held = Manifest.parse(part.inline_data.data)
         held.verify()
         assert held == one
-        found = asyncio.run(service.get_artifact_version(**SHOP, filename=f"packs/{one.pack_id}.json"))
+        found = asyncio.run(service.get_artifact_version(**SHOP, filename=f"packs/{one.pack_id}/manifest.json"))
         assert found.custom_metadata["checksum"] == one.checksum
 
 

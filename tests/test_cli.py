@@ -130,7 +130,7 @@ def test_an_unknown_pack_is_one_line_on_stderr(store: PackStore) -> None:
 
 def test_inspect_says_that_a_manifest_is_not_what_was_written(store: PackStore) -> None:
     manifest = packs.chain(store, 1)[0]
-    change(store, manifest, b'"model":"gemini-2.5-flash"', b'"model":"gemini-2.5-pro"')
+    change(store, manifest, b'"model": "gemini-2.5-flash"', b'"model": "gemini-2.5-pro"')
     result = run("inspect", store=store, code=1)
     assert "LAYERS" in result.stdout
     assert f"{manifest.pack_id}: the manifest's hash is" in result.stderr
@@ -143,7 +143,7 @@ def test_inspect_says_that_a_manifest_is_not_what_was_written(store: PackStore) 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--all"], ["--policy", "research"]])
 def test_replay_of_what_verify_refuses_fails(store: PackStore, options: list[str]) -> None:
     manifest = packs.chain(store, 2)[0]
-    change(store, manifest, b'"agent":"writer"', b'"agent":"critic"')
+    change(store, manifest, b'"agent": "writer"', b'"agent": "critic"')
     result = run("replay", manifest.pack_id, *options, store=store, code=1)
     assert "the recorded one" not in result.output
     assert "does not verify" in result.stderr
@@ -182,7 +182,7 @@ def test_verify_passes_what_was_written(store: PackStore) -> None:
 
 def test_verify_names_a_changed_manifest_and_goes_on(store: PackStore) -> None:
     manifests = packs.chain(store, 4)
-    change(store, manifests[1], b'"call":2', b'"call":7')
+    change(store, manifests[1], b'"call": 2', b'"call": 7')
     output = run("verify", store=store, code=1).stdout
     assert f"failed  {manifests[1].pack_id}: {manifests[1].pack_id}: the manifest's hash is" in output
     assert "3 of 4 packs passed" in output
@@ -192,12 +192,11 @@ def test_verify_names_a_changed_manifest_and_goes_on(store: PackStore) -> None:
 
 def test_verify_finds_changed_and_missing_texts(store: PackStore) -> None:
     manifests = packs.chain(store, 3)
-    packs.rewrite(store, manifests[0], lambda line: b"{}", line=1)
-    packs.rewrite(store, manifests[1], lambda line: b"", line=1)
+    packs.rewrite(store, manifests[0], lambda text: text + b" ", file=1)
+    packs.rewrite(store, manifests[1], lambda text: b"", file=1)
     output = run("verify", store=store, code=1).stdout
     assert f"failed  {manifests[0].pack_id}: " in output
-    assert f"are not {manifests[0].texts}" in output
-    assert f"are not {manifests[1].texts}" in output
+    assert output.count("does not hold the bytes that were written") == 2
     assert "1 of 3" in output
 
 
@@ -241,9 +240,9 @@ BROKEN = {
     "a list": lambda data: b"[1, 2]",
     "null": lambda data: b"null",
     "nested": lambda data: b"[" * 100_000,
-    "later": lambda data: data.replace(b'"schema_version":1', b'"schema_version":99'),
-    "without version": lambda data: data.replace(b'"schema_version":1', b'"other":1'),
-    "wrong type": lambda data: data.replace(b'"model":"gemini-2.5-flash"', b'"model":7'),
+    "later": lambda data: data.replace(b'"schema_version": 1', b'"schema_version": 99'),
+    "without version": lambda data: data.replace(b'"schema_version": 1', b'"other": 1'),
+    "wrong type": lambda data: data.replace(b'"model": "gemini-2.5-flash"', b'"model": 7'),
 }
 
 

@@ -139,15 +139,19 @@ RUNS: dict[str, Callable[[], Chat]] = {
 _ID = re.compile(
     r"e-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|pack_[\w.-]+"
 )
-_LEFT_OUT = ("before", "counts", "digest", "policy", "setting", "settings", "texts")
-"""Fields that hash ids or every setting there is, and the counts of single texts, which rows have too."""
+_LEFT_OUT = (
+    "before", "counts", "digest", "outcome_before", "policy", "replay_bytes", "replay_text", "setting", "settings",
+    "stored", "texts",
+)  # fmt: skip
+"""Fields that hash ids or every setting there is, the counts of single texts, which rows have too, and what was written
+beside packs meanwhile."""
 
 
 def settled(chat: Chat) -> str:
     """The manifests in their order, a field a line, each id replaced by its number."""
     lines = []
     for manifest in chat.manifests():
-        fields = json.loads(manifest.to_json())
+        fields = json.loads(manifest.to_json()) | manifest.replay_fields()
         lines += [f"{name}: {canonical_json(fields[name])}" for name in sorted(fields) if name not in _LEFT_OUT]
         lines.append("")
     text = "\n".join(lines)

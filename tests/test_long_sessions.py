@@ -27,7 +27,7 @@ from aether_context.cli.commands import main
 from aether_context.pack import noted
 from aether_context.packing.payload import minute
 from aether_context.reading import Span
-from aether_context.store.pack_file import read_member
+from aether_context.store.pack_file import gunzip_bytes
 from aether_context.store.retention import all_of, carry_out, older_than
 from aether_context.store.turns import TurnFiles
 from aether_context.store.verification import verify
@@ -146,6 +146,11 @@ def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: py
     assert late.manifests()[-1].degradations == ()
 
 
+def text_of(chat: Chat, file: Any) -> bytes:
+    """The JSON in a file of turns, behind the line with its hash."""
+    return gunzip_bytes(chat.store.files.read(file.path)).partition(b"\n")[2]
+
+
 def turn_files(chat: Chat) -> list[Any]:
     return [file for file in chat.store.files.below(chat.store.files.root) if "/turns/" in file.path]
 
@@ -156,8 +161,8 @@ def test_the_files_stay_few_and_hold_each_content_once() -> None:
         chat.say(message, recent_events=20)
     files = turn_files(chat)
     assert 1 < len(files) <= 9
-    texts = sum(len(read_member(chat.store.files.read(file.path))[0]) for file in files)
-    held = [one for file in files for one in json.loads(read_member(chat.store.files.read(file.path))[0])]
+    texts = sum(len(text_of(chat, file)) for file in files)
+    held = [one for file in files for one in json.loads(text_of(chat, file))]
     said = [one["content"]["parts"][0]["text"] for one in held]
     for message in messages(95):
         assert said.count(message) == 1
@@ -249,7 +254,7 @@ def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() ->
     for message in ["My address is ann@example.com.", *messages(60)]:
         chat.say(message, recent_events=20)
     assert turn_files(chat)
-    said = b"".join(read_member(chat.store.files.read(file.path))[0] for file in turn_files(chat))
+    said = b"".join(text_of(chat, file) for file in turn_files(chat))
     assert b"ann@example.com" not in said
     assert b"My address is [email]." in said
     chat.say("chat of another session", session="s2")

@@ -116,7 +116,7 @@ def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
     whose = [("ann", "s1"), ("ann", "s2"), ("ben", "s1")]
     packs = {who: store.through(files).write(recording(user=who[0], session=who[1])) for who in whose}
     FailingFileSystem.down = False
-    kept = f"{store.place(packs['ann', 's1'])}.json.gz"
+    kept = f"{store.place(packs['ann', 's1'])}/manifest.json"
     (name,) = (name for name in spool.listed("waiting") if spool.read(name)[0] == kept)
     spool.take_out(name, ASIDE)
 

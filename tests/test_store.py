@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import packs
 import pytest
@@ -83,12 +84,12 @@ def test_hostile_names_stay_inside_the_store(tmp_path, name):
 def test_a_flipped_bit_of_a_pack_is_found_wherever_it_is(tmp_path):
     store = PackStore(tmp_path)
     manifest = store.write(recording(), {"input_tokens": 5})
-    (path,) = tmp_path.rglob("pack_*.json.gz")
-    good = path.read_bytes()
-    for at in range(0, len(good), 3):
-        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << at % 8)]) + good[at + 1 :])
-        assert Verifier(store).fault(store.place(manifest))
-    path.write_bytes(good)
+    for name in packs.paths_of(store, manifest):
+        good = Path(name).read_bytes()
+        for at in range(0, len(good), 3):
+            Path(name).write_bytes(good[:at] + bytes([good[at] ^ (1 << at % 8)]) + good[at + 1 :])
+            assert Verifier(store).fault(store.place(manifest)), (name, at)
+        Path(name).write_bytes(good)
     assert not Verifier(store).fault(store.place(manifest))
 
 
@@ -266,12 +267,12 @@ def test_forget_by_age_shows_before_it_deletes(tmp_path):
     code, output = run("forget", "--older-than", 1, "--store", tmp_path)
     assert (code, "0 files, 0 bytes would be deleted" in output) == (0, True)
     code, output = run("forget", "--older-than", 0, "--store", tmp_path)
-    assert "1 files, " in output
+    assert "2 files, " in output
     assert "nothing was deleted: add --yes" in output
     assert paths(store) == before
     code, output = run("forget", "--older-than", 0, "--store", tmp_path, "--yes", "--json")
     (user,) = json.loads(output)["users"]
-    assert (user["user"], user["files"], user["unreadable"]) == ("app/user", 1, [])
+    assert (user["user"], user["files"], user["unreadable"]) == ("app/user", 2, [])
     assert paths(store) == set()
 
 
@@ -289,3 +290,20 @@ def test_forget_says_what_it_needs(tmp_path, words, told):
     code, output = run("forget", "--store", tmp_path, *words)
     assert code == 2
     assert told in " ".join(output.replace("│", "").split())
+
+
+@pytest.mark.parametrize("package", ["duckdb", "polars", "pandas"])
+def test_other_programs_make_a_table_of_all_manifests(package, tmp_path, monkeypatch):
+    pytest.importorskip(package)
+    page = (Path(__file__).parents[1] / "docs" / "stores.md").read_text(encoding="utf-8")
+    (source,) = (block for block in page.split("```") if "manifest.json" in block and "duckdb" in block)
+    others = {"duckdb", "polars", "pandas"} - {package}
+    lines = [line for line in source.splitlines()[1:] if not any(other in line for other in others)]
+    monkeypatch.chdir(tmp_path)
+    chat = Chat(plugin=ContextPackPlugin(store="artifacts"), tools=[big], script=[call("big"), "done"])
+    chat.say("go", "and now?")
+    packs.chain(PackStore("artifacts"), 3)
+    names = {}
+    exec("\n".join([*lines[:-1], f"table = {lines[-1]}"]), names)
+    table = names["table"].fetchall() if package == "duckdb" else names["table"]
+    assert len(table) == (2 if package == "duckdb" else 6)

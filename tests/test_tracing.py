@@ -27,7 +27,7 @@ def test_a_pack_is_a_span_below_the_agent(traces: Traces) -> None:
         "gen_ai.conversation.id": "s1",
         "aether_context.model": "gemini-2.5-flash",
         "aether_context.pack.id": manifest.pack_id,
-        "aether_context.pack.uri": chat.store.uri(manifest),
+        "aether_context.pack.uri": f"artifact://packs/{manifest.pack_id}/manifest.json",
         "aether_context.window": manifest.window,
         "aether_context.tokens.request": manifest.request_tokens,
         **{f"aether_context.tokens.{layer}": tokens for layer, tokens in used.items()},

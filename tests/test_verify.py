@@ -1,4 +1,4 @@
-"""A pack as one file, of which little is written and all is read; and verification: of every byte, of packs that are
+"""The files of a pack, of which little is written and all is read; and verification: of every byte, of packs that are
 missing, and of packs that somebody else made.
 """
 
@@ -19,17 +19,18 @@ import pytest
 from click.testing import CliRunner
 from failing import FailingFileSystem
 from google.genai import types
-from packs import recording
+from packs import paths_of, recording
 from scripted import Chat, big_file, call, sound
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.canonical import canonical_json
+from aether_context.canonical import readable_json
 from aether_context.cli import main
 from aether_context.errors import PackNotFound
 from aether_context.store.files import File, Files
 from aether_context.store.layout import FORGOTTEN, entry_of
-from aether_context.store.pack_file import ENDING, member, with_outcome
+from aether_context.store.pack_file import MANIFEST, gzip_bytes, outcome_file, replay_name
+from aether_context.store.packs import Forgotten
 from aether_context.store.retention import carry_out, older_than
 from aether_context.store.spool import Spool, SpooledFiles
 from aether_context.store.verification import verify
@@ -66,11 +67,12 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     asyncio.run(artifacts.save_artifact(**owner, filename="report Q1.md", artifact=report))
     store.write_summary("shop", "Ann Ä", "sha256:" + "1" * 64, "A summary.")
     store.write_calibration("shop", "Ann Ä", "model", {"ratio": 1.1})
-    store.note_forgotten("shop", "Ann Ä", "old", [1, 2])
+    store.note_forgotten("shop", "Ann Ä", "old", Forgotten([1, 2]))
     assert verify(store, replays=True).faults == {}
     kinds = everything(store)
     assert kinds.keys() == {
-        "pack", "message", "record", "evidence", "artifact", "name", "summary", "calibration", "forgotten"
+        "pack", "replay", "outcome", "message", "record", "evidence", "artifact", "name", "summary", "calibration",
+        "forgotten",
     }  # fmt: skip
     chance = random.Random(1)
     for files in kinds.values():
@@ -79,7 +81,10 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
             store.files.replace(
                 files[0].path, data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
             )
-            assert list(verify(store).faults) == [files[0].path.removeprefix(f"{store.files.root}/")], at
+            entry = entry_of(files[0], store.files.root)
+            is_of_pack = entry.kind in ("pack", "replay", "outcome")
+            path = entry.place if is_of_pack else files[0].path
+            assert store.files.below_base(path) in verify(store).faults, (files[0].path, at)
         store.files.replace(files[0].path, data)
     assert verify(store).faults == {}
 
@@ -90,8 +95,11 @@ def test_a_pack_in_the_place_of_another_is_told_by_the_next(store: PackStore) ->
     talked(other)
     second = list(store.manifests())[1]
     twin = next(one for one in other.manifests() if one.number == 2)
-    store.files.delete(f"{store.place(second)}{ENDING}")
-    store.files.create(f"{store.place(twin)}{ENDING}", other.files.read(f"{other.place(twin)}{ENDING}"))
+    for path in paths_of(store, second):
+        store.files.delete(path)
+    for path in paths_of(other, twin):
+        name = other.files.below_base(path)
+        store.files.create(f"{store.files.root}/{name}", other.files.read(path))
     faults = verify(store).faults
     assert "is not the one that it followed" in faults["shop/ann/s1"]
 
@@ -111,7 +119,7 @@ def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
         ]
 
     def name(file: File) -> str:
-        return file.name.removesuffix(ENDING)
+        return file.path.split("/")[-2]
 
     store.files.below = aged  # type: ignore[method-assign]
     now = max(file.modified or 0 for file in below(store.files.root))
@@ -120,7 +128,7 @@ def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
     assert verify(store, replays=True).faults == {}
     assert any(file.name == FORGOTTEN for file in below(store.files.root))
     rest = list(store.manifests())
-    store.files.delete(f"{store.place(rest[1])}{ENDING}")
+    store.files.delete(paths_of(store, rest[1])[0])
     assert f"number {rest[1].number} is missing" in verify(store).faults["shop/ada/s1"]
 
 
@@ -132,38 +140,65 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     outcome = store.outcome(first)
     # Whoever has no key can make all hashes anew, and cannot sign.
     monkeypatch.delenv("AETHER_CONTEXT_KEY")
-    forged, fields = first.model_copy(update={"role": "Admin", "signature": ""}).sealed()
-    packs.rewrite(store, first, lambda _: forged.to_json().encode())
-    assert fields["digest"] == forged.digest
+    _, forged = first.sealed(role="Admin")
+    packs.rewrite(store, first, lambda _: forged)
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
     assert "the manifest is not signed" in str(verify(store).faults)
     packs.rewrite(store, first, lambda _: manifests[0].to_json().encode())
     assert verify(store).faults == {}
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "another secret")
     assert "was signed with another key, or forged" in str(verify(store).faults)
-    assert len(verify(store).faults) == len(manifests)
-    monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
-    data = store.files.read(f"{store.place(first)}{ENDING}")
+    assert all(store.files.below_base(store.place(one)) in verify(store).faults for one in manifests)
     monkeypatch.delenv("AETHER_CONTEXT_KEY")
     assert outcome is not None
-    lines = packs.lines_of(store, first)
-    bare = b"".join(map(member, lines[:2]))
-    store.files.replace(
-        f"{store.place(first)}{ENDING}", with_outcome(bare, first.digest, {**outcome, "input_tokens": 1})
-    )
+    forged_outcome = outcome_file(first.pack_id, first.digest, {**outcome, "input_tokens": 1})
+    packs.rewrite(store, first, lambda _: forged_outcome, 2)
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
     assert "the outcome is not signed" in str(verify(store).faults)
-    store.files.replace(f"{store.place(first)}{ENDING}", data)
-    assert verify(store).faults == {}
 
 
-def test_each_file_is_three_lines_that_zcat_shows(store: PackStore) -> None:
+def test_each_file_of_a_pack_is_json_that_other_programs_read(store: PackStore) -> None:
     manifest = store.write(recording(), {"input_tokens": 5})
-    data = store.files.read(f"{store.place(manifest)}{ENDING}")
-    first, texts, outcome = gzip.decompress(data).splitlines()
-    assert first.decode() == manifest.to_json()
-    assert json.loads(texts).keys() >= {"contents", "setting"}
-    assert json.loads(outcome)["outcome"] == {"input_tokens": 5}
+    first, replay, outcome = (Path(path).read_bytes() for path in paths_of(store, manifest))
+    assert json.loads(first)["pack_id"] == manifest.pack_id
+    assert first.count(b"\n") > 50
+    assert json.loads(gzip.decompress(replay)).keys() >= {"rows", "counts", "settings", "texts"}
+    assert json.loads(outcome).items() >= {"pack_id": manifest.pack_id, "input_tokens": 5}.items()
+
+
+def test_a_manifest_has_the_fields_of_the_founding_documents_by_their_names(store: PackStore) -> None:
+    packs.talk(store)
+    texts = [Path(path).read_text() for path in Path(store.url).rglob(MANIFEST)]
+    manifests = [json.loads(text) for text in texts]
+    assert len(manifests) == 12
+    for manifest in manifests:
+        assert manifest.keys() >= {
+            "pack_id", "model", "window", "layer_budgets", "truncation_events", "artifact_uris", "checksum"
+        }  # fmt: skip
+        assert list(manifest["layer_budgets"])[-1] == "slack_min"
+        assert round(sum(budget["share"] for budget in manifest["layer_budgets"].values()), 9) <= 1
+        assert manifest["signals"].keys() == {
+            "checklist_evidence_ratio", "expected_tool_calls", "risk_weight", "retrieval_hit_rate", "similarity",
+            "freshness", "unresolved_questions", "dialogue_depth",
+        }  # fmt: skip
+    events = [event for manifest in manifests for event in manifest["truncation_events"]]
+    assert any(event["layer"] == "conversation" and event["reason"] and event["dropped_ids"] for event in events)
+    assert sorted(map(len, texts))[len(texts) // 2] <= 5_000
+
+
+def test_rows_are_read_when_they_are_asked_for(store: PackStore) -> None:
+    made = recording()
+    store.write(made)
+    (read,) = store.manifests()
+    name = replay_name(read.replay_bytes)
+    data = store.files.read(f"{store.place(read)}/{name}")
+    store.files.delete(f"{store.place(read)}/{name}")
+    assert read.request_tokens == made.manifest.request_tokens
+    with pytest.raises(PackNotFound):
+        _ = read.rows
+    store.files.create(f"{store.place(read)}/{name}", data)
+    assert read.rows == made.manifest.rows
+    assert read.model_dump() == made.manifest.model_dump()
 
 
 def test_a_chain_holds_each_thing_once_and_stands_alone(store: PackStore) -> None:
@@ -176,48 +211,51 @@ def test_a_chain_holds_each_thing_once_and_stands_alone(store: PackStore) -> Non
         assert "setting" not in store.texts(manifest)
         assert len(manifest.contents.added) == 2
     assert len(sound(store)) == 6
-    assert len(store.files.below(store.files.root)) == 6
+    assert len(store.files.below(store.files.root)) == 12
 
 
 def bomb(size: int) -> bytes:
-    """A member of a line that begins like a manifest and goes on for ``size`` bytes."""
-    stream = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    """A file with gzip of ``size`` bytes that begin like those of a replay file."""
+    stream = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     start = stream.compress(b"{") + stream.flush(zlib.Z_FULL_FLUSH)
     block = stream.compress(b" " * 2**24) + stream.flush(zlib.Z_FULL_FLUSH)  # it stands for itself, and may be repeated
-    return member(b"{}")[:19] + start + block * (size // 2**24)
+    return start + block * (size // 2**24)
 
 
 DAMAGED = {
-    "a bomb": bomb(2 * 2**30), "a bomb of texts": member(b"{}") + bomb(2**30),
-    "many members": member(b"{}") * 10_000, "too deep": member(b"[" * 100_000),
-    "invalid UTF-8": member(b'{"schema_version":1,"app":"\xff"}'), "a torn file": member(b"{}")[:-9],
+    "too deep": b"[" * 100_000, "invalid UTF-8": b'{"schema_version":1,"app":"\xff"}', "a torn file": b'{"schema_ver',
     "text": b"hello", "nothing": b"",
+}  # fmt: skip
+REPLAYS = {
+    "a bomb": bomb(2 * 2**30), "no gzip": b"hello", "another": gzip_bytes(b"{}"), "torn": gzip_bytes(b"{}")[:-9],
+    "more": gzip_bytes(b"{}") * 2,
 }  # fmt: skip
 FIELDS = {
     "NaN": ("last_event_time", "NaN"), "infinity": ("last_event_time", "1e999"),
     "many digits": ("window", "9" * 5_000), "a number that no float holds": ("window", "9" * 400),
     "a key twice": ("app", '"other","app":"app"'),
-    "a deep epoch": ("epoch", '{"number":1,"strategies":' + '{"a":' * 400 + "1" + "}" * 400 + "}"),
-    "white space": ("app", ' "app"'), "another kind": ("rows", '"none"'), "a surrogate": ("agent", '"\\ud800"'),
+    "white space": ("app", '  "app"'), "another kind": ("tools", '"none"'), "a surrogate": ("agent", '"\\ud800"'),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*DAMAGED, *FIELDS])
+@pytest.mark.parametrize("case", [*DAMAGED, *REPLAYS, *FIELDS])
 def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: str) -> None:
     """In little memory and time, whatever its lines would grow to."""
     store = PackStore(tmp_path)
     whole_pack = store.write(recording())
     other = store.write(recording("Another", session="other"))
     CliRunner().invoke(main, ["usage", "--store", str(tmp_path)])  # what it imports is no part of the measure
+    path, replay, _ = paths_of(store, other)
     if case in DAMAGED:
-        data = DAMAGED[case]
+        store.files.replace(path, DAMAGED[case])
+    elif case in REPLAYS:
+        store.files.replace(replay, REPLAYS[case])
     else:
-        line, texts = packs.lines_of(store, other)
+        text = store.files.read(path).decode()
         name, value = FIELDS[case]
-        old = canonical_json({name: json.loads(line)[name]})[1:-1]
-        assert old in line.decode()
-        data = member(line.decode().replace(old, f'"{name}":{value}', 1).encode()) + member(texts)
-    store.files.replace(f"{store.place(other)}{ENDING}", data)
+        old = readable_json({name: json.loads(text)[name]})[1:-2].strip()
+        assert old in text
+        store.files.replace(path, text.replace(old, f'"{name}": {value}', 1).encode())
     began = time.process_time()
     tracemalloc.start()
     runs = {
@@ -237,25 +275,23 @@ def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: 
     assert peak < 1.2 * 2**30
 
 
-def test_an_outcome_is_added_to_the_file_of_its_pack(store: PackStore) -> None:
+def test_an_outcome_is_written_once(store: PackStore) -> None:
     manifest = store.write(recording())
-    path = f"{store.place(manifest)}{ENDING}"
-    before = store.files.read(path)
+    before = {path: store.files.read(path) for path in paths_of(store, manifest)[:2]}
     store.write_outcome(manifest, {"input_tokens": 5})
     store.write_outcome(manifest, {"input_tokens": 7})
     assert store.outcome(manifest) == {"input_tokens": 5}
-    assert store.files.read(path).startswith(before)
+    assert {path: store.files.read(path) for path in before} == before
     assert len(sound(store)) == 1
 
 
 def test_an_outcome_brings_no_deleted_pack_back(store: PackStore) -> None:
-    made = recording()
-    manifest = store.write(made)
-    store.files.delete(f"{store.place(manifest)}{ENDING}")
+    manifest = store.write(recording())
+    for path in paths_of(store, manifest)[:2]:
+        store.files.delete(path)
     with pytest.raises(PackNotFound):
         store.write_outcome(manifest, {"input_tokens": 5})
-    store.write_outcome(manifest, {"input_tokens": 5}, made.data)
-    assert store.places() == []
+    assert store.files.below(store.files.root) == []
 
 
 @pytest.mark.parametrize("down", ["before", "between", "while it is delivered"])
@@ -275,7 +311,7 @@ def test_an_outcome_finds_its_pack_through_an_outage(down: str, tmp_path: Path) 
                 there.files.delete(path)
             PackStore(url).write(made)
         FailingFileSystem.down = True
-        store.write_outcome(manifest, {"input_tokens": 5}, made.data)
+        store.write_outcome(manifest, {"input_tokens": 5})
         assert store.outcome(manifest) == {"input_tokens": 5}
         FailingFileSystem.down = False
         assert files._deliver_all()

@@ -22,12 +22,13 @@ from scripted import Chat, Memories, call, look_up, new_store, remembered
 from starlette.testclient import TestClient
 
 from aether_context import PackStore
-from aether_context.canonical import canonical_json, hash_json
+from aether_context.canonical import canonical_json, hash_bytes, hash_json
 from aether_context.cli import main
 from aether_context.pack import LAYERS
 from aether_context.reading import WHY
 from aether_context.store import Manifest
-from aether_context.store.packs import ENDING
+from aether_context.store.manifest import IN_REPLAY
+from aether_context.store.pack_file import MANIFEST, gunzip_bytes, gzip_bytes, manifest_file, replay_name
 from aether_context.viewer import create_app, report
 
 
@@ -210,9 +211,9 @@ def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() ->
     chat = Chat()
     chat.say("one", "two", "three")
     first, second, third = chat.manifests()
-    packs.rewrite(chat.store, third, lambda line: line.replace(b'"request_tokens":', b'"request_tokens":1'))
+    packs.rewrite(chat.store, third, lambda line: line.replace(b'"request_tokens": ', b'"request_tokens": 1'))
     fs = chat.store.files
-    fs.replace(f"{chat.store.place(second)}{ENDING}", b"not a pack")
+    fs.replace(f"{chat.store.place(second)}/{MANIFEST}", b"not a pack")
     browser = Browser(chat.store)
     assert "not what was written" in browser.open("/").text
     session = browser.open(SESSION)
@@ -225,22 +226,22 @@ def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() ->
 
 
 def forge(chat: Chat, change: dict[str, Any]) -> None:
-    """Changes fields of a session's first manifest, by their paths, and seals it again."""
-    first = chat.manifests()[0]
-
-    def way(line: bytes) -> bytes:
-        fields = json.loads(line)
-        for path, value in change.items():
-            *above, name = path.split(".")
-            within = fields
-            for step in above:
-                within = within[int(step) if step.isdecimal() else step]
-            within[name] = first.pack_id if value == "itself" else value
-        return canonical_json(
-            {**fields, "digest": hash_json({k: v for k, v in fields.items() if k != "digest"})}
-        ).encode()
-
-    packs.rewrite(chat.store, first, way)
+    """Changes fields of a session's first manifest or of its replay file, by their paths, and seals it again."""
+    first, files = chat.manifests()[0], chat.store.files
+    path, replay_path, _ = packs.paths_of(chat.store, first)
+    fields, replay = json.loads(files.read(path)), json.loads(gunzip_bytes(files.read(replay_path)))
+    for name, value in change.items():
+        *above, last = name.split(".")
+        within = replay if name.split(".")[0] in IN_REPLAY else fields
+        for step in above:
+            within = within[int(step) if step.isdecimal() else step]
+        within[last] = first.pack_id if value == "itself" else value
+    text = canonical_json(replay).encode()
+    data = gzip_bytes(text)
+    files.create(f"{chat.store.place(first)}/{replay_name(hash_bytes(data))}", data)
+    fields |= {"replay_bytes": hash_bytes(data), "replay_text": hash_bytes(text)}
+    digest = hash_json({name: value for name, value in fields.items() if name != "digest"})
+    files.replace(path, manifest_file({**fields, "digest": digest}))
 
 
 @pytest.mark.parametrize(

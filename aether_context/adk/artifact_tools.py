@@ -32,6 +32,7 @@ from aether_context.evidence.record import READ, SEARCH, STORED, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import located
+from aether_context.store.layout import pack_at
 from aether_context.text.entities import SCHEME
 from aether_context.text.shorten import view_of
 from aether_context.tokens import counter_for, family_of
@@ -146,6 +147,8 @@ class Readers:
             if (known := self._texts.get(key)) is not None:
                 return known
             data: bytes | None = await self._data(record, context)
+        elif pack_at(uri.removeprefix(SCHEME)) is not None:
+            data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
         elif uri.startswith(f"{SCHEME}messages/"):
             data = await asyncio.to_thread(self._store.message, *session_key(context), uri.removeprefix(SCHEME))
         else:

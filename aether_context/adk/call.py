@@ -77,11 +77,19 @@ def time_of(context: CallbackContext) -> float | None:
     return events[-1].timestamp if events else None
 
 
+class Position(NamedTuple):
+    """Where a pack stands in its session: the number of the call and that of the turn, from 1; 0 where it is not
+    recorded."""
+
+    number: int = 0
+    turn: int = 0
+
+
 class PreviousCall(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
-    ``counter`` is the identity of the token counter; ``number`` is the pack's number in its session, 0 where it is not
-    recorded; ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
+    ``counter`` is the identity of the token counter; ``position`` is the pack's in its session;
+    ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens; ``length`` is that of a `PreparedCall`.
     """
 
@@ -90,7 +98,7 @@ class PreviousCall(NamedTuple):
     policy: PackPolicy
     planned: Plan
     counter: str
-    number: int = 0
+    position: Position = Position()
     cutoff: str = ""
     summarizer: Mapping[str, int] = NOTHING
     length: int = 0

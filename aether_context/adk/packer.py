@@ -27,7 +27,16 @@ from google.genai import types
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, take_turn, within
-from aether_context.adk.call import AgentKey, FirstTry, ModelCall, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import (
+    AgentKey,
+    FirstTry,
+    ModelCall,
+    Position,
+    PreparedCall,
+    PreviousCall,
+    agent_key_of,
+    call_of,
+)
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
@@ -52,6 +61,7 @@ from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.state import Plan
 from aether_context.store import PackStore, pack_id
+from aether_context.store.layout import manifest_uri
 from aether_context.store.masking import MaskedContents, masked_input
 from aether_context.store.packs import DEFAULT_STORE
 from aether_context.tokens import Counters, Pick, counter_for
@@ -508,9 +518,10 @@ class RequestPacker:
             self._told.put((*call.key[:3], mark), True)
             logger.info("%s: the window is %d tokens (%s), see max_input_tokens", name, source.window, mark)
         records = call.policy.record != "off"
-        number = self._recorder.pack(pack, call.policy, read.counter, call.context.session.events) if records else 0
+        events = call.context.session.events
+        position = self._recorder.pack(pack, call.policy, read.counter, events) if records else Position()
         cost = read.summary_cost
-        made = PreviousCall(name, pack, call.policy, call.planned, read.counter, number, cutoff, cost, read.length)
+        made = PreviousCall(name, pack, call.policy, call.planned, read.counter, position, cutoff, cost, read.length)
         self._last.put(call.key, made)
         return None
 
@@ -530,10 +541,8 @@ class RequestPacker:
         if made is None:
             return
         pack, name = made.pack, made.name
-        identity, logs, place = pack.identity, logger.isEnabledFor(logging.INFO), ""
-        if (logs or span.recording) and self.policy.record != "off":
-            place = self.store.uri_of(identity.app, identity.user, identity.session, name)
-        span.packed(pack, name, place)
+        identity, uri = pack.identity, manifest_uri(name) if made.position.number else ""
+        span.packed(pack, name, uri)
         for problem in pack.verdict.problems:
             if problem.startswith("strategy "):
                 self._failures.report(problem)
@@ -542,10 +551,10 @@ class RequestPacker:
                 f"the window of {pack.source.window:,} tokens is too small for agent {identity.agent!r}: instruction,"
                 " declarations and current message are never cut; raise max_input_tokens, or give it less of them"
             )
-        if logs:
+        if logger.isEnabledFor(logging.INFO):
             shares = pack.allocation.layers.items()
             used = " ".join(f"{layer}={share.used}" for layer, share in shares if layer != "slack")
-            logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place or "not recorded")
+            logger.info("%s: %s, %d events, %s", name, used, len(pack.events), uri or "not recorded")
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, problem: str) -> LlmResponse | None:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
@@ -626,7 +635,9 @@ class RequestPacker:
             count_cached(pack, usage.cached_tokens)
             about = (("cutoff", last.cutoff), (LENGTH, last.length), ("step", last.planned.step.step_id))
             told = {name: value for name, value in about if value}
-            noted = {"pack_id": last.name, "number": last.number, **self._calibrations.note(pack), **told}
+            noted = {"pack_id": last.name, **last.position._asdict(), **self._calibrations.note(pack), **told}
+            if last.position.number:
+                noted["manifest"] = manifest_uri(last.name)
             metadata = {**noted, **metadata}
             if verdict is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}

@@ -192,15 +192,17 @@ def why() -> None:
     """
 
 
-@_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081 --store memory://packs")
+@_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081", "verify --session s1 --json")
 @click.argument("pack_ids", nargs=-1)
 @_store_option
-@click.option("--replay", "replays", is_flag=True, help="Also build each request again and check its checksum.")
+@_packs_of
+@click.option("--replay", "replays", is_flag=True, help="Also build each request again, and compare it and its rows.")
+@_json_option("A JSON object with what was found.")
 def verify() -> None:
-    """Checks that packs are what was written: digests of manifests, their texts, and the packs that they extend.
+    """Checks that a store holds what was written: every byte of every file, and all that manifests name.
 
     A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked. The exit code
-    is 1 where any failed.
+    is 1 where anything failed.
     """
 
 

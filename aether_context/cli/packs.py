@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aether_context.canonical import JSON
-from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, say, tell
+from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, progress, say, tell
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
@@ -62,21 +62,23 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
     places = store.places(**selection)
-    packs, values, unreadable = list[Manifest](), list[JSON](), dict[str, AetherContextError]()
-    for place in places[-limit:] if limit else places:
-        try:
-            packs.append(store.read(place))
-            values.append(_value(store, packs[-1]))
-        except AetherContextError as error:
-            unreadable[name_of(place)] = error
-            values.append({"pack_id": name_of(place), "error": plain(error)})
+    rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
+    shown = places[-limit:] if limit else places
+    for place, manifest in progress(store.each(shown), len(shown)):
+        if isinstance(manifest, AetherContextError):
+            unreadable[name_of(place)] = manifest
+            values.append({"pack_id": name_of(place), "error": plain(manifest)})
+        elif as_json:
+            values.append(_value(store, manifest))
+        else:
+            rows.append(_row(manifest))
     if as_json:
         print_json(values)
     elif not places:
         tell(f"no packs{whose(**selection)} in {store.url}")
     else:
         columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
-        print_table(columns, map(_row, packs))
+        print_table(columns, rows)
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
         if limit and len(places) > limit:
@@ -85,7 +87,7 @@ def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None)
 
 
 def _row(manifest: Manifest) -> tuple[object, ...]:
-    time, epoch = moment(manifest.last_event_time), f"{manifest.epoch.number} {manifest.epoch_reason or ''}"
+    time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.counted_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
     asked = plain(manifest.words, 60)
@@ -97,7 +99,7 @@ def _value(store: PackStore, manifest: Manifest) -> JSON:
     names += ("model", "window", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
     names += ("last_event_time", "validity", "epoch_reason", "words")
     return {name: getattr(manifest, name) for name in names} | {
-        "epoch": manifest.epoch.number,
+        "epoch": manifest.epoch_number,
         "events": len(manifest.truncation_events),
         "uri": store.uri(manifest),
     }

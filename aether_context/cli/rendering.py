@@ -76,7 +76,7 @@ def _facts(manifest: Manifest) -> Lines:
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)} · "
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
-        "epoch": f"{manifest.epoch.number}, "
+        "epoch": f"{manifest.epoch_number}, "
         + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else f"extends {manifest.extends}"),
         "checksum": manifest.checksum,
     }

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, say, tell
-from aether_context.errors import PackNotFound, PolicyError
+from aether_context.errors import PackNotFound, PolicyError, StoreError
 from aether_context.store import PackStore
-from aether_context.store.pack_file import ENDING
 from aether_context.store.packs import name_of
 from aether_context.store.retention import DAY_SECONDS, Removal, all_of, carry_out, older_than
+from aether_context.store.spool import spool_of
 from aether_context.store.verification import Verification, Verifier, verify
 
 _MOST_SHOWN = 20
 
 
-def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> int:
+def show_verification(
+    url: str, pack_ids: Sequence[str], *, replays: bool, as_json: bool, **selection: str | None
+) -> int:
     store = PackStore(url)
-    places = [packs.find(store, pack_id) for pack_id in pack_ids]
+    places = [packs.find(store, pack_id, selection["session"]) for pack_id in pack_ids]
     if places:
         verifier = Verifier(store, replays=replays)
-        faults = {f"{place}{ENDING}": fault for place in sorted(places) if (fault := verifier.fault(place))}
+        faults = {store.files.below_base(place): verifier.fault(place) for place in sorted(places)}
+        faults = {place: fault for place, fault in faults.items() if fault}
         found = Verification(packs=len(places), faults=faults, unrecorded=verifier.unrecorded)
     else:
-        found = verify(store, replays=replays)
-    if not found.packs:
-        raise PackNotFound(f"no packs in {packs.require(store).url}")
+        found = verify(store, replays=replays, selection=selection)
+    if not found.packs and not found.faults:
+        raise PackNotFound(f"no packs{packs.whose(**selection)} in {packs.require(store).url}")
+    failed = sum("/packs/" in path for path in found.faults)
+    if as_json:
+        print_json(asdict(found) | {"passed": found.packs - failed})
+        return FAILED if found.faults else 0
     for path, fault in sorted(found.faults.items()):
-        say(f"failed  {name_of(path.removesuffix(ENDING))}: {fault}", "red")
+        say(f"failed  {name_of(path)}: {fault}", "red")
     for path in found.foreign[:_MOST_SHOWN]:
         say(f"not ours  {path}")
     if len(found.foreign) > _MOST_SHOWN:
         say(f"not ours  … and {len(found.foreign) - _MOST_SHOWN:,} more")
-    failed = sum(path.endswith(ENDING) for path in found.faults)
     what = "every byte, and replays" if replays else "every byte"
     summary = f"{found.packs - failed:,} of {found.packs:,} packs passed ({what})"
     if others := len(found.faults) - failed:
@@ -51,9 +58,10 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
 def forget_files(
     url: str, *, app: str | None, user: str | None, session: str | None, days: float | None, delete: bool, as_json: bool
 ) -> int:
-    store = packs.require(PackStore(url))
+    store = PackStore(url)
     whose = packs.whose(app=app, user=user, session=session)
     if days is not None:
+        packs.require(store)
         if session is not None:
             raise PolicyError("--session goes without --older-than: a session is forgotten whole", field="session")
         owners = store.owners(app, user)
@@ -61,8 +69,14 @@ def forget_files(
     else:
         if app is None or user is None:
             raise PolicyError("name --app and --user, or give --older-than DAYS", field="user")
-        plans = {store.files.place(app, user): all_of(store, app, user, session)}
+        try:
+            plans = {store.files.place(app, user): all_of(store, app, user, session)}
+        except StoreError:  # what waits on this machine goes all the same
+            if delete and (spool := spool_of(store.files)) is not None:
+                spool.forget([store.files.place(*filter(None, (app, user, session)))])
+            raise
         if not any(plan.files for plan in plans.values()):
+            packs.require(store)
             raise PackNotFound(f"nothing{whose} is in {store.url}")
     for plan in plans.values() if delete else ():
         carry_out(store, plan)

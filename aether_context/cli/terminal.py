@@ -7,8 +7,10 @@ that move the cursor, hide or reorder text become escapes, so that a name cannot
 from __future__ import annotations
 
 import datetime
+import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import click
 
@@ -20,6 +22,8 @@ FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
 """Exit codes; 0 is fine."""
 
 _MOST_IN_CELL = 80
+_MANY = 1_000
+_Item = TypeVar("_Item")
 
 
 def exit_code(error: errors.AetherContextError) -> int:
@@ -49,6 +53,15 @@ def head(text: object) -> None:
 def tell(text: object, colour: str | None = None) -> None:
     """Prints a line on stderr."""
     click.secho(plain(text), fg=colour, err=True)
+
+
+def progress(items: Iterator[_Item], total: int) -> Iterator[_Item]:
+    """The items; where there are many, a terminal's stderr shows how many are done."""
+    if total < _MANY or not sys.stderr.isatty():
+        yield from items
+        return
+    with click.progressbar(items, length=total, label="packs", show_pos=True, file=sys.stderr) as bar:
+        yield from bar
 
 
 def print_json(value: JSON) -> None:

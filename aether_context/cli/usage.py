@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, say, tell
+from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, progress, say, tell
 from aether_context.errors import AetherContextError
 from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
@@ -70,13 +70,20 @@ def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()
     compared = Comparison()
-    for place in store.places(**selection):
+
+    def read(place: str) -> tuple[Manifest, Mapping[str, JSON] | None] | AetherContextError:
         try:
             manifest = store.read(place)
-            outcome = store.outcome(manifest)
+            return manifest, store.outcome(manifest)
         except AetherContextError as error:
-            unreadable.append(error)
+            return error
+
+    places = store.places(**selection)
+    for call in progress(store.files.ahead(read, places), len(places)):
+        if isinstance(call, AetherContextError):
+            unreadable.append(call)
             continue
+        manifest, outcome = call
         compared.add(manifest)
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}

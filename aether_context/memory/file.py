@@ -157,8 +157,10 @@ class MemoryFile(Backend):
 
     def _connected(self) -> sqlite3.Connection:
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o666))  # SQLite itself takes no more than 0644
+            for folder in (*reversed(self.path.parent.parents), self.path.parent):
+                if not folder.exists():
+                    folder.mkdir(mode=0o700, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # what SQLite puts beside it has the same mode
         connection = sqlite3.connect(
             self.path or ":memory:",
             timeout=_TIMEOUT_SECONDS,

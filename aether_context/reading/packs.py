@@ -134,10 +134,9 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
         replayer: use the same one for several packs of a session.
         request: whether to build the request again and check it against the recorded checksum.
     """
-    rows = {row.id: row for row in manifest.rows}
-    view = PackView(manifest=manifest, rows=rows)
-    gaps: list[str] = []
+    view, gaps = PackView(manifest=manifest, rows={}), list[str]()
     try:
+        view = replace(view, rows={row.id: row for row in manifest.rows})
         view = replace(view, rows=dict(replayer.resolve(manifest).rows))
     except (AetherContextError, ValueError, LookupError) as error:
         gaps.append(f"{error}: rows of earlier packs are not shown")

@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime
@@ -33,13 +33,14 @@ _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 """Protocols whose file systems cache listings, though other processes write there, too."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs raises for a precondition that failed, and for two writers at the same moment."""
-_AT_ONCE = 16
+_AT_ONCE, _MOST_AHEAD = 16, 64
 DRAFT = ".draft-"
 _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
 LATE_SECONDS = 0.3
 """So long may a run wait for what is done at once by a store that works."""
 _LOOK_SECONDS = 0.05
 _MOST_HANGING, _HANGING_SECONDS = 8, 60.0
+_MOST_SESSIONS = 512
 
 _memory_lock = threading.Lock()
 
@@ -125,6 +126,8 @@ class Files:
         self.refuses: bool | None = None
         self._torn: set[str] = set()
         self.options = dict(options or {})
+        self._written: dict[str, dict[str, None]] = {}
+        self._writing = threading.Lock()
         self._open()
 
     def __deepcopy__(self, memo: object) -> Files:
@@ -169,6 +172,10 @@ class Files:
         """The folder that names lead to: of an app, a user, a session."""
         return "/".join([self.root, *map(segment, names)])
 
+    def below_base(self, path: str) -> str:
+        """A path without that of the base."""
+        return path.removeprefix(f"{self.root}/")
+
     def name_files(self, *names: str) -> dict[str, bytes]:
         """The paths of the ``name.json`` files on the way to a folder, for segments that differ from their names, and
         their contents."""
@@ -177,6 +184,26 @@ class Files:
             for depth, name in enumerate(names, 1)
             if segment(name) != name
         }
+
+    # what was written to a session, for the manifest that comes next
+
+    def note_written(self, folder: str, name: str) -> None:
+        """Notes that something was written to a session's folder, by an address or the like."""
+        with self._writing:
+            self._written.setdefault(folder, {})[name] = None
+            while len(self._written) > _MOST_SESSIONS:
+                del self._written[next(iter(self._written))]
+
+    def written(self, folder: str) -> tuple[str, ...]:
+        """What was noted of a session's folder, in order."""
+        with self._writing:
+            return tuple(self._written.get(folder, ()))
+
+    def settle_written(self, folder: str, names: Iterable[str]) -> None:
+        """Takes out what a manifest names, or what is not there any more."""
+        with self._writing:
+            for name in names:
+                self._written.get(folder, {}).pop(name, None)
 
     # writing
 
@@ -234,9 +261,9 @@ class Files:
             act = partial(self._call, "pipe_file", path, data, size=len(data))
         self._perform(act, path, "written", len(data))
 
-    def extend(self, path: str, data: bytes) -> bool | None:
-        """Replaces a file by data that begins with its content. Nothing is written where it has other content, which is
-        False, or where there is no file, which is None."""
+    def complete(self, path: str, data: bytes) -> bool | None:
+        """Replaces a file by data that begins with its content, as a write that failed may have left it. Nothing is
+        written where it has other content, which is False, or where there is no file, which is None."""
         try:  # a class with other ways to read and write is asked for none of them here
             stored = Files.read(self, path, 0, len(data) + 1)
         except FileNotFoundError:
@@ -353,6 +380,12 @@ class Files:
         with ThreadPoolExecutor(min(_AT_ONCE, len(items)), thread_name_prefix="aether-context-store") as pool:
             return list(pool.map(act, items))
 
+    def ahead(self, act: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
+        """What ``act`` gives for each item, in order; over the network a few ahead of the one that is asked for."""
+        size = _MOST_AHEAD if self._is_async else 1
+        for start in range(0, len(items), size):
+            yield from self.at_once(act, items[start : start + size])
+
     def url_of(self, path: str) -> str:
         """The URL of a file."""
         return str(self.fs.unstrip_protocol(path))
@@ -438,19 +471,27 @@ def _modified(entry: Mapping[str, Any]) -> float | None:
     return value.timestamp() if isinstance(value, datetime) else value
 
 
-def write_local(path: str, data: bytes, *, is_new: bool, mode: int = 0o666, sync: bool = False) -> bool:
+def make_folder(path: str) -> None:
+    """Makes a local folder and those above it that are not there, each for its owner alone."""
+    if path and not os.path.isdir(path):
+        make_folder(os.path.dirname(path))
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+
+
+def write_local(path: str, data: bytes, *, is_new: bool, sync: bool = False) -> bool:
     """Writes a draft, then links or renames it, so that a file is whole when it appears, and with ``sync`` on the disk.
 
-    False where it exists.
+    The file is for its owner alone. False where it exists.
     """
     if is_new and os.path.exists(path):
         return False
     draft = f"{os.path.dirname(path)}/{DRAFT}{secrets.token_hex(8)}"
     try:
-        handle = os.open(draft, _DRAFT_FLAGS, mode)
+        handle = os.open(draft, _DRAFT_FLAGS, 0o600)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle = os.open(draft, _DRAFT_FLAGS, mode)
+        make_folder(os.path.dirname(path))
+        handle = os.open(draft, _DRAFT_FLAGS, 0o600)
     try:
         with open(handle, "wb") as file:
             file.write(data)

@@ -10,13 +10,16 @@ import re
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.store.files import File
-from aether_context.store.pack_file import ENDING
+from aether_context.store.pack_file import GZIP_ENDING, MANIFEST, OUTCOME
+from aether_context.text.entities import SCHEME
 
 Kind: TypeAlias = Literal[
-    "pack", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration", "artifact", "name"
-]
-"""What a file is: ``turns`` hold what an agent was shown, ``record`` says what is known of a piece of ``evidence``,
-``forgotten`` which packs of a session were deleted for their age, ``name`` which name a folder stands for."""
+    "pack", "replay", "outcome", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration",
+    "artifact", "name",
+]  # fmt: skip
+"""What a file is: ``pack`` is a manifest, ``replay`` and ``outcome`` are what belongs to it, ``turns`` hold what an
+agent was shown, ``record`` says what is known of a piece of ``evidence``, ``forgotten`` which packs of a session were
+deleted for their age, ``name`` which name a folder stands for."""
 
 FORGOTTEN = "forgotten.json"
 _STUB = "[a-z0-9-]{0,40}~[0-9a-f]{16}"
@@ -24,11 +27,16 @@ _NAME = f"(?:[a-z0-9][a-z0-9._-]{{0,63}}|{_STUB})"
 _SESSION = f"{_NAME}/{_NAME}/{_NAME}"
 _USER = f"{_NAME}/{_NAME}"
 _WORDS = r"(_[A-Za-z0-9-]{1,24}){0,2}"
+_PACK_ID = rf"pack_\d{{8}}T\d{{6}}\.\d{{6}}Z{_WORDS}_[0-9a-f]{{8}}(-\d+)?"
+_PACK = rf"{_SESSION}/packs/{_PACK_ID}"
+_ADDRESS = re.compile(rf"packs/({_PACK_ID})/{re.escape(MANIFEST)}")
 _FORMS: dict[Kind, re.Pattern[str]] = {
-    "pack": re.compile(
-        rf"{_SESSION}/packs/pack_\d{{8}}T\d{{6}}\.\d{{6}}Z{_WORDS}_[0-9a-f]{{8}}(-\d+)?{re.escape(ENDING)}"
+    "pack": re.compile(rf"{_PACK}/{re.escape(MANIFEST)}"),
+    "replay": re.compile(rf"{_PACK}/replay-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}"),
+    "outcome": re.compile(rf"{_PACK}/{re.escape(OUTCOME)}"),
+    "turns": re.compile(
+        rf"{_SESSION}/turns/[0-9a-f]{{16}}/\d{{6,}}(-\d{{8,}}){{2}}-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}"
     ),
-    "turns": re.compile(rf"{_SESSION}/turns/[0-9a-f]{{16}}/\d{{6,}}(-\d{{8,}}){{2}}-[0-9a-f]{{8}}{re.escape(ENDING)}"),
     "message": re.compile(rf"{_SESSION}/messages/[0-9a-f]{{16}}\.txt"),
     "record": re.compile(rf"{_SESSION}/evidence/[0-9a-f]{{16}}\.json"),
     "forgotten": re.compile(rf"{_SESSION}/{re.escape(FORGOTTEN)}"),
@@ -51,8 +59,15 @@ class Entry(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """The name without its ending."""
-        return self.file.name.split(".", 1)[0] if self.kind != "pack" else self.file.name.removesuffix(ENDING)
+        """The name without its ending; of the files of a pack its id."""
+        if self.kind in ("pack", "replay", "outcome"):
+            return self.place.rsplit("/", 1)[-1]
+        return self.file.name.split(".", 1)[0]
+
+    @property
+    def place(self) -> str:
+        """The path of its folder."""
+        return self.file.path.rsplit("/", 1)[0]
 
 
 def entry_of(file: File, root: str) -> Entry | None:
@@ -64,6 +79,17 @@ def entry_of(file: File, root: str) -> Entry | None:
     names = path.split("/")
     shared = kind in ("evidence", "summary", "calibration") or names[2] in ("artifacts", "name.json")
     return Entry(kind, file, "/".join(names[:2]), "" if shared else "/".join(names[:3]))
+
+
+def manifest_uri(pack_id: str) -> str:
+    """The address of a pack's manifest within its session."""
+    return f"{SCHEME}packs/{pack_id}/{MANIFEST}"
+
+
+def pack_at(name: str) -> str | None:
+    """The id of the pack whose manifest an address within a session stands for; None where it is another one."""
+    match = _ADDRESS.fullmatch(name)
+    return None if match is None else match[1]
 
 
 def is_segment(folder: str) -> bool:

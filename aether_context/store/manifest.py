@@ -1,20 +1,23 @@
 """The manifest: a pack's receipt. It says what was sent, what was left out and why, and lets the pack be built again.
 
-A manifest is canonical JSON. It is written once and never edited. ``checksum`` is a hash over the request that was
-sent; ``digest`` is a hash over the manifest itself. From one cut to the next, manifests form a chain: each names the
-one that it ``extends``, and holds what is new: contents, rows, counts and settings of those before it are not repeated.
-The first of a chain holds everything, so that a chain stands alone. Texts are not in the manifest: they follow it in
-the pack's file, under the hash in ``texts``, or are not recorded where the policy records hashes only.
+A manifest is written once and never edited. ``checksum`` is a hash over the request that was sent; ``digest`` is a hash
+over the manifest itself. From one cut to the next, manifests form a chain: each names the one that it ``extends``, and
+holds what is new: contents, rows, counts and settings of those before it are not repeated. The first of a chain holds
+everything, so that a chain stands alone.
+
+``manifest.json`` holds all fields but those of `IN_REPLAY`, which only a replay reads. The replay file holds them, and
+the texts where the policy records any; a manifest from a store reads it when the first of them is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
 
-from aether_context.canonical import JSON, canonical_json, hash_json
+from aether_context.canonical import JSON, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError
 from aether_context.pack import (
     Accuracy,
@@ -27,17 +30,29 @@ from aether_context.pack import (
     Layer,
     LayerTokens,
     Prefix,
+    Reason,
     Row,
-    TruncationEvent,
+    Stage,
     Unseen,
     Validity,
     WindowMark,
     describe,
 )
-from aether_context.store.pack_file import check_signature, fields_of, signed
+from aether_context.store.layout import manifest_uri
+from aether_context.store.pack_file import check_signature, fields_of, manifest_file, signed
 
-PackName: TypeAlias = Annotated[str, Field(pattern=r"^[^/\\]+$")]
-"""The id of a pack, which is the name of its file: it leads out of no folder."""
+PackName: TypeAlias = Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")]
+"""The id of a pack, which is the name of its folder: it leads to no other place."""
+
+IN_REPLAY: Final = frozenset({
+    "contents", "counts", "epoch", "epoch_before", "others", "positions", "rows", "setting", "settings", "stages",
+    "summaries",
+})  # fmt: skip
+"""The fields that the replay file holds."""
+
+
+BudgetName: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack_min"]
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Record(BaseModel):
@@ -72,6 +87,32 @@ class ToolScope(_Record):
     """Names that calls were restricted to; null where they were not."""
 
 
+class Truncation(_Record):
+    """One decision to leave something out or to shorten it."""
+
+    layer: Layer
+    """The layer that got shorter."""
+    stage: Stage
+    """The stage that decided it."""
+    reason: Reason
+    """Why."""
+    dropped_ids: tuple[str, ...] = ()
+    """Ids of the rows that are not sent any more; a summary may stand for them."""
+    compressed_ids: tuple[str, ...] = ()
+    """Ids of the rows of which less is sent, or a note in their place."""
+    tokens_before: int
+    """The layer's tokens before."""
+    tokens_after: int
+    """The layer's tokens after."""
+    strategy: str = ""
+    """The strategy that decided it; empty where none did."""
+
+    @property
+    def item_ids(self) -> tuple[str, ...]:
+        """Ids of all rows concerned."""
+        return (*self.dropped_ids, *self.compressed_ids)
+
+
 class ContentList(_Record):
     """The contents that this pack was built from, among all those that its chain has recorded, in their order."""
 
@@ -90,8 +131,14 @@ class Manifest(_Record):
     """``pack_{time of the last event}_{task}_{step}_{hash}``."""
     number: int = 1
     """The pack's number in its session, from 1."""
+    turn: int = 1
+    """The number of the user's message in the session that led to it, from 1."""
     before: str = ""
     """The digest of the pack with the number before, of whatever agent; empty where that is unknown."""
+    outcome_before: str = ""
+    """The hash of that pack's outcome as it is in the store; empty where it was not written yet."""
+    first_number: int = 1
+    """The number of the session's first pack; of those before it none was in the store when this one was written."""
     extends: PackName | None = None
     """The pack before it in its chain; null where the chain begins with this one."""
     call_before: PackName | None = None
@@ -158,17 +205,18 @@ class Manifest(_Record):
     searched: int | None = None
     """Number of turns that were searched for those that a cut had removed; the rows hold the best. Null where none
     were searched."""
-    layer_budgets: Mapping[Layer, LayerBudget]
-    """The budget of each layer, before and after lending."""
+    layer_budgets: Mapping[BudgetName, LayerBudget]
+    """The budget of each layer after lending; ``slack_min`` is kept free for the answer."""
     allocation: Mapping[Layer, LayerTokens]
     """Tokens of each layer, from its floor to what it used."""
     weights: Mapping[str, float]
     """Each layer's share of the tokens that the floors leave, as the signals decided it."""
     signals: Mapping[str, float | int | str | None]
-    """The eight signals as they were read; null is unknown and weighs as one half."""
+    """The eight signals as they were read: ``risk_weight`` as low, medium or high, ``freshness`` in days; null is
+    unknown and weighs as one half."""
     tools: ToolScope
     """The tool declarations."""
-    contents: ContentList
+    contents: ContentList = ContentList()
     """The contents that the pack was built from."""
     positions: tuple[tuple[int, int], ...] = ()
     """Index ranges of these contents in the host's list."""
@@ -196,9 +244,12 @@ class Manifest(_Record):
     """The agents that have written plans."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
     """The candidates that are new here or whose state changed."""
-    truncation_events: tuple[TruncationEvent, ...] = ()
+    candidates: Mapping[Layer, Mapping[str, int]] = {}
+    """The number of contents and candidates of each layer, by the form in which they are sent, and for those that are
+    not sent by the reason."""
+    truncation_events: tuple[Truncation, ...] = ()
     """What was left out, in the order in which it happened."""
     strategy_acts: tuple[Act, ...] = ()
     """What each strategy did to this request, in the order of the strategies."""
@@ -208,7 +259,9 @@ class Manifest(_Record):
     """The last cut that was requested by hand."""
     growth: int | None = None
     """Tokens by which the session grows from one human message to the next; null where that was not known."""
-    epoch: Epoch
+    epoch_number: int = 1
+    """The number of the epoch after this pack, from 1."""
+    epoch: Epoch = Epoch(number=0)
     """The epoch after this pack."""
     epoch_before: Epoch | None = None
     """The epoch before this pack; null where it is that after the pack it extends."""
@@ -222,7 +275,10 @@ class Manifest(_Record):
     artifact_uris: tuple[str, ...] = ()
     """The ``artifact://`` addresses in the request that the session knows, and those of other evidence in it."""
     saved: Mapping[str, str] = {}
-    """Addresses of texts that were taken out of messages, each with the hash of what the store holds of it."""
+    """Addresses of texts that were taken out of messages, each with the hash of the text."""
+    stored: tuple[str, ...] = ()
+    """What was written to the session's folders since the pack before: addresses of evidence and of artifacts, and
+    ``turns/{agent}/{start}-{stop}``."""
     superseded: Mapping[str, str] = {}
     """Those of ``artifact_uris`` whose result is out of date, each with the address of the latest that differs."""
     degradations: tuple[str, ...] = ()
@@ -249,9 +305,13 @@ class Manifest(_Record):
     setting: str = ""
     """The hash of system instruction, declarations and step, which stand among the texts of the first pack of the chain
     that had them; empty where it is that of the pack that this one extends, or no texts are recorded."""
-    texts: str = ""
-    """The hash of the texts that are new with this pack; empty where none are recorded."""
-    stages: Mapping[str, str]
+    texts: bool = False
+    """Whether the replay file holds the texts that are new with this pack."""
+    replay_bytes: str = ""
+    """Hash of the bytes of the replay file, whose name begins with it."""
+    replay_text: str = ""
+    """Hash of what is in the replay file."""
+    stages: Mapping[str, str] = {}
     """Short hashes of the stages' results."""
     checksum: str
     """Hash over the request that was sent."""
@@ -259,49 +319,86 @@ class Manifest(_Record):
     """Hash over the canonical JSON of the request with what ``redact`` masks in it; empty where it masks nothing. The
     masked request is what is recorded, and what a replay gives."""
     digest: str = ""
-    """Hash over this manifest without this field and the next."""
+    """Hash over the canonical JSON of this manifest's file without this field and the next."""
     signature: str = ""
     """HMAC of the digest; empty where no key was set."""
+
+    _load: Callable[[Manifest], object] | None = PrivateAttr(default=None)
 
     @property
     def session_key(self) -> tuple[str, str, str]:
         """App, user, session."""
         return (self.app, self.user, self.session)
 
+    @property
+    def uri(self) -> str:
+        """The address of ``manifest.json`` within its session."""
+        return manifest_uri(self.pack_id)
+
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """A manifest from its JSON.
-
-        Raises:
-            SchemaVersionError: it was written by a later version.
-            ManifestError: it is not a manifest.
-        """
-        return cls.of(fields_of(text))
+        """A manifest from the text of ``manifest.json``, without the fields of the replay file; errors as for
+        `fields_of` and `of`."""
+        return cls.of(fields_of(text), _nowhere)
 
     @classmethod
-    def of(cls, fields: Mapping[str, JSON]) -> Self:
-        """A manifest from its fields; `ManifestError` where they are not those of a manifest."""
-        try:
-            manifest = cls.model_validate(fields)
-            manifest.model_dump(mode="json", include={"epoch", "epoch_before"})
-        except ValidationError as error:
-            first = error.errors()[0]
-            path = ".".join(str(piece) for piece in first["loc"])
-            raise ManifestError(f"not a manifest: {path}: {first['msg']}") from error
-        except ValueError as error:
-            raise ManifestError(f"not a manifest: epoch: {error}") from error  # it is nested too deep
+    def of(cls, fields: Mapping[str, JSON], load: Callable[[Manifest], object]) -> Self:
+        """A manifest from the fields of its file; `ManifestError` where they are not those of a manifest.
+
+        Args:
+            load: reads the replay file and calls `fill`, when a field of that is asked for.
+        """
+        manifest = _valid(cls, fields)
+        for name in IN_REPLAY:
+            del manifest.__dict__[name]
+        manifest._load = load
         return manifest
 
-    def to_json(self) -> str:
-        """Canonical JSON without optional fields that have their default."""
-        return canonical_json(self._value())
+    def fill(self, fields: Mapping[str, JSON]) -> None:
+        """Takes in the fields of the replay file; `ManifestError` where they are others."""
+        part = _valid(_replay_part(), fields)
+        try:
+            part.model_dump(mode="json", include={"epoch", "epoch_before"})
+        except ValueError as error:
+            raise ManifestError(f"not a manifest: epoch: {error}") from error  # it is nested too deep
+        self.__dict__.update(part.__dict__)
+        self._load = None
 
-    def sealed(self) -> tuple[Self, dict[str, JSON]]:
-        """This manifest with its digest, and its fields."""
-        fields = self._unsealed()
-        digest = hash_json(fields)
-        seal = {"digest": digest, **signed(digest)}
-        return self.model_copy(update={"signature": "", **seal}), fields | seal
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            private = object.__getattribute__(self, "__pydantic_private__") or {}
+            if name in IN_REPLAY and private.get("_load") is not None:
+                private["_load"](self)
+                return self.__dict__[name]
+            return super().__getattr__(name)
+
+        def model_dump(self, **options: Any) -> dict[str, Any]:
+            """All fields, those of the replay file included."""
+            _ = self.rows
+            return super().model_dump(**options)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def to_json(self) -> str:
+        """The text of ``manifest.json``: optional fields that have their default are left out."""
+        return manifest_file(self._fields()).decode()
+
+    def replay_fields(self) -> dict[str, JSON]:
+        """The fields of the replay file, without those that have their default."""
+        _ = self.rows
+        return self._dump(include=set(IN_REPLAY))
+
+    def sealed(self, **values: object) -> tuple[Self, bytes]:
+        """This manifest with other values, and with its digest and signature; and its file."""
+        changed = self.model_copy(update={**values, "digest": "", "signature": ""})
+        fields = changed._fields()
+        seal = {"digest": (digest := hash_json(fields)), **signed(digest)}
+        return changed.model_copy(update=seal), manifest_file(fields | seal)
 
     def verify(self) -> None:
         """Checks the manifest against its digest, and its signature where a key is set.
@@ -309,21 +406,47 @@ class Manifest(_Record):
         Raises:
             ChecksumMismatch: a field is not what was written, or whoever wrote it did not have the key.
         """
-        digest = hash_json(self._unsealed())
+        fields = self._fields()
+        digest = hash_json({name: value for name, value in fields.items() if name not in ("digest", "signature")})
         if digest != self.digest:
             raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {digest}, its digest says {self.digest}")
         check_signature(digest, self.signature, "the manifest")
 
-    def _value(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude_defaults=True) | {"schema_version": self.schema_version}
+    def _fields(self) -> dict[str, JSON]:
+        always: dict[str, JSON] = {name: getattr(self, name) for name in ("schema_version", "number", "turn")}
+        lists: dict[str, JSON] = {name: [] for name in ("truncation_events", "artifact_uris", "degradations")}
+        return always | lists | self._dump(exclude=set(IN_REPLAY))
 
-    def _unsealed(self) -> dict[str, Any]:
-        return {name: value for name, value in self._value().items() if name not in ("digest", "signature")}
+    def _dump(self, **options: Any) -> dict[str, JSON]:
+        values: dict[str, JSON] = self.__pydantic_serializer__.to_python(
+            self, mode="json", exclude_defaults=True, **options
+        )
+        return values
+
+
+def _nowhere(manifest: Manifest) -> None:
+    raise ManifestError(f"{manifest.pack_id}: its replay file is not known: take the manifest from a store")
+
+
+@cache
+def _replay_part() -> type[_Record]:
+    """The model of the fields of a replay file."""
+    fields: dict[str, Any] = {name: (info.annotation, info) for name, info in Manifest.model_fields.items()}
+    return create_model("ReplayPart", __base__=_Record, **{name: fields[name] for name in sorted(IN_REPLAY)})
+
+
+def _valid(model: type[_Model], fields: Mapping[str, JSON]) -> _Model:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(piece) for piece in first["loc"])
+        raise ManifestError(f"not a manifest: {path}: {first['msg']}") from error
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of manifests."""
-    return Manifest.model_json_schema(mode="serialization") | {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "aether_context manifest",
-    }
+    """The JSON Schema of ``manifest.json``."""
+    schema = Manifest.model_json_schema(mode="serialization")
+    for name in IN_REPLAY:
+        del schema["properties"][name]
+    return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aether_context manifest"}

@@ -1,12 +1,11 @@
-"""A pack as one file, ``{pack_id}.json.gz``: gzip members of one line of JSON each.
+"""The files of a pack, in a folder that has its id for a name.
 
-1. The manifest.
-2. The texts that are new with the pack; an empty line where none are recorded.
-3. The outcome, appended once the model has answered: a file without one is the beginning of the file with it.
+    manifest.json             the receipt, for people and tools: JSON on many lines, written once, and last
+    replay-{hash8}.json.gz    what only a replay reads: canonical JSON with gzip, named by the hash of its bytes
+    outcome.json              how the model call ended
 
-``zcat`` shows all lines. The header of a member holds, as its comment, the first digits of the hash of the bytes that
-follow it. What gzip itself cannot tell from its checksum, such as a header with another time or a reference that leads
-to the same letters elsewhere, is told by that.
+A replay file has a name of its own for each content, so that a process that was killed, or a second one that records
+the same call, leaves nothing that contradicts the manifest.
 """
 
 from __future__ import annotations
@@ -15,105 +14,122 @@ import hmac
 import json
 import math
 import os
-import struct
 import zlib
 from collections.abc import Mapping
 
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, short
+from aether_context.canonical import JSON, hash_bytes, hash_json, readable_json, short
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 
 SCHEMA_VERSION = 1
-ENDING = ".json.gz"
-MANIFEST_BYTES, TEXTS_BYTES = 64 * 2**20, 512 * 2**20
-"""The most bytes that a manifest, and any other member of a file, may hold."""
+MANIFEST, OUTCOME = "manifest.json", "outcome.json"
+GZIP_ENDING = ".json.gz"
+MOST_TEXT_BYTES = 512 * 2**20
+"""The most bytes that a file with gzip may hold."""
 _MOST_DIGITS = 100
 TEXT_DIGITS = 4_301
 """The most characters of a number in what tools and models said: more Python itself does not write."""
-
-# A member's header (RFC 1952): deflate, a comment follows, no time, no flags of the compressor, no operating system, so
-# that it is the same on every machine.
-_HEADER = b"\x1f\x8b\x08\x10\x00\x00\x00\x00\x00\xff"
-_DIGITS = 8
-_BODY = len(_HEADER) + _DIGITS + 1
-_TRAILER = 8
+_SEAL = ("digest", "signature")
+_FIRST = (
+    "pack_id", "model", "window", "layer_budgets", "truncation_events", "artifact_uris", "checksum", "signals"
+)  # fmt: skip
+"""The fields that a manifest begins with."""
 
 
-def member(line: bytes) -> bytes:
-    """A line as a member of a file."""
-    data = line + b"\n"
-    deflate = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-    body = deflate.compress(data) + deflate.flush() + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-    return b"%b%b\0%b" % (_HEADER, _comment(body), body)
+def gzip_bytes(data: bytes) -> bytes:
+    """Data with gzip, without a time, so that equal data give equal bytes."""
+    deflate = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    return deflate.compress(data) + deflate.flush()
 
 
-def read_member(data: bytes, most_bytes: int = TEXTS_BYTES) -> tuple[bytes, bytes]:
-    """The line of the first member, and the members behind it; `ManifestError` where it is damaged or too long."""
-    if not data.startswith(_HEADER):
-        raise ManifestError("damaged: it does not begin as a pack does")
-    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+def gunzip_bytes(data: bytes, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
+    """What `gzip_bytes` was given; `ManifestError` where it is damaged or too long."""
+    inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
-        line = inflate.decompress(data[_BODY:], most_bytes + 2)
+        text = inflate.decompress(data, most_bytes + 1)
     except zlib.error as error:
         raise ManifestError(f"damaged: {error}") from error
-    if len(line) > most_bytes + 1:
-        raise ManifestError(f"damaged: a line of it holds more than {most_bytes:,} bytes")
-    if not inflate.eof or len(inflate.unused_data) < _TRAILER:
-        raise ManifestError("damaged: it ends too soon")
-    body = data[_BODY : len(data) - len(inflate.unused_data) + _TRAILER]
-    if data[len(_HEADER) : _BODY] != _comment(body) + b"\0":
-        raise ManifestError("damaged: its bytes are not those that its hash was taken of")
-    if line[-1:] != b"\n" or line.count(b"\n") != 1:
-        raise ManifestError(f"not a pack: {line.count(10)} lines in the place of one")
-    return line[:-1], inflate.unused_data[_TRAILER:]
+    if len(text) > most_bytes:
+        raise ManifestError(f"damaged: it holds more than {most_bytes:,} bytes")
+    if not inflate.eof or inflate.unused_data:
+        raise ManifestError("damaged: it does not end where it should")
+    return text
 
 
-def _comment(body: bytes) -> bytes:
-    return short(hash_bytes(body), _DIGITS).encode()
+def replay_name(digest: str) -> str:
+    """The name of a replay file by the hash of its bytes."""
+    return f"replay-{short(digest)}{GZIP_ENDING}"
 
 
-def file_of(manifest: Mapping[str, JSON], texts: bytes) -> bytes:
-    """The file of a pack without an outcome."""
-    return member(canonical_json(manifest).encode()) + member(texts)
+def manifest_file(fields: Mapping[str, JSON]) -> bytes:
+    """The file of a manifest: the fields of the founding documents first, what seals it last."""
+    first = {name: fields[name] for name in _FIRST if name in fields}
+    last = {name: fields[name] for name in _SEAL if name in fields}
+    return readable_json(first | {name: value for name, value in fields.items() if name not in last} | last).encode()
 
 
-def with_outcome(data: bytes, digest: str, outcome: Mapping[str, JSON]) -> bytes:
-    """The file of a pack with its outcome, which names the manifest that it belongs to by its digest."""
-    value = {"outcome": dict(outcome), "pack": digest}
-    return data + member(canonical_json({**value, **signed(hash_json(value))}).encode())
+def outcome_file(pack_id: str, digest: str, outcome: Mapping[str, JSON]) -> bytes:
+    """The file of an outcome, which names the manifest that it belongs to by its digest."""
+    value = {"pack_id": pack_id, **outcome, "manifest": digest}
+    return readable_json(value | (seal := {"digest": hash_json(value)}) | signed(seal["digest"])).encode()
 
 
-def read_outcome(line: bytes, digest: str) -> dict[str, JSON]:
-    """The outcome in a file's third line; `ManifestError` where it is none, or that of another manifest."""
-    value = parsed(line)
-    if not isinstance(value, dict) or not value.keys() >= {"outcome", "pack"}:
+def read_outcome(data: bytes, digest: str) -> dict[str, JSON]:
+    """The outcome in a file; `ManifestError` where it is none, `ChecksumMismatch` where that of another manifest."""
+    value = parsed(data)
+    if not isinstance(value, dict) or not value.keys() >= {"pack_id", "manifest", "digest"}:
         raise ManifestError("not an outcome")
-    outcome, pack = value["outcome"], value["pack"]
-    if pack != digest or not isinstance(outcome, dict):
-        raise ChecksumMismatch(f"the outcome is that of another pack, {pack}")
-    check_signature(hash_json({"outcome": outcome, "pack": pack}), value.get("signature"), "the outcome")
-    return outcome
+    seal = {name: value.pop(name) for name in _SEAL if name in value}
+    if hash_json(value) != seal["digest"]:
+        raise ChecksumMismatch("the outcome is not what was written")
+    if value["manifest"] != digest:
+        raise ChecksumMismatch(f"the outcome is that of another pack, {value['pack_id']}")
+    check_signature(seal["digest"], seal.get("signature"), "the outcome")
+    return {name: inner for name, inner in value.items() if name not in ("pack_id", "manifest")}
 
 
 KEY = "AETHER_CONTEXT_KEY"
-"""The environment variable with the key that manifests and outcomes are signed with."""
+"""The environment variable with the key that what is written is signed with."""
 
 
-def signed(digest: str) -> dict[str, str]:
-    """The field with the signature of a digest; none where no key is set."""
-    key = os.environ.get(KEY, "")
-    return {"signature": hmac.new(key.encode(), digest.encode(), "sha256").hexdigest()} if key else {}
+def signed(digest: str, place: str = "") -> dict[str, str]:
+    """The field with the signature of a digest; none where no key is set.
+
+    Args:
+        place: where below the base of the store it is written, for what does not say itself whose it is: a file of
+            another session is not taken for one of this, then.
+    """
+    key, text = os.environ.get(KEY, ""), f"{digest} {place}" if place else digest
+    signature = hmac.new(key.encode("utf-8", "surrogateescape"), text.encode(), "sha256").hexdigest()
+    return {"signature": signature} if key else {}
 
 
-def check_signature(digest: str, signature: JSON, what: str) -> None:
+def check_signature(digest: str, signature: JSON, what: str, place: str = "") -> None:
     """Raises `ChecksumMismatch` where a key is set and the signature was not made with it."""
-    expected = signed(digest).get("signature", "")
-    if expected and not hmac.compare_digest(expected, str(signature)):
+    expected = signed(digest, place).get("signature", "")
+    if expected and not hmac.compare_digest(expected.encode(), str(signature).encode("utf-8", "surrogatepass")):
         fault = "is not signed" if not signature else "was signed with another key, or forged"
         raise ChecksumMismatch(f"{what} {fault}: {KEY} is set")
 
 
+def hashed(data: bytes, place: str) -> bytes:
+    """Data behind a line with its hash, and where a key is set with its signature for the place that it is for."""
+    digest = hash_bytes(data)
+    return b"%b\n%b" % (" ".join([digest, *signed(digest, place).values()]).encode(), data)
+
+
+def unhashed(data: bytes, place: str) -> bytes:
+    """The data that `hashed` was given; `ChecksumMismatch` where it is other data, or a key is set that did not sign it
+    for this place."""
+    line, _, rest = data.partition(b"\n")
+    digest, _, signature = line.decode("utf-8", "replace").partition(" ")
+    if digest != hash_bytes(rest):
+        raise ChecksumMismatch("it does not hold what was written")
+    check_signature(digest, signature, "it", place)
+    return rest
+
+
 def parsed(text: str | bytes, most_digits: int = _MOST_DIGITS) -> JSON:
-    """The value of a line; `ManifestError` where it is not JSON, or holds a number that no pack has."""
+    """The value of a JSON text; `ManifestError` where it is none, or holds a number that no pack has."""
 
     def number(text: str) -> float:
         is_whole = text.lstrip("-").isdecimal()
@@ -125,19 +141,6 @@ def parsed(text: str | bytes, most_digits: int = _MOST_DIGITS) -> JSON:
         return json.loads(text, parse_int=number, parse_float=number, parse_constant=number)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"not a manifest: {error}") from error
-
-
-def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
-    """The lines with manifest, texts and outcome of a file, the outcome None where it has none; `ManifestError` where
-    they are damaged."""
-    manifest, rest = read_member(data, MANIFEST_BYTES)
-    texts, rest = read_member(rest)
-    if not rest:
-        return manifest, texts, None
-    outcome, rest = read_member(rest)
-    if rest:
-        raise ManifestError("not a pack: it has more than three members")
-    return manifest, texts, outcome
 
 
 def fields_of(text: str | bytes) -> dict[str, JSON]:

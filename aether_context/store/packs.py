@@ -1,6 +1,6 @@
 """Packs on any fsspec URL: written once, and nothing named by a model or a tool.
 
-    {base}/{app}/{user}/{session}/packs/{pack_id}.json.gz    a pack: manifest, texts and outcome, see `pack_file`
+    {base}/{app}/{user}/{session}/packs/{pack_id}/…          a pack: manifest, replay file and outcome, see `pack_file`
     {base}/{app}/{user}/{session}/turns/{scope}/…            what an agent was shown, by position, see `turns`
     {base}/{app}/{user}/{session}/messages/{hash}.txt        what was taken out of an oversized message
     {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
@@ -11,7 +11,7 @@
 A path segment is the name itself where that is safe in a path, else a readable stub with a hash; ``name.json`` in the
 folder then holds the name.
 
-A pack's *place* is the path of its file without the ending.
+A pack's *place* is the path of its folder. A pack is there where its manifest is.
 """
 
 from __future__ import annotations
@@ -21,27 +21,34 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, short
-from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
-from aether_context.evidence import EvidenceRecord
-from aether_context.store.files import Files, segment
-from aether_context.store.layout import FORGOTTEN, entry_of, is_segment
-from aether_context.store.pack_file import (
-    ENDING,
-    MANIFEST_BYTES,
-    TEXT_DIGITS,
-    fields_of,
-    parsed,
-    read_lines,
-    read_member,
-    read_outcome,
-    with_outcome,
+from aether_context.canonical import (
+    HASH_TAG,
+    JSON,
+    canonical_json,
+    hash_bytes,
+    hash_json,
+    hash_text,
+    readable_json,
+    short,
 )
+from aether_context.errors import (
+    AetherContextError,
+    BlobNotFound,
+    ChecksumMismatch,
+    ManifestError,
+    PackNotFound,
+    StoreError,
+)
+from aether_context.evidence import EvidenceRecord
+from aether_context.pack import NOTHING
+from aether_context.store import pack_file
+from aether_context.store.files import Files, segment
+from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
@@ -53,6 +60,23 @@ DEFAULT_STORE = "artifacts"
 """The store where a plugin names none; the command line has the same."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
 _MOST_CALIBRATION_BYTES = 65_536
+
+
+class Parts(NamedTuple):
+    """What the files of a pack hold; the outcome is None, and the hash of its file empty, where there is none."""
+
+    manifest: Manifest
+    texts: dict[str, JSON]
+    outcome: dict[str, JSON] | None = None
+    outcome_hash: str = ""
+
+
+class Forgotten(NamedTuple):
+    """What of a session was deleted for its age: the numbers of packs, and of each agent's turns the position up to
+    which they were, by the folder."""
+
+    packs: Sequence[int] = ()
+    turns: Mapping[str, int] = NOTHING
 
 
 class PackStore:
@@ -93,7 +117,7 @@ class PackStore:
     # packs
 
     def write(self, recording: Recording, outcome: Mapping[str, JSON] | None = None) -> Manifest:
-        """Writes a recording, the pack last, so that a manifest never names a text that is not there.
+        """Writes a recording, the manifest last, so that it never names what is not there.
 
         Writing an equal recording again changes nothing. Where another pack has the id, the next free number is
         appended to the id of this one; the manifest that is returned has the new id.
@@ -101,40 +125,56 @@ class PackStore:
         Args:
             outcome: how the model call ended, where that is known already.
         """
-        manifest, pack_id, number = recording.manifest, recording.manifest.pack_id, 1
-        folder, files = self.files.place(*manifest.session_key), self.files.name_files(*manifest.session_key)
+        pack_id, number = recording.manifest.pack_id, 1
+        session = recording.manifest.session_key
+        folder, files = self.files.place(*session), self.files.name_files(*session)
         for uri, text in recording.saved.items():
-            files[f"{folder}/{uri.removeprefix(SCHEME)}"] = text.encode("utf-8", "surrogatepass")
+            path = f"{folder}/{uri.removeprefix(SCHEME)}"
+            files[path] = self._hashed(path, text.encode("utf-8", "surrogatepass"))
         for path, data in files.items():
             self.files.create(path, data)
-        while not self._create(recording, outcome):
+        while not self._create(recording):
             stored = ""
             with suppress(ManifestError, PackNotFound):  # one that cannot be read is another one, and blocks no write
                 stored = self.read(self.place(recording.manifest)).digest
             if stored == recording.manifest.digest:
-                if outcome is not None:
-                    self.write_outcome(recording.manifest, outcome)
                 break
             number += 1
             recording = recording.changed(pack_id=f"{pack_id}-{number}")
+        if outcome is not None:
+            self.write_outcome(recording.manifest, outcome, is_new=True)
         return recording.manifest
 
-    def _create(self, recording: Recording, outcome: Mapping[str, JSON] | None) -> bool:
-        data = recording.data if outcome is None else with_outcome(recording.data, recording.manifest.digest, outcome)
-        return self.files.create(f"{self.place(recording.manifest)}{ENDING}", data)
+    def _create(self, recording: Recording) -> bool:
+        place, manifest = self.place(recording.manifest), recording.manifest
+        self.files.create(f"{place}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
+        return self.files.create(f"{place}/{pack_file.MANIFEST}", recording.data)
 
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        for _, places in groupby(self.places(app, user, session), key=lambda place: name_of(place).split("_")[1]):
-            manifests = []
-            for place in places:
-                with suppress(PackNotFound):  # deleted since the packs were listed
-                    manifests.append(self.read(place))
-            yield from sorted(
-                manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id)
-            )
+        there = self._there(self.places(app, user, session))
+        for _, manifests in groupby(there, key=lambda manifest: manifest.pack_id.split("_")[1]):
+            yield from sorted(manifests, key=lambda one: (one.last_event_time, one.call, one.pack_id))
+
+    def _there(self, places: Sequence[str]) -> Iterator[Manifest]:
+        for _, manifest in self.each(places):
+            if not isinstance(manifest, AetherContextError):
+                yield manifest
+            elif not isinstance(manifest, PackNotFound):  # that one was deleted since the packs were listed
+                raise manifest
+
+    def each(self, places: Sequence[str]) -> Iterator[tuple[str, Manifest | AetherContextError]]:
+        """The manifests of packs by their places, or what reading one raised, a few ahead of the one in hand."""
+
+        def read(place: str) -> Manifest | AetherContextError:
+            try:
+                return self.read(place)
+            except AetherContextError as error:
+                return error
+
+        return zip(places, self.files.ahead(read, places), strict=True)
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of the pack that `find` finds."""
@@ -167,31 +207,33 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         try:
-            return Manifest.parse(read_member(self._data(place), MANIFEST_BYTES)[0])
+            return Manifest.of(pack_file.fields_of(self._data(place)), self.texts)
         except ManifestError as error:
-            raise type(error)(f"{error} (pack {name_of(place)}, {self.files.url_of(place + ENDING)})") from error
+            path = self.files.url_of(f"{place}/{pack_file.MANIFEST}")
+            raise type(error)(f"{error} (pack {name_of(place)}, {path})") from error
 
-    def parts(self, place: str) -> tuple[Manifest, dict[str, JSON], dict[str, JSON] | None]:
-        """Manifest, texts and outcome of the pack at a place, each as it was written; errors as for `read`."""
+    def parts(self, place: str) -> Parts:
+        """What the files of the pack at a place hold, each as it was written; errors as for `read`."""
         from aether_context.store.manifest import Manifest
 
         data = self._data(place)
-        line, texts, outcome = read_lines(data)
-        fields = fields_of(line)
-        if line != canonical_json(fields).encode():
+        fields = pack_file.fields_of(data)
+        if data != pack_file.manifest_file(fields):
             raise ManifestError("the manifest is not as it was written")
-        manifest = Manifest.of(fields)
+        manifest = Manifest.of(fields, self.texts)
         manifest.verify()
-        return (
-            manifest,
-            _texts(manifest, texts) if manifest.texts else {},
-            None if outcome is None else read_outcome(outcome, manifest.digest),
-        )
+        texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{pack_file.OUTCOME}")
+        if outcome is None:
+            return Parts(manifest, texts)
+        answer = pack_file.read_outcome(outcome, manifest.digest)
+        if outcome != readable_json(pack_file.parsed(outcome)).encode():
+            raise ManifestError("the outcome is not as it was written")
+        return Parts(manifest, texts, answer, hash_bytes(outcome))
 
     def _data(self, place: str) -> bytes:
-        data = self.files.get(f"{place}{ENDING}")
+        data = self.files.get(f"{place}/{pack_file.MANIFEST}")
         if data is None:
-            raise PackNotFound(f"{place}{ENDING} is not there")
+            raise PackNotFound(f"{place}/{pack_file.MANIFEST} is not there")
         return data
 
     def extended(self, manifest: Manifest) -> Manifest:
@@ -202,67 +244,94 @@ class PackStore:
             raise PackNotFound(f"{manifest.pack_id} extends {manifest.extends}, which is not in {self.url}") from error
 
     def texts(self, manifest: Manifest) -> dict[str, JSON]:
-        """The texts that are new with a pack; empty where none are recorded.
+        """The texts that are new with a pack; empty where none are recorded. It fills the manifest, too.
 
         Raises:
-            PackNotFound: the pack is not there.
-            ChecksumMismatch: they are not those that the manifest names.
+            PackNotFound: the replay file is not there.
+            ChecksumMismatch: it is not the one that the manifest names.
         """
-        if not manifest.texts:
-            return {}
-        place = self.place(manifest)
-        data = self._data(place)
-        try:
-            _, line, _ = read_lines(data)
-        except ManifestError as error:
-            raise ChecksumMismatch(f"the texts in {place}{ENDING} are not what was written: {error}") from error
-        return _texts(manifest, line)
+        return self._replay(self.place(manifest), manifest)
 
-    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], data: bytes | None = None) -> None:
-        """Adds how the model call ended to a pack. A second outcome for the same pack is ignored.
+    def _replay(self, place: str, manifest: Manifest) -> dict[str, JSON]:
+        path = f"{place}/{pack_file.replay_name(manifest.replay_bytes)}"
+        data = self.files.get(path)
+        if data is None:
+            raise PackNotFound(f"{path} is not there")
+        if hash_bytes(data) != manifest.replay_bytes:
+            raise ChecksumMismatch(f"{path} does not hold the bytes that were written")
+        text = pack_file.gunzip_bytes(data)
+        fields = pack_file.parsed(text, pack_file.TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
+        if not isinstance(fields, dict):
+            raise ChecksumMismatch(f"{path} does not hold the text that was written")
+        texts: dict[str, JSON] = fields.pop("texts", {})
+        manifest.fill(fields)
+        return texts
+
+    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], *, is_new: bool = False) -> str:
+        """Adds how the model call ended to a pack, and gives the hash of its file. A second outcome is ignored.
 
         Args:
-            data: the pack's file without an outcome; None reads it.
+            is_new: whether the pack was written just now; else it is looked at whether it is there.
 
         Raises:
-            PackNotFound: the pack is not there.
+            PackNotFound: the pack is not there, or not there any more.
         """
         place = self.place(manifest)
-        if data is None:
-            data = self._data(place)
-            if read_lines(data)[2] is not None:
-                return
-        self.files.extend(f"{place}{ENDING}", with_outcome(data, manifest.digest, outcome))
+        if not is_new and self.files.lacks(f"{place}/{pack_file.MANIFEST}"):
+            raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
+        data = pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
+        created = self.files.create(f"{place}/{pack_file.OUTCOME}", data)
+        return hash_bytes(data) if created else self.outcome_hash(place)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """How a pack's model call ended; None where no outcome was written."""
         place = self.place(manifest)
-        data = self.files.get(f"{place}{ENDING}")
+        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
         try:
-            line = None if data is None else read_lines(data)[2]
-            return None if line is None else read_outcome(line, manifest.digest)
-        except (ManifestError, ChecksumMismatch) as error:
+            return None if data is None else pack_file.read_outcome(data, manifest.digest)
+        except ManifestError as error:
             raise StoreError(f"the outcome of {place} could not be read: {error}") from error
 
+    def outcome_hash(self, place: str) -> str:
+        """The hash of the outcome's file of the pack at a place; empty where there is none."""
+        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
+        return "" if data is None else hash_bytes(data)
+
+    def receipt(self, app: str, user: str, session: str, name: str) -> bytes | None:
+        """The manifest of a pack of a session, by its address there, ``packs/{id}/manifest.json``; None where there is
+        none."""
+        pack_id = pack_at(name)
+        place = f"{self.files.place(app, user, session)}/packs/{pack_id}"
+        return None if pack_id is None else self.files.get(f"{place}/{pack_file.MANIFEST}")
+
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
-        """The text cut out of an oversized message, by its name, ``messages/{hash}.txt``; None where there is none."""
-        return self.files.get(f"{self.files.place(app, user, session)}/{name}") if _MESSAGE.fullmatch(name) else None
+        """The text cut out of an oversized message, by its name, ``messages/{hash}.txt``; None where there is none.
+
+        `ChecksumMismatch` where it is not what was written.
+        """
+        path = f"{self.files.place(app, user, session)}/{name}"
+        return self._unhashed(path) if _MESSAGE.fullmatch(name) else None
 
     # evidence
 
     def write_evidence(self, app: str, user: str, session: str, record: EvidenceRecord, data: bytes) -> None:
         """Writes a piece of evidence and its record. Writing the same again changes nothing."""
         self.files.create(self.evidence_path(app, user, record.digest), data)
-        path = f"{self.files.place(app, user, session)}/evidence/{record.name}.json"
-        self.files.create(path, record.to_json().encode())
+        folder = self.files.place(app, user, session)
+        path = f"{folder}/evidence/{record.name}.json"
+        self.files.create(path, record_file(record, self.files.below_base(path)))
+        self.files.note_written(folder, record.uri)
 
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
-        """The records of a session's evidence, the oldest first."""
+        """The records of a session's evidence, the oldest first, without those that a key that is set did not sign."""
         folder = f"{self.files.place(app, user, session)}/evidence"
         entries = (entry_of(file, self.files.root) for file in self.files.files(folder))
         paths = [entry.file.path for entry in entries if entry is not None]
+        records: list[EvidenceRecord] = []
         try:
-            records = [EvidenceRecord.model_validate_json(data) for data in self.files.at_once(self.files.read, paths)]
+            for path, data in zip(paths, self.files.at_once(self.files.read, paths), strict=True):
+                with suppress(ChecksumMismatch):
+                    records.append(read_record(data, self.files.below_base(path)))
         except (FileNotFoundError, ValueError) as error:
             raise StoreError(f"{folder} could not be read: {error}") from error
         return sorted(records, key=lambda record: (record.time or 0.0, record.name))
@@ -287,40 +356,49 @@ class PackStore:
 
     def write_summary(self, app: str, user: str, key: str, text: str) -> None:
         """Writes a summary that a model made. ``key`` is the hash over what the model was asked with."""
-        data = hashed(text.encode("utf-8", "surrogatepass"))
-        self.files.create(self._by_hash(app, user, "summaries", key, ".txt"), data)
+        path = self._by_hash(app, user, "summaries", key, ".txt")
+        self.files.create(path, self._hashed(path, text.encode("utf-8", "surrogatepass")))
 
     def summary(self, app: str, user: str, key: str) -> str | None:
         """The summary that `write_summary` wrote under a key, None where there is none."""
-        data = self.files.get(self._by_hash(app, user, "summaries", key, ".txt"))
         with suppress(ChecksumMismatch):
-            return None if data is None else unhashed(data).decode("utf-8", "surrogatepass")
+            data = self._unhashed(self._by_hash(app, user, "summaries", key, ".txt"))
+            return None if data is None else data.decode("utf-8", "surrogatepass")
         return None
 
     def write_calibration(self, app: str, user: str, model: str, value: JSON) -> None:
         """Writes the calibration of a model's token counts for a user, in the place of the one before."""
         path = self._calibration_path(app, user, model)
-        self.files.replace(path, hashed(canonical_json(value).encode()))
+        self.files.replace(path, self._hashed(path, canonical_json(value).encode()))
 
     def calibration(self, app: str, user: str, model: str) -> JSON:
         """The calibration that `write_calibration` wrote last, None where there is none, or it cannot be read."""
-        data = self.files.get(self._calibration_path(app, user, model), _MOST_CALIBRATION_BYTES)
         with suppress(ChecksumMismatch, ValueError):
-            return None if data is None else json.loads(unhashed(data))
+            data = self._unhashed(self._calibration_path(app, user, model), _MOST_CALIBRATION_BYTES)
+            return None if data is None else json.loads(data)
         return None
 
     # what was forgotten for its age
 
-    def forgotten(self, app: str, user: str, session: str) -> frozenset[int]:
-        """The numbers of the packs of a session that were deleted for their age."""
-        data = self.files.get(f"{self.files.place(app, user, session)}/{FORGOTTEN}")
-        return frozenset() if data is None else frozenset(json.loads(unhashed(data)))
+    def forgotten(self, app: str, user: str, session: str) -> Forgotten:
+        """What of a session was deleted for its age; `ChecksumMismatch` where that is not what was written."""
+        data = self._unhashed(f"{self.files.place(app, user, session)}/{FORGOTTEN}")
+        return Forgotten() if data is None else Forgotten(**json.loads(data))
 
-    def note_forgotten(self, app: str, user: str, session: str, numbers: Iterable[int]) -> None:
-        """Adds numbers to those of packs that were deleted for their age, so that they are not looked for."""
+    def note_forgotten(self, app: str, user: str, session: str, more: Forgotten) -> None:
+        """Adds what was deleted for its age, so that it is not looked for."""
         known = self.forgotten(app, user, session)
+        numbers = sorted({*known.packs, *more.packs})
+        stops = {scope: max(known.turns.get(scope, 0), stop) for scope, stop in ({**known.turns, **more.turns}).items()}
         path = f"{self.files.place(app, user, session)}/{FORGOTTEN}"
-        self.files.replace(path, hashed(canonical_json(sorted({*known, *numbers})).encode()))
+        self.files.replace(path, self._hashed(path, canonical_json({"packs": numbers, "turns": stops}).encode()))
+
+    def _hashed(self, path: str, data: bytes) -> bytes:
+        return pack_file.hashed(data, self.files.below_base(path))
+
+    def _unhashed(self, path: str, end: int | None = None) -> bytes | None:
+        data = self.files.get(path, end)
+        return None if data is None else pack_file.unhashed(data, self.files.below_base(path))
 
     # paths
 
@@ -329,12 +407,8 @@ class PackStore:
         return f"{self.files.place(*manifest.session_key)}/packs/{manifest.pack_id}"
 
     def uri(self, manifest: Manifest) -> str:
-        """The URL of the pack's file."""
-        return self.uri_of(*manifest.session_key, manifest.pack_id)
-
-    def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
-        """The URL of a pack's file, which need not exist yet."""
-        return self.files.url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}{ENDING}")
+        """The URL of the manifest."""
+        return self.files.url_of(f"{self.place(manifest)}/{pack_file.MANIFEST}")
 
     def evidence_path(self, app: str, user: str, digest: str) -> str:
         """The path of a piece of a user's evidence."""
@@ -354,9 +428,10 @@ class PackStore:
     def places(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
         """The places of packs, sorted by id, which begins with the time."""
         sessions = self._inside(self.owners(app, user), session, _NO_SESSIONS)
-        listings = self.files.at_once(lambda folder: self.files.files(f"{folder}/packs"), sessions)
-        entries = (entry_of(file, self.files.root) for files in listings for file in files)
-        packs = [entry.file.path.removesuffix(ENDING) for entry in entries if entry is not None]
+        listings = self.files.at_once(lambda folder: self.files.below(f"{folder}/packs"), sessions)
+        manifests = (file for files in listings for file in files if file.name == pack_file.MANIFEST)
+        entries = (entry_of(file, self.files.root) for file in manifests)
+        packs = [entry.place for entry in entries if entry is not None]
         return sorted(packs, key=lambda pack: (name_of(pack), pack))
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
@@ -368,24 +443,20 @@ class PackStore:
         return [folder for folder in inner if is_segment(name_of(folder))]
 
 
-def hashed(data: bytes) -> bytes:
-    """Data behind a line with its hash."""
-    return b"%b\n%b" % (hash_bytes(data).encode(), data)
+def record_file(record: EvidenceRecord, place: str) -> bytes:
+    """The file of a record of evidence: its JSON, where a key is set with its signature for the place that it is
+    for."""
+    fields = json.loads(record.to_json())
+    return canonical_json(fields | pack_file.signed(hash_json(fields), place)).encode()
 
 
-def unhashed(data: bytes) -> bytes:
-    """The data that `hashed` was given; `ChecksumMismatch` where it is other data."""
-    line, _, rest = data.partition(b"\n")
-    if line != hash_bytes(rest).encode():
-        raise ChecksumMismatch("it does not hold what was written")
-    return rest
-
-
-def _texts(manifest: Manifest, line: bytes) -> dict[str, JSON]:
-    if hash_bytes(line) != manifest.texts:
-        raise ChecksumMismatch(f"the texts of {manifest.pack_id} are not {manifest.texts}")
-    texts: dict[str, JSON] = parsed(line, TEXT_DIGITS)
-    return texts
+def read_record(data: bytes, place: str) -> EvidenceRecord:
+    """The record in a file; `ValueError` where it is none, `ChecksumMismatch` where a key is set that did not sign it
+    for this place."""
+    fields = dict(json.loads(data))
+    signature = fields.pop("signature", "")
+    pack_file.check_signature(hash_json(fields), signature, "the record", place)
+    return EvidenceRecord.model_validate(fields)
 
 
 def name_of(path: str) -> str:

@@ -6,10 +6,10 @@ import datetime
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -23,6 +23,7 @@ from aether_context.pack import (
     Epoch,
     Host,
     Identity,
+    Layer,
     Pack,
     Recorded,
     Request,
@@ -31,7 +32,7 @@ from aether_context.pack import (
     Tool,
 )
 from aether_context.policy import PackPolicy
-from aether_context.store.pack_file import file_of
+from aether_context.store.pack_file import gzip_bytes
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
@@ -45,14 +46,16 @@ OF_HOST = tuple(name for name in Host._fields if name != "readings")
 class Tip(NamedTuple):
     """The end of a chain of manifests: what the next one may leave out.
 
-    ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
-    begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
-    among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key, ``held``
-    the hashes of its epochs' texts, settings and policies; ``setting`` is that of the last one. ``host`` is a hash of
-    the host's system instruction and declarations. A chain that begins has the defaults.
+    ``base`` is the first pack of the chain. ``counted`` is the counter and the model that tokens were counted for;
+    where either changes, the next manifest begins a new chain. ``log`` are the hashes of the ``logged`` contents that
+    the chain has recorded, with their places among these. ``rows`` are the keys of the rows that the chain holds,
+    ``counts`` are token counts by key, ``held`` the hashes of its epochs' texts, settings and policies; ``setting`` is
+    that of the last one. ``host`` is a hash of the host's system instruction and declarations. A chain that begins has
+    the defaults.
     """
 
     pack_id: str = ""
+    base: str = ""
     counted: tuple[str, str] = ("", "")
     log: Mapping[str, tuple[int, ...]] = NOTHING
     logged: int = 0
@@ -67,21 +70,21 @@ class Tip(NamedTuple):
 class Recording(NamedTuple):
     """A manifest ready to be written.
 
-    ``texts`` are the pack's texts, ``data`` the bytes of its file without an outcome, ``tip`` what the next manifest
-    extends, ``saved`` texts to be stored by their URI.
+    ``data`` and ``replay`` are the bytes of its file and of its replay file, ``tip`` is what the next manifest extends,
+    ``saved`` are texts to be stored by their URI.
     """
 
     manifest: Manifest
-    texts: bytes
     data: bytes
+    replay: bytes
     tip: Tip
     saved: Mapping[str, str]
 
     def changed(self, **values: object) -> Recording:
         """The same with other values in its manifest."""
-        manifest, fields = self.manifest.model_copy(update=values).sealed()
-        tip = self.tip._replace(pack_id=manifest.pack_id)
-        return self._replace(manifest=manifest, data=file_of(fields, self.texts), tip=tip)
+        manifest, data = self.manifest.sealed(**values)
+        base = manifest.pack_id if self.tip.base == self.tip.pack_id else self.tip.base
+        return self._replace(manifest=manifest, data=data, tip=self.tip._replace(pack_id=manifest.pack_id, base=base))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,19 +104,14 @@ OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
 """The fields of a `Setting` that are the request's."""
 _OF_TOOLS = ("mode", "left_out", "kept", "scores", "embedder", "allowed")
 """The fields of a manifest's `ToolScope` that are those of the pack's selection."""
+_SIGNALS = {"risk": "risk_weight", "freshness_days": "freshness"}
+"""The names that signals have in the founding documents, where they are others."""
 _MOST_WORDS = 120
 _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
 def record(
-    pack: Pack,
-    policy: PackPolicy,
-    counter: str,
-    tip: Tip | None,
-    *,
-    number: int = 1,
-    before: str = "",
-    sent: Pack | None = None,
+    pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None, *, sent: Pack | None = None, **position: Any
 ) -> Recording:
     """The recording of a pack.
 
@@ -122,8 +120,8 @@ def record(
         counter: identity of the token counter.
         tip: the end of the chain to extend. None begins a new chain, and so does a pack with a cut, or one that was
             counted by another counter or for another model.
-        number: the pack's number in its session.
-        before: the digest of the manifest with the number before; empty where that is unknown.
+        position: fields of the manifest that say where the pack stands in its session, and what the store holds of
+            that: ``number``, ``turn``, ``before`` and the like.
     """
     from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
 
@@ -132,7 +130,7 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
-    keys = [f"{row.id} {row.layer} {row.form} {row.sent_tokens}" for row in pack.rows]
+    keys = [row_key(row) for row in pack.rows]
     rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
     # What is masked counts what it stands for, which may be another text in a later pack.
     new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
@@ -161,7 +159,7 @@ def record(
 
     settings = None if policy.digest in chain.held else json.loads(policy.canonical)
     held = chain.held | {policy.digest}
-    texts, setting_digest = b"", ""
+    members, setting_digest = dict[str, str](), ""
     if policy.record == "full":
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
         shared = {name: getattr(request, name) for name in OF_REQUEST}
@@ -179,7 +177,6 @@ def record(
             "summaries": source.summaries,
         }
         members |= {name: canonical_json(value) for name, value in other_texts.items() if value}
-        texts = canonical_object(members).encode("utf-8", "surrogatepass")
         held = held.union(new_epoch, {setting_digest})
 
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
@@ -192,10 +189,9 @@ def record(
     breaks = request.rewritten or (tip is not None and tip.host != host)
     verdict = pack.verdict
     uris = tuple(sorted(verdict.artifact_uris))
-    manifest, manifest_fields = Manifest(
+    manifest = Manifest(
         pack_id=pack_id(identity, step),
-        number=number,
-        before=before,
+        **position,
         extends=chain.pack_id or None,
         call_before=source.previous.pack_id or None,
         **identity._asdict(),
@@ -234,13 +230,15 @@ def record(
         settings=settings,
         counter=counter,
         layer_budgets={
-            layer: LayerBudget(tokens=tokens.final, share=tokens.final * 10_000 // budget_base / 10_000)
+            "slack_min" if layer == "slack" else layer: LayerBudget(
+                tokens=tokens.final, share=tokens.final * 10_000 // budget_base / 10_000
+            )
             for layer, tokens in allocation.layers.items()
         },
         allocation=allocation.layers,
         weights={layer: round(weight, 6) for layer, weight in allocation.weights.items()},
         signals={
-            name: round(value, 6) if isinstance(value, float) else value
+            _SIGNALS.get(name, name): round(value, 6) if isinstance(value, float) else value
             for name, value in allocation.signals._asdict().items()
         },
         tools=ToolScope(
@@ -252,8 +250,10 @@ def record(
         words=_first_words(request) if policy.record == "full" else "",
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
         rows=rows,
-        truncation_events=pack.events,
+        candidates=_numbers(pack.rows),
+        truncation_events=_truncations(pack),
         strategy_acts=pack.acts,
+        epoch_number=epoch.number,
         epoch=epoch,
         epoch_before=None if chain.epoch == epoch_before else epoch_before,
         artifact_uris=uris,
@@ -262,12 +262,17 @@ def record(
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
         setting=setting_digest if chain.setting != setting_digest else "",
-        texts=hash_bytes(texts) if texts else "",
+        texts=policy.record == "full",
         stages=stage_hashes(pack),
-    ).sealed()
+    )
+    parts = {name: canonical_json(value) for name, value in manifest.replay_fields().items()}
+    text = canonical_object(parts | ({"texts": canonical_object(members)} if manifest.texts else {})).encode()
+    replay = gzip_bytes(text)
+    manifest, data = manifest.sealed(replay_bytes=hash_bytes(replay), replay_text=hash_bytes(text))
 
     new_tip = Tip(
         pack_id=manifest.pack_id,
+        base=chain.base or manifest.pack_id,
         counted=counted,
         log=log,
         logged=chain.logged + len(new),
@@ -278,8 +283,34 @@ def record(
         epoch=epoch,
         host=host,
     )
-    data = file_of(manifest_fields, texts)
-    return Recording(manifest=manifest, texts=texts, data=data, tip=new_tip, saved=pack.to_store.saved)
+    return Recording(manifest=manifest, data=data, replay=replay, tip=new_tip, saved=pack.to_store.saved)
+
+
+def _numbers(rows: Sequence[Row]) -> dict[Layer, dict[str, int]]:
+    """How many rows each layer has, by form, or by the reason where they are left out."""
+    numbers: dict[Layer, dict[str, int]] = {}
+    for row in rows:
+        of_layer = numbers.setdefault(row.layer, {})
+        name = row.reason or row.form if row.form == "left_out" else row.form
+        of_layer[name] = of_layer.get(name, 0) + 1
+    return numbers
+
+
+def _truncations(pack: Pack) -> list[dict[str, object]]:
+    """The events of a pack as manifests hold them, which tell what is not sent from what is shorter."""
+    unsent = {row.id for row in pack.rows if row.form in ("left_out", "summarized")}
+    events = []
+    for event in pack.events:
+        names = [item.name for item in fields(event) if item.name != "item_ids"]
+        if event.stage in ("cut", "emergency"):
+            dropped = [item for item in event.item_ids if item in unsent]
+            compressed = [item for item in event.item_ids if item not in unsent]
+        else:
+            is_shorter = event.stage in ("compress", "replace")
+            dropped, compressed = ([], [*event.item_ids]) if is_shorter else ([*event.item_ids], [])
+        values = {name: getattr(event, name) for name in names}
+        events.append({**values, "dropped_ids": dropped, "compressed_ids": compressed})
+    return events
 
 
 def _first_words(request: Request) -> str:
@@ -347,6 +378,11 @@ def _plain(candidate: Candidate) -> dict[str, object]:
     """A candidate as a dict. `asdict` would copy every value, and a pack has many candidates."""
     values = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
     return values | {name: rare for name in _RARE if (rare := getattr(candidate, name))}
+
+
+def row_key(row: Row) -> str:
+    """The part of a content's row that may change from pack to pack, with its id: a chain holds each once."""
+    return f"{row.id} {row.layer} {row.form} {row.sent_tokens}"
 
 
 def is_content(row: Row) -> bool:

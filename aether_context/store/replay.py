@@ -31,7 +31,7 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import OF_HOST, OF_REQUEST, SETTING, is_content, request_json, stage_hashes
+from aether_context.store.recording import OF_HOST, OF_REQUEST, SETTING, is_content, request_json, row_key, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_CONTENTS = 1_000_000
@@ -76,6 +76,7 @@ class Replayer:
         self._links: dict[str, Manifest] = {}
         self._resolved: LRUCache[str, Resolved] = LRUCache(_MOST_RESOLVED)
         self._texts: dict[str, dict[str, JSON]] = {}
+        """The texts of packs by the hash of their replay file; with ``_contents``, those of what is in them."""
         self._contents: dict[str, dict[str, Content]] = {}  # by pack: chains may have masked forms under the same hash
         self._epoch_texts: dict[str, str] = {}
 
@@ -119,7 +120,7 @@ class Replayer:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
             texts = self._read(link, missing)
-            known |= self._contents.get(link.texts, {})
+            known |= self._contents.get(link.replay_text, {})
             if link.setting == wanted:
                 recorded = texts.get("setting", recorded)
         missing += [f"content {digest}" for digest in resolved.contents if digest not in known]
@@ -149,7 +150,7 @@ class Replayer:
             summary=self._epoch_texts[epoch.summary] if epoch.summary else "",
             payloads=tuple(replace(packed, text=self._epoch_texts[packed.text]) for packed in epoch.payloads),
         )
-        texts = self._texts[manifest.texts]
+        texts = self._texts[manifest.replay_text]
         return PackInput(
             identity=Identity(**{name: getattr(manifest, name) for name in Identity._fields}),
             request=request,
@@ -176,18 +177,18 @@ class Replayer:
 
     def _read(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
         """The texts that are new with a pack, each of which is known from then on."""
-        if manifest.texts not in self._texts:
+        if manifest.replay_text not in self._contents:
             try:
-                self.take(manifest, self.store.texts(manifest))
+                self.take(manifest, self._texts.get(manifest.replay_text) or self.store.texts(manifest))
             except PackNotFound:
                 missing.append(f"the texts of {manifest.pack_id}")
                 return {}
-        return self._texts[manifest.texts]
+        return self._texts[manifest.replay_text]
 
     def take(self, manifest: Manifest, texts: dict[str, JSON]) -> None:
         """Takes in the texts of a pack, which need not be read again then."""
-        self._texts[manifest.texts] = texts
-        self._contents[manifest.texts] = {
+        self._texts[manifest.replay_text] = texts
+        self._contents[manifest.replay_text] = {
             name: replace(content_from_wire(wire), digest=name) for name, wire in contents_of(texts).items()
         }
         self._epoch_texts.update(texts.get("epoch", {}))
@@ -208,8 +209,8 @@ class Replayer:
         try:
             source = self.pack_input(manifest)
             source = source if window is None else source._replace(window=window)
-            counts = self.resolve(manifest).counts
-            pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
+            resolved = self.resolve(manifest)
+            pack = build_pack(source, policy or self.policy(manifest), recorded=resolved.counts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             # A value that cannot be read was changed since it was written, or written by another version.
             problem = f"{type(error).__name__}: {error}"
@@ -220,7 +221,24 @@ class Replayer:
             hashes = stage_hashes(pack)
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
+        if policy is None and window is None:
+            _compare(resolved, pack)
         return Replayed(manifest=manifest, pack=pack, matches=matches)
+
+
+def _compare(resolved: Resolved, pack: Pack) -> None:
+    """Raises `ReplayMismatch` where the rows or the layers' tokens are others than the recorded ones."""
+    manifest, new = resolved.manifest, {row.id for row in resolved.manifest.rows}
+    rows = {row.id: row for row in pack.rows}
+    # Where no candidate was ranked, the rows of those before hold, and the pack has none.
+    recorded = {name: row for name, row in resolved.rows.items() if manifest.chose or is_content(row)}
+    for name in {**recorded, **rows}:
+        before, after = recorded.get(name), rows.get(name)
+        is_same = before == after if name in new else before and after and row_key(before) == row_key(after)
+        if not is_same:
+            raise ReplayMismatch(f"rows, at {name}", repr(before), repr(after))
+    if dict(manifest.allocation) != dict(pack.allocation.layers):
+        raise ReplayMismatch("layers", repr(manifest.allocation), repr(pack.allocation.layers))
 
 
 def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolved:

@@ -15,11 +15,11 @@ from aether_context.errors import AetherContextError, StoreError
 from aether_context.store.files import File
 from aether_context.store.layout import Entry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.pack_file import ENDING
-from aether_context.store.packs import PackStore
+from aether_context.store.packs import Forgotten, PackStore
 from aether_context.store.spool import SpooledFiles, spool_of
 
 DAY_SECONDS = 86_400.0
+_OF_PACK = ("replay", "outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,18 @@ class Removal:
     """What would be deleted of one user.
 
     Attributes:
-        files: the files to delete, a pack before those that it extends.
+        files: the files to delete, a manifest before those that it extends, and before all that it names.
         foreign: number of files in the same folders that are not ours.
-        forgotten: numbers of packs that go for their age, by their session: app, user, session.
+        forgotten: what goes for its age, by its session: app, user, session.
+        folders: those of which everything goes, what is on its way to the store included.
         unreadable: packs that could not be read. Nobody knows which chain they belong to, so they stay, with all of
             their session.
     """
 
     files: tuple[File, ...]
     foreign: int = 0
-    forgotten: tuple[tuple[tuple[str, str, str], tuple[int, ...]], ...] = ()
+    forgotten: tuple[tuple[tuple[str, str, str], Forgotten], ...] = ()
+    folders: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
     @property
@@ -74,19 +76,29 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         old = packs if all(map(is_old, packs)) else []
         if not old and not damaged:
             old = [entry for chain in chains.values() if all(map(is_old, chain)) for entry in chain]
+        names = {entry.stem for entry in old}
+        stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry.stem not in names]
+        there = {entry.stem for entry in packs} - names
         gone += old
+        # What a process that was killed left of a pack has no manifest.
+        gone += [entry for entry in of_session if entry.kind in _OF_PACK and entry.stem not in there and is_old(entry)]
+        turns = [entry for entry in of_session if entry.kind == "turns" and is_old(entry)]
+        gone += turns
         if len(old) == len(packs):  # nothing of the session is left to be numbered
             gone += [entry for entry in of_session if session and entry.kind in ("name", "forgotten") and packs]
-        elif old:
-            numbers = tuple(sorted(manifests[entry.stem].number for entry in old))
-            forgotten.append((manifests[old[0].stem].session_key, numbers))
-        stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry not in old]
-        named = {name.rsplit("/", 1)[-1] for one in stay for name in (*one.artifact_uris, *one.saved)}
+        elif stay and (old or turns):
+            stops: dict[str, int] = {}
+            for entry in turns:
+                scope, stop = entry.place.rsplit("/", 1)[-1], int(entry.stem.split("-")[2])
+                stops[scope] = max(stops.get(scope, 0), stop)
+            numbers = sorted(manifests[entry.stem].number for entry in old)
+            forgotten.append((stay[0].session_key, Forgotten(numbers, stops)))
+        named = {name.rsplit("/", 1)[-1] for one in stay for name in (*one.artifact_uris, *one.saved, *one.stored)}
         for entry in of_session if not damaged else ():
             if entry.kind in ("message", "record") and is_old(entry):
                 begins = entry.file.name if entry.kind == "message" else _digest_of(store, entry)[:16]
                 gone += [] if any(name.startswith(begins) for name in named) else [entry]
-    gone += [entry for entry in entries if entry.kind in ("turns", "summary", "calibration") and is_old(entry)]
+    gone += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
     proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in gone}
     gone += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
     return Removal(
@@ -104,6 +116,7 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
     spool = spool_of(store.files)
     store = store if spool is None else store.through(SpooledFiles(store.files, spool))
     entries, foreign = _entries(store, owner)
+    folders = [owner]
     if session is not None:
         sessions = _with_called(store, entries, store.files.place(app, user, session))
         own = [entry for entry in entries if entry.session in sessions]
@@ -112,15 +125,17 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
         named -= {_digest_of(store, entry) for entry in others if entry.kind == "record"}
         shared = [entry for entry in others if entry.kind in ("summary", "calibration") or entry.stem in named]
         entries = own + [entry for entry in shared if own and entry.session == ""]
-    return Removal(files=_in_order(entries), foreign=foreign)
+        folders = [f"{store.files.root}/{folder}" for folder in sorted(sessions)]
+    return Removal(files=_in_order(entries), foreign=foreign, folders=tuple(folders))
 
 
 def carry_out(store: PackStore, plan: Removal) -> None:
-    """Deletes the files of a plan, and what waits on this machine to be written there."""
+    """Deletes the files of a plan; first what waits on this machine to be written there."""
     if (spool := spool_of(store.files)) is not None:
+        spool.forget(plan.folders)
         spool.drop(file.path for file in plan.files)
-    for key, numbers in plan.forgotten:
-        store.note_forgotten(*key, numbers)
+    for key, of_session in plan.forgotten:
+        store.note_forgotten(*key, of_session)
     for file in plan.files:
         store.files.delete(file.path)
 
@@ -152,7 +167,7 @@ def _with_called(store: PackStore, entries: Sequence[Entry], session: str) -> se
 
 
 def _in_order(entries: Iterable[Entry]) -> tuple[File, ...]:
-    """Files in the order in which they go: packs from the newest, and the names of folders last."""
+    """Files in the order in which they go: manifests from the newest, and the names of folders last."""
     newest_first = sorted(entries, key=lambda entry: entry.file.path, reverse=True)
     ordered = sorted(newest_first, key=lambda entry: (entry.kind != "pack", entry.kind == "name"))
     return tuple(entry.file for entry in ordered)
@@ -168,7 +183,7 @@ def _manifests(store: PackStore, packs: Sequence[Entry]) -> tuple[dict[str, Mani
 
     def read(entry: Entry) -> None:
         try:
-            manifests[entry.stem] = store.read(entry.file.path.removesuffix(ENDING))
+            manifests[entry.stem] = store.read(entry.place)
         except StoreError:
             pass
         except AetherContextError:

@@ -3,11 +3,12 @@
 A write is on the disk when the call returns, and the next process goes on with what this one left. Each is a file, with
 a line that holds the hash of the data and the path before the data, and its place in the queue is its name:
 
-    {store}/waiting/{number}-{create, extend or replace}-{hash of the path}.write
+    {store}/waiting/{number}-{create or replace}-{hash of the folder}{hash of the path}.write
 
 Writes that the store refuses while it takes others are in ``refused``, behind all that waits, and in ``aside`` what is
-damaged, or finds another file in its place. Nothing is locked: no name is given twice, and what two processes deliver
-at the same moment finds itself there.
+damaged, or finds another file in its place. A manifest waits for what else of its pack waits, so that it never names
+what is not there. A file in ``forgotten`` holds a folder: what was added for it before is not delivered any more.
+Nothing is locked: no name is given twice, and what two processes deliver at the same moment finds itself there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +28,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 from aether_context.canonical import hash_bytes, hash_json, hash_text, plain, short
 from aether_context.errors import StoreError
-from aether_context.store.files import DRAFT, LATE_SECONDS, Files, write_local
+from aether_context.store.files import DRAFT, LATE_SECONDS, Files, make_folder, write_local
+from aether_context.store.pack_file import MANIFEST
 
 _R = TypeVar("_R")
 
@@ -36,9 +38,10 @@ logger = logging.getLogger("aether_context")
 FOLDER = "AETHER_CONTEXT_SPOOL"
 """The environment variable that names the folder of spools; ``off`` turns them off."""
 
-WAITING, REFUSED, ASIDE = "waiting", "refused", "aside"
+WAITING, REFUSED, ASIDE, FORGOTTEN = "waiting", "refused", "aside", "forgotten"
 _ENDING = ".write"
-_NAME = re.compile(r"\d{20}-(replace|create|extend)-[0-9a-f]{32}\.write")
+_DIGITS = 16
+_NAME = re.compile(r"\d{20}-(replace|create)-[0-9a-f]{32}\.write")
 _STEP = 1_024
 """So far apart are numbers: what takes the place of a write that waits has the next one."""
 _LEAST_FREE_BYTES = 256 * 2**20
@@ -50,12 +53,9 @@ _CALM_SECONDS = 60.0
 
 
 class Write(StrEnum):
-    """What a write does where its path exists: replace the file, leave it, or extend it where the data begins with it.
+    """What a write does where its path exists: replace the file, or leave it."""
 
-    A write with ``CREATE`` that waited also extends the file.
-    """
-
-    REPLACE, CREATE, EXTEND = "replace", "create", "extend"
+    REPLACE, CREATE = "replace", "create"
 
 
 class Spool:
@@ -74,7 +74,7 @@ class Spool:
     def add(self, path: str, data: bytes, write: Write) -> bool:
         """Adds a write to the end of the queue; False where a write to the same path waits, which then stays.
 
-        One that replaces or extends a file takes the place of the write that waits.
+        One that replaces a file takes the place of the write that waits.
         """
         if self.is_empty():
             self._added.clear()
@@ -88,13 +88,13 @@ class Spool:
             self._last = max(time.time_ns() // _STEP, self._last + 1)
             folder, number, kind = WAITING, self._last * _STEP, write
         with self._usable():
-            for made in (self.path.parent, self.path, *(self.path / name for name in (WAITING, REFUSED, ASIDE))):
-                made.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name in (WAITING, REFUSED, ASIDE):
+                make_folder(f"{self.path}/{name}")
             free = shutil.disk_usage(self.path).free
             if free - len(data) < _LEAST_FREE_BYTES:
                 raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
             name = f"{folder}/{number:020}-{kind}-{_key(path)}"
-            if not write_local(f"{self.path}/{name}", _head(path, data) + data, is_new=True, mode=0o600, sync=True):
+            if not write_local(f"{self.path}/{name}", _head(path, data) + data, is_new=True, sync=True):
                 return self.add(path, data, write)  # another process took the name
             if os.name == "posix":  # a file that is synced may still lose its name with the machine's power
                 handle = os.open(self.path / folder, os.O_RDONLY)
@@ -153,7 +153,14 @@ class Spool:
     def holds_back(self, path: str = "") -> bool:
         """Whether a write waits that later ones wait behind, or later ones to this path."""
         key = _key(path)
-        return any(self.listed(WAITING)) or any(name.endswith(key) for name in self.listed(REFUSED))
+        return any(self.listed(WAITING)) or any(
+            name.endswith(key) or self.precedes(name, path) for name in self.listed(REFUSED)
+        )
+
+    def precedes(self, name: str, path: str) -> bool:
+        """Whether a path is that of a manifest, and a write is of its pack, too."""
+        key = _key(path)
+        return path.endswith(f"/{MANIFEST}") and name.split("-")[2].startswith(key[:_DIGITS]) and not name.endswith(key)
 
     def missing(self) -> int:
         """How many writes are refused or were set aside."""
@@ -166,6 +173,27 @@ class Spool:
             with self._usable(), suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 sizes[_path(file.readline())] = os.fstat(file.fileno()).st_size
         return sizes
+
+    def forget(self, folders: Sequence[str]) -> None:
+        """Removes the writes to files in folders, and those that are on their way to the store just now."""
+        if not self.path.exists():
+            return
+        with self._usable():
+            for folder in folders:
+                name = f"{FORGOTTEN}/{time.time_ns():020}-{short(hash_text(folder), 16)}"
+                write_local(f"{self.path}/{name}", os.fsencode(folder), is_new=True, sync=True)
+        inside = tuple(f"{folder}/" for folder in folders)
+        self.drop(path for path in self.paths() if path.startswith(inside))
+
+    def is_forgotten(self, name: str, path: str) -> bool:
+        """Whether a write was added before the folder of its path was forgotten."""
+        added = int(name.split("/")[1].split("-")[0])
+        with self._usable():
+            for mark in (self.path / FORGOTTEN).glob("*-*"):
+                folder = os.fsdecode(mark.read_bytes())
+                if added <= int(mark.name.split("-")[0]) and path.startswith(f"{folder}/"):
+                    return True
+        return False
 
     def drop(self, paths: Iterable[str]) -> None:
         """Removes the writes to paths, those set aside as well, and what a killed process left of any write."""
@@ -194,8 +222,9 @@ class Spool:
 
 
 def _key(path: str) -> str:
-    """The end of the name of each write to a path."""
-    return short(hash_text(path), 32) + _ENDING
+    """The end of the name of each write to a path: the hash of the folder, and that of the path."""
+    folder = os.path.dirname(path)
+    return f"{short(hash_text(folder), _DIGITS)}{short(hash_text(path), _DIGITS)}{_ENDING}"
 
 
 def _head(path: str, data: bytes) -> bytes:
@@ -246,9 +275,6 @@ class SpooledFiles(Files):
 
     def replace(self, path: str, data: bytes) -> None:
         self._write(super().replace, path, data, Write.REPLACE)
-
-    def extend(self, path: str, data: bytes) -> bool | None:
-        return self._write(super().extend, path, data, Write.EXTEND)
 
     def _write(self, operation: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
         began = time.monotonic()
@@ -352,14 +378,23 @@ class SpooledFiles(Files):
         return True
 
     def _deliver(self, name: str, path: str, data: bytes, is_sound: bool) -> bool:
+        if self.spool.is_forgotten(name, path):
+            self.spool.take_out(name)
+            return True
+        for folder in (REFUSED, ASIDE) if path.endswith(f"/{MANIFEST}") else ():
+            if any(self.spool.precedes(other, path) for other in self.spool.listed(folder)):
+                self.spool.take_out(name, folder)
+                return name.startswith(WAITING) or folder == ASIDE
         try:
             fault = self._send(path, data, name.split("-")[1]) if is_sound else "it was damaged"
         except StoreError as error:
             if not self._is_refused(len(data), error):
                 return False
-            self.spool.take_out(name, REFUSED)
+            self.spool.take_out(name, "" if self.spool.is_forgotten(name, path) else REFUSED)
             return name.startswith(WAITING)
-        if fault:
+        if self.spool.is_forgotten(name, path):  # meanwhile
+            self.delete(path)
+        elif fault:
             logger.error("%s is set aside in %s: %s", path or name, self.spool.path, fault)
         self.spool.take_out(name, ASIDE if fault else "")
         self._pause = _FIRST_PAUSE_SECONDS
@@ -370,7 +405,7 @@ class SpooledFiles(Files):
         try:
             if write == Write.REPLACE:
                 super().replace(path, data)
-            elif not (write == Write.CREATE and super().create(path, data)) and super().extend(path, data) is False:
+            elif not super().create(path, data) and self.complete(path, data) is False:
                 return "another file is in its place"
         except StoreError:
             if is_last:

@@ -2,12 +2,13 @@
 
     {base}/{app}/{user}/{session}/turns/{scope}/{number}-{start}-{stop}-{hash}.json.gz
 
-A file holds contents at positions from ``start`` to before ``stop``, as one gzip member like those of packs; ``scope``
-stands for agent and branch, and for the session's last rewind: what that took back is in no file that is read after it.
-Of two files that hold a position the one with the higher number is right, so that equal ones may be there twice, and
-what the host changed is written once more. Numbers are seconds since 1970 UTC, or follow on a higher one. Each write
-takes in the files beside it that are not much longer, so that there are about as many as the number of contents has
-binary digits; where the store is away it takes in none, and waits in the spool like a pack.
+A file holds contents at positions from ``start`` to before ``stop``: with gzip, a line with the hash of what follows,
+signed where a key is set, and a line of JSON. ``scope`` stands for agent and branch, and for the session's last rewind:
+what that took back is in no file that is read after it. Of two files that hold a position the one with the higher
+number is right, so that equal ones may be there twice, and what the host changed is written once more. Numbers are
+seconds since 1970 UTC, or follow on a higher one. Each write takes in the files beside it that are not much longer, so
+that there are about as many as the number of contents has binary digits; where the store is away it takes in none, and
+waits in the spool like a pack.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import Any, NamedTuple, TypeAlias
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
 from aether_context.errors import ManifestError, StoreError
 from aether_context.store.files import Files
-from aether_context.store.pack_file import ENDING, member, read_member
+from aether_context.store.pack_file import GZIP_ENDING, gunzip_bytes, gzip_bytes, hashed, unhashed
 
 Stored: TypeAlias = Mapping[str, Any]
 """A content as it is stored: ``at`` is its position, ``content`` the content, other fields are its writer's."""
 _DECODER = json.JSONDecoder()
-_NAME = re.compile(rf"(\d{{6,}})-(\d{{8,}})-(\d{{8,}})-[0-9a-f]{{8}}{re.escape(ENDING)}")
+_NAME = re.compile(rf"(\d{{6,}})-(\d{{8,}})-(\d{{8,}})-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}")
 
 
 class _Segment(NamedTuple):
@@ -45,7 +46,9 @@ class TurnFiles:
     ) -> None:
         self._files, self._names = files, (app, user, session)
         scope = short(hash_json([branch, agent, *filter(None, [rewound])]), 16)
-        self._folder = f"{files.place(app, user, session)}/turns/{scope}"
+        self._session = files.place(app, user, session)
+        self._folder = f"{self._session}/turns/{scope}"
+        self._place = files.below_base(self._folder)
 
     def _listed(self, size: int | None = None) -> list[_Segment]:
         named = ((_NAME.fullmatch(file.name), file.path) for file in self._files.files(self._folder, size))
@@ -76,7 +79,7 @@ class TurnFiles:
         data = self._files.at_once(self._files.read, [segment.path for segment in segments])
         for segment, of_segment in zip(segments, data, strict=True):
             try:
-                text, end = read_member(of_segment)[0].decode("utf-8", "surrogatepass"), 0
+                text, end = unhashed(gunzip_bytes(of_segment), self._place).decode("utf-8", "surrogatepass"), 0
                 while end + 1 < len(text):  # one content after the other, since they are many, behind "[" or ","
                     stored, end = _DECODER.raw_decode(text, end + 1)
                     found[stored["at"]] = take(stored)
@@ -102,9 +105,12 @@ class TurnFiles:
             found = {**self._read(sorted(merged), damaged, dict), **contents}
         except (StoreError, FileNotFoundError):  # they stay, then
             found, merged = dict(contents), []
-        data = member(canonical_json([found[at] for at in sorted(found)]).encode("utf-8", "surrogatepass"))
-        name = f"{number:06}-{min(found):08}-{max(found) + 1:08}-{short(hash_bytes(data))}{ENDING}"
+        text = canonical_json([found[at] for at in sorted(found)])
+        data = gzip_bytes(hashed(text.encode("utf-8", "surrogatepass"), self._place))
+        name = f"{number:06}-{min(found):08}-{max(found) + 1:08}-{short(hash_bytes(data))}{GZIP_ENDING}"
         self._files.create(f"{self._folder}/{name}", data)
+        written = f"{self._folder}/{min(contents):08}-{max(contents) + 1:08}"
+        self._files.note_written(self._session, written.removeprefix(f"{self._session}/"))
         for path, named in self._files.name_files(*self._names).items():
             self._files.create(path, named)
         with suppress(StoreError, FileNotFoundError):

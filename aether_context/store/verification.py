@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
-from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound, ReplayIncomplete, StoreError
-from aether_context.evidence import EvidenceRecord
-from aether_context.pack import pack_of_event
-from aether_context.store.artifacts import is_artifact
+from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound, ReplayIncomplete
+from aether_context.evidence import EvidenceRecord, evidence_key
+from aether_context.pack import NOTHING, pack_of_event
+from aether_context.store.artifacts import ArtifactFiles, is_artifact, located
 from aether_context.store.files import segment
 from aether_context.store.layout import Entry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.pack_file import ENDING
-from aether_context.store.packs import PackStore, unhashed
+from aether_context.store.pack_file import gunzip_bytes, unhashed
+from aether_context.store.packs import PackStore, Parts, read_record, record_file
 from aether_context.store.replay import Replayer
+
+_DIGITS = 16
+"""Digits of the hash in the name of a message, and in an address of evidence."""
 
 
 class HostSession(Protocol):
@@ -63,6 +67,24 @@ class Verifier:
         self._checked: dict[str, Manifest | AetherContextError] = {}
         self._sound: set[str] = set()
         """Packs whose chains are sound up to them."""
+        self.outcomes: dict[str, str] = {}
+        """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
+        self._parts: dict[str, Parts | AetherContextError] = {}
+
+    def faults(self, places: Sequence[str]) -> dict[str, str]:
+        """What is wrong with the packs of one session, by their places; empty for each with which nothing is."""
+
+        def read(place: str) -> Parts | AetherContextError:
+            try:
+                return self._store.parts(place)
+            except AetherContextError as error:
+                return error
+
+        faults = {}
+        for place, parts in zip(places, self._store.files.ahead(read, places), strict=True):
+            self._parts[place] = parts
+            faults[place] = self.fault(place)
+        return faults
 
     def fault(self, place: str, *, chain: bool = False) -> str:
         """What is wrong with the pack at a place; empty where nothing is.
@@ -122,118 +144,199 @@ class Verifier:
         return checked
 
     def _check(self, place: str) -> Manifest:
-        manifest, texts, _ = self._store.parts(place)
+        parts = self._parts.pop(place, None) or self._store.parts(place)
+        if isinstance(parts, AetherContextError):
+            raise parts
+        manifest = parts.manifest
         if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
             raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
         if self._replays and manifest.texts:
-            self._replayer.take(manifest, texts)
+            self._replayer.take(manifest, parts.texts)
+        self.outcomes[manifest.pack_id] = parts.outcome_hash
         return manifest
 
 
-def verify(store: PackStore | str, session: HostSession | None = None, *, replays: bool = False) -> Verification:
+def verify(
+    store: PackStore | str,
+    session: HostSession | None = None,
+    *,
+    replays: bool = False,
+    selection: Mapping[str, str | None] = NOTHING,
+) -> Verification:
     """Checks every file of a store, or of one session with those that its user's sessions share.
 
-    A file that was changed is found by its hash, a pack that is missing by the numbers of those around it, and one in
-    the place of another by the hash that the next one holds. A missing end is found only with a session, whose events
-    name their packs. Who can write to the store can make all hashes anew; where ``AETHER_CONTEXT_KEY`` is set, packs
-    and outcomes are signed, and one that was made without the key is a fault.
+    A file that was changed is found by its hash. What was deleted is found by what names it: a pack by the numbers of
+    those around it or by those that extend it, an outcome by the manifest that follows, messages, evidence, turns and
+    artifacts by the manifests of their session. A missing end is found only with a session, whose events name their
+    packs. Who can write to the store can make all hashes anew; where ``AETHER_CONTEXT_KEY`` is set, what was written
+    without the key is a fault.
 
     Args:
         replays: whether to build each request again and compare it with the recorded one, too.
+        selection: by ``app``, ``user`` and ``session``, whose sessions to check; a session that is not named in it, or
+            is None, is any.
     """
     store = store if isinstance(store, PackStore) else PackStore(store)
     root, found, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
-    names = () if session is None else (session.app_name, session.user_id, session.id)
-    of_session = store.files.place(*names).removeprefix(f"{root}/") if names else ""
-    last_number = max((pack_of_event(event)[0] for event in session.events), default=0) if session is not None else 0
+    if session is not None:
+        selection = {"app": session.app_name, "user": session.user_id, "session": session.id}
+    wanted = [None if (name := selection.get(level)) is None else segment(name) for level in ("app", "user", "session")]
+    event_packs = [pack_of_event(event) for event in session.events] if session is not None else []
     entries: dict[str, list[Entry]] = defaultdict(list)
-    for file in store.files.below(store.files.place(*names[:2]) if names else root):
+    owners = store.owners(selection.get("app"), selection.get("user")) if any(wanted) else [root]
+    for file in (file for owner in owners for file in store.files.below(owner)):
         entry = entry_of(file, root)
         if entry is None:
-            found.foreign.append(file.path.removeprefix(f"{root}/"))
-        elif not names or entry.session in ("", of_session):
+            found.foreign.append(store.files.below_base(file.path))
+        else:
             entries[entry.session].append(entry)
+    held = _Held(store, entries)
     for folder, of_folder in sorted(entries.items()):
+        if folder and wanted[2] not in (None, folder.rsplit("/", 1)[-1]):
+            continue
         manifests: list[Manifest] = []
-        damaged = 0
-        faults: dict[str, str] = {}
+        places = [entry.place for entry in of_folder if entry.kind == "pack"]
+        faults = verifier.faults(places)
+        for place in places:
+            with suppress(AetherContextError):
+                manifests.append(verifier.manifest(place))
+        found.packs += len(places)
+        damaged = len(places) - len(manifests)
         for entry in of_folder:
-            if entry.kind == "pack":
-                place = entry.file.path.removesuffix(ENDING)
-                faults[entry.file.path] = verifier.fault(place)
-                found.packs += 1
-                try:
-                    manifests.append(verifier.manifest(place))
-                except AetherContextError:
-                    damaged += 1
-        saved = {uri.rsplit("/", 1)[-1]: digest for manifest in manifests for uri, digest in manifest.saved.items()}
-        for entry in of_folder:
-            if entry.kind != "pack" and not (damaged and entry.kind == "message" and entry.file.name not in saved):
-                faults[entry.file.path] = _file_fault(store, entry, saved)
-        last = last_number if folder == of_session else 0
-        faults[f"{root}/{folder}"] = _gaps(store, manifests, damaged, last)
-        found.faults |= {path.removeprefix(f"{root}/"): fault for path, fault in faults.items() if fault}
-    if last_number and of_session not in entries:
-        found.faults[of_session] = f"none of its {last_number:,} packs is there"
+            if entry.kind not in ("pack", "replay", "outcome"):
+                faults[entry.file.path] = _file_fault(store, entry)
+        faults[f"{root}/{folder}"] = (
+            manifests and _gaps(store, manifests, damaged, verifier.outcomes, event_packs)
+        ) or (held.missing(folder, manifests))
+        found.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
+    if session is not None and (number := max(event_packs, default=(0, ""))[0]):
+        of_session = store.files.below_base(store.files.place(session.app_name, session.user_id, session.id))
+        if not any(entry.kind == "pack" for entry in entries.get(of_session, ())):
+            found.faults[of_session] = f"none of its {number:,} packs is there"
     found.unrecorded = verifier.unrecorded
     return found
 
 
-def _gaps(store: PackStore, manifests: Sequence[Manifest], damaged: int, last: int) -> str:
+def _gaps(
+    store: PackStore,
+    manifests: Sequence[Manifest],
+    damaged: int,
+    outcomes: Mapping[str, str],
+    event_packs: Sequence[tuple[int, str]],
+) -> str:
     """Which packs of a session are not there, or are others than those that were followed; empty where none.
 
     Args:
         damaged: number of packs that are there and cannot be read, which may be some of those that are missed.
-        last: the number of the session's last pack; 0 where that is unknown.
+        outcomes: the hashes of the outcomes' files by the ids of packs, empty for those without.
+        event_packs: numbers and ids of packs by the events of the session; empty where these are unknown.
     """
-    if not manifests:
-        return ""
-    digests: dict[int, set[str]] = defaultdict(set)
+    numbered: dict[int, list[Manifest]] = defaultdict(list)
     for manifest in manifests:
-        digests[manifest.number].add(manifest.digest)
+        numbered[manifest.number].append(manifest)
     try:
-        forgotten = store.forgotten(*manifests[0].session_key)
-    except StoreError as error:
-        return str(error)
-    numbers = range(1, max(last, *digests) + 1)
-    missing = [number for number in numbers if number not in digests and number not in forgotten]
-    if len(missing) > damaged:
-        shown = ", ".join(f"{number:,}" for number in missing[:10])
-        return f"of its {numbers[-1]:,} packs number {shown}{', …' if len(missing) > 10 else ''} is missing"
+        forgotten = store.forgotten(*manifests[0].session_key).packs
+    except (AetherContextError, TypeError, ValueError) as error:
+        return f"what was forgotten for its age cannot be read: {error}"
+    first = max(manifest.first_number for manifest in manifests)
+    ids = {manifest.pack_id for manifest in manifests}
+    named = {number for number, name in event_packs if number and name not in ids}
+    numbers = range(first, max(*numbered, *(number for number, _ in event_packs), 0) + 1)
+    gone = [at for at in numbers if (at not in numbered or at in named) and at not in forgotten]
+    if len(gone) > damaged:
+        shown = ", ".join(f"{number:,}" for number in gone[:10])
+        return f"of its {numbers[-1]:,} packs number {shown}{', …' if len(gone) > 10 else ''} is missing"
     for manifest in manifests:
-        before = digests.get(manifest.number - 1)
-        if manifest.before and before and manifest.before not in before:
+        before = numbered.get(manifest.number - 1, [])
+        if manifest.before and before and manifest.before not in {one.digest for one in before}:
             return f"the pack before {manifest.pack_id} is not the one that it followed"
+        hashes = {outcomes[one.pack_id] for one in before}
+        if manifest.outcome_before and before and manifest.outcome_before not in hashes:
+            fault = "not the one that was written" if any(hashes) else "missing"
+            return f"the outcome of {before[0].pack_id} is {fault}"
     return ""
 
 
-def _file_fault(store: PackStore, entry: Entry, saved: Mapping[str, str]) -> str:
-    """What is wrong with a file that is no pack; empty where nothing is. ``saved`` are the hashes of the session's
-    messages by their file's name."""
+class _Held:
+    """What a store holds beside packs, to be compared with what manifests name."""
+
+    def __init__(self, store: PackStore, entries: Mapping[str, Sequence[Entry]]) -> None:
+        self._store = store
+        every = [entry for of_folder in entries.values() for entry in of_folder]
+        self._files = {(entry.kind, entry.owner, entry.stem[:_DIGITS]) for entry in every}
+        self._records = {
+            (entry.owner, short(record.digest, _DIGITS))
+            for entry in every
+            if entry.kind == "record" and (record := self._record(entry)) is not None
+        }
+        self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for entry in every:
+            if entry.kind == "turns":
+                _, start, stop, _ = entry.stem.split("-")
+                self._turns[entry.place].append((int(start), int(stop)))
+
+    def _record(self, entry: Entry) -> EvidenceRecord | None:
+        try:
+            return read_record(self._store.files.read(entry.file.path), self._store.files.below_base(entry.file.path))
+        except (FileNotFoundError, ValueError, TypeError, AetherContextError):
+            return None
+
+    def missing(self, folder: str, manifests: Sequence[Manifest]) -> str:
+        """What the manifests of a session name that is not there; empty where nothing is missing."""
+        owner = "/".join(folder.split("/")[:2])
+        for manifest in manifests:
+            for uri in manifest.saved:
+                if ("message", owner, uri.rsplit("/", 1)[-1].removesuffix(".txt")) not in self._files:
+                    return f"{uri}, which {manifest.pack_id} names, is missing"
+            for name in manifest.stored:
+                if not self._is_there(folder, owner, name, manifest):
+                    return f"{name}, which was there when {manifest.pack_id} was written, is missing"
+        return ""
+
+    def _is_there(self, folder: str, owner: str, name: str, manifest: Manifest) -> bool:
+        if (digits := evidence_key(name)) is not None:
+            return ("evidence", owner, digits) in self._files and (owner, digits) in self._records
+        if not name.startswith("turns/"):
+            whose, artifact, _ = located(name, manifest.session_key)
+            return bool(ArtifactFiles(self._store.files).versions(whose, artifact))
+        scope, _, positions = name.rpartition("/")
+        start, stop = map(int, positions.split("-"))
+        forgotten = self._store.forgotten(*manifest.session_key).turns
+        reached = max(start, forgotten.get(scope.removeprefix("turns/"), 0))
+        for first, last in sorted(self._turns[f"{self._store.files.root}/{folder}/{scope}"]):
+            if first <= reached:
+                reached = max(reached, last)
+        return reached >= stop
+
+
+def _file_fault(store: PackStore, entry: Entry) -> str:
+    """What is wrong with a file that is none of a pack; empty where nothing is."""
+    place = store.files.below_base(entry.file.path)
     try:
         data = store.files.read(entry.file.path)
         if entry.kind == "evidence":
             is_sound = short(hash_bytes(data), 64) == entry.stem
-        elif entry.kind == "message":
-            is_sound = saved.get(entry.file.name) == hash_bytes(data)
         elif entry.kind == "record":
-            record = EvidenceRecord.model_validate_json(data)
-            is_sound = record.name == entry.stem and record.to_json().encode() == data
+            record = read_record(data, place)
+            is_sound = record.name == entry.stem and record_file(record, place) == data
         elif entry.kind == "name":
             name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
         elif entry.kind == "turns":
+            unhashed(gunzip_bytes(data), place.rsplit("/", 1)[0])
             is_sound = short(hash_bytes(data)) == entry.stem.rpartition("-")[2]
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)
         else:
-            unhashed(data)
+            unhashed(data, place)
             is_sound = True
     except FileNotFoundError:
         return ""  # deleted meanwhile
+    except ChecksumMismatch as error:
+        return str(error)
     except (ValueError, LookupError, TypeError, AetherContextError):
         is_sound = False
     return "" if is_sound else "it does not hold what was written"

@@ -94,7 +94,8 @@ def raw_of(store: PackStore, manifest: Manifest, uri: str) -> bytes | None:
         owner, name, number = located(uri, manifest.session_key)
     except ArtifactError:
         return None
-    if number is None and (data := store.message(*manifest.session_key, name)) is not None:
-        return data
+    for read in (store.message, store.receipt) if number is None else ():
+        if (data := read(*manifest.session_key, name)) is not None:
+            return data
     version = ArtifactFiles(store.files).load(owner, name, number)
     return version.data if version is not None else None

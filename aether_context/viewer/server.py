@@ -278,7 +278,8 @@ class _Viewer:
     def raw(self, request: Request) -> Response:
         """The content of an address in a pack, as text whatever it is."""
         manifest, uri = self._manifest(request, request.path_params["pack"]), request.query_params.get("uri", "")
-        known = {*manifest.artifact_uris, *(row.uri for row in Replayer(self.store).resolve(manifest).rows.values())}
+        rows = Replayer(self.store).resolve(manifest).rows.values()
+        known = {manifest.uri, *manifest.artifact_uris, *(row.uri for row in rows)}
         data = raw_of(self.store, manifest, uri) if uri and uri in known else None
         if data is None:
             raise HTTPException(404, "the store does not hold what this address of the pack stands for")

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from aether_context import PackStore
-from aether_context.canonical import canonical_json
+from aether_context.canonical import canonical_json, readable_json
 from aether_context.cli.commands import main
-from aether_context.store.pack_file import ENDING, member, read_member
+from aether_context.store.pack_file import gunzip_bytes, gzip_bytes
 from aether_context.viewer import create_app
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
@@ -55,7 +55,7 @@ def recorded() -> dict[str, bytes]:
 
 FILES = recorded()
 PACKS = [path for path in FILES if "/packs/" in path]
-NAMES = sorted({path.rsplit("/", 1)[1].removesuffix(ENDING) for path in PACKS})
+NAMES = sorted({path.split("/")[-2] for path in PACKS})
 
 ODD_VALUES = st.sampled_from([
     None, True, -1, 0, 10**18, 10**90, 0.5, 1e300, "", "x" * 3_000, "\ud800", "\x00\x1b[2J", "../../etc", "[b]",
@@ -102,21 +102,17 @@ def damages(draw: st.DrawFn) -> Damaged:
         elif way == "junk" or path not in PACKS:
             files[path] = draw(JUNK)
         else:
-            files[path] = _changed(draw, data, way)
+            files[path] = _changed(draw, path, data, way)
     return files
 
 
-def _changed(draw: st.DrawFn, data: bytes, way: str) -> bytes:
-    """A pack with another value for a field of its manifest or its outcome, or with another line."""
-    lines = list[bytes]()
-    while data:
-        line, data = read_member(data)
-        lines.append(line)
-    at = draw(st.sampled_from([0, 0, 0, 2]))
+def _changed(draw: st.DrawFn, path: str, data: bytes, way: str) -> bytes:
+    """A file of a pack with another value for a field, or with other text."""
+    is_replay = path.endswith(".gz")
     if way == "line":
-        lines[at if at else draw(st.integers(0, 2))] = draw(JUNK).replace(b"\n", b"")
+        changed = draw(JUNK)
     else:
-        fields = json.loads(lines[at])
+        fields = json.loads(gunzip_bytes(data) if is_replay else data)
         name = draw(st.sampled_from(sorted(fields)))
         inner = fields[name]
         if way == "inner" and isinstance(inner, dict) and inner:
@@ -126,12 +122,12 @@ def _changed(draw: st.DrawFn, data: bytes, way: str) -> bytes:
             inner = [{**inner[0], key: draw(ODD_VALUES)}, *inner[1:]]
         else:
             inner = draw(ODD_VALUES)
-        changed = canonical_json({**fields, name: inner})
+        text = (canonical_json if is_replay else readable_json)({**fields, name: inner})
         if way == "raw":
             before = canonical_json({name: inner})[1:-1]
-            changed = changed.replace(before, f"{json.dumps(name)}:{draw(RAW_VALUES)}", 1)
-        lines[at] = changed.encode("utf-8", "surrogatepass")
-    return b"".join(map(member, lines))
+            text = canonical_json({**fields, name: inner}).replace(before, f"{json.dumps(name)}:{draw(RAW_VALUES)}", 1)
+        changed = text.encode("utf-8", "surrogatepass")
+    return gzip_bytes(changed) if is_replay else changed
 
 
 ODD_WORDS = st.sampled_from([

@@ -73,8 +73,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, bytes
     for place in PLACES:
         foreign |= {tmp_path / STORE / place / name: data for name, data in IN_A_FOLDER.items()}
     foreign |= {tmp_path / STORE / name: data for name, data in ELSEWHERE.items()}
-    pack = next((tmp_path / OURS / "s1" / "packs").glob("pack_*Z_*.json.gz"))
-    for name in (f"{pack.name}~", f".{pack.name}.swp", f"{pack.name}.bak", f"{pack.stem} (1).gz", "pack_x.json.gz"):
+    pack = next((tmp_path / OURS / "s1" / "packs").glob("pack_*Z_*/manifest.json"))
+    for name in (f"{pack.name}~", f".{pack.name}.swp", f"{pack.name}.bak", f"{pack.stem} (1).json", "replay-x.json.gz"):
         foreign[pack.with_name(name)] = pack.read_bytes()
     for path, data in foreign.items():
         path.parent.mkdir(parents=True, exist_ok=True)

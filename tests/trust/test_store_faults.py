@@ -132,7 +132,7 @@ def test_what_agents_were_shown_holds_no_pack_up(
         turn(chat, number)
     spool = spool_of(PackStore(url).files)
     assert spool is not None
-    waiting = [path for path in spool.paths() if "/packs/" in path]
+    waiting = [path for path in spool.paths() if path.endswith("/manifest.json")]
     FailingFileSystem.end()
     assert len(waiting) == 2 * 9, "a process that is killed now has lost none"
 

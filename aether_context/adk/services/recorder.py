@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -20,14 +20,17 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.adk.call import AgentKey, SessionKey, agent_key
-from aether_context.errors import AetherContextError
-from aether_context.pack import Identity, Pack, pack_of_event
+from aether_context.adk.call import AgentKey, Position, SessionKey, agent_key
+from aether_context.errors import AetherContextError, ArtifactError, PackNotFound, StoreError
+from aether_context.evidence import evidence_key
+from aether_context.pack import Identity, Pack, noted, pack_of_event
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, Tip, pack_id, record
+from aether_context.store.artifacts import ArtifactFiles, located
 from aether_context.store.files import Files
+from aether_context.store.layout import pack_at
 from aether_context.store.masking import MaskedPacks
-from aether_context.store.pack_file import ENDING
+from aether_context.store.pack_file import MANIFEST
 from aether_context.store.spool import TIMEOUT_SECONDS, SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
 
@@ -66,6 +69,24 @@ def _call_key(identity: Identity) -> CallKey:
     return (*agent_key(identity), identity.invocation, identity.call)
 
 
+class _Newest(NamedTuple):
+    """The newest pack of a session that is known: by this process, or by the events up to ``event_id``."""
+
+    position: Position = Position()
+    pack_id: str = ""
+    invocation: str = ""
+    event_id: str = ""
+
+
+class _Written(NamedTuple):
+    """The pack of a session that was written last: its number, its digest, and the hash of its outcome, empty where
+    that is not written."""
+
+    number: int = 0
+    digest: str = ""
+    outcome: str = ""
+
+
 class Recorder:
     """The writing end of a store, which first writes what an earlier process left in the spool.
 
@@ -86,10 +107,11 @@ class Recorder:
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
         self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_CHAINS)
-        self._written: LRUCache[CallKey, tuple[Manifest, bytes]] = LRUCache(_MOST_CHAINS)
-        self._numbers: LRUCache[SessionKey, int] = LRUCache(_MOST_CHAINS)
-        self._earlier: LRUCache[SessionKey, str] = LRUCache(_MOST_CHAINS)
-        self._digests: LRUCache[SessionKey, tuple[int, str]] = LRUCache(_MOST_CHAINS)
+        self._unanswered: LRUCache[CallKey, Manifest] = LRUCache(_MOST_CHAINS)
+        self._newest: LRUCache[SessionKey, _Newest] = LRUCache(_MOST_CHAINS)
+        self._written: LRUCache[SessionKey, _Written] = LRUCache(_MOST_CHAINS)
+        self._first_numbers: LRUCache[SessionKey, int] = LRUCache(_MOST_CHAINS)
+        self._artifacts: LRUCache[SessionKey, set[str]] = LRUCache(_MOST_CHAINS)
         self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._missing = self._spooled.spool.missing() if self._spooled is not None else 0
@@ -97,52 +119,118 @@ class Recorder:
         self._warn_at = 0.0
         self._interrupted = 0
 
-    def pack(self, pack: Pack, policy: PackPolicy, counter: str, events: Sequence[Event]) -> int:
-        """Queues a pack; gives its number in its session: one more than the last that this process or an event of the
-        session knows."""
-        of_call, session = _call_key(pack.identity), (pack.identity.app, pack.identity.user, pack.identity.session)
-        # Masked once, however often it is tried to write it.
-        masked = cache(partial(self._masked.of, pack, policy, pack_id(pack.identity, pack.source.step)))
-        with self._starting:
-            if session not in self._numbers:
-                self._numbers[session], self._earlier[session] = max(map(pack_of_event, events), default=(0, ""))
-            number = self._numbers[session] = self._numbers[session] + 1
+    def pack(self, pack: Pack, policy: PackPolicy, counter: str, events: Sequence[Event]) -> Position:
+        """Queues a pack; gives its place in its session.
 
-        def write() -> None:
+        Its number is one more than the highest that this process or an event of the session knows: another worker's
+        calls are told by their events.
+        """
+        of_call, identity = _call_key(pack.identity), pack.identity
+        session = (identity.app, identity.user, identity.session)
+        name = pack_id(identity, pack.source.step)
+        # Masked once, however often it is tried to write it.
+        masked = cache(partial(self._masked.of, pack, policy, name))
+        with self._starting:
+            newest = self._newest_pack(session, events)
+            number, turn = newest.position
+            position = Position(number + 1, turn if newest.invocation == identity.invocation else turn + 1)
+            self._newest[session] = newest._replace(position=position, pack_id=name, invocation=identity.invocation)
+
+        attempts: list[tuple[Tip | None, Recording]] = []
+
+        def recorded() -> Recording:
+            """The recording, the same at each attempt: one that failed may have written it."""
+            before, tip = self._pack_before(session, newest), self._tip(identity, position.number)
+            if attempts and attempts[-1][0] is tip:
+                return attempts[-1][1]
             recording = record(
                 masked(),
                 policy,
                 counter,
-                self._tip(pack.identity),
-                number=number,
-                before=self._digest_before(session, number),
+                tip,
                 sent=pack if masked() is not pack else None,
+                **position._asdict(),
+                before=before.digest,
+                outcome_before=before.outcome,
+                first_number=self._first_numbers.get(session, 1),
+                stored=self._stored(session, masked()),
             )
-            outcome = self._outcomes.get(of_call)
-            manifest = self.store.write(recording, outcome)
+            attempts.append((tip, recording))
+            return recording
+
+        def write() -> None:
+            recording, outcome = recorded(), self._outcomes.get(of_call)
+            manifest = self.store.write(recording)
+            outcome_hash = self.store.write_outcome(manifest, outcome, is_new=True) if outcome is not None else ""
             if manifest.pack_id != recording.manifest.pack_id:
                 logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
                 recording = recording.changed(pack_id=manifest.pack_id)
-            self._tips[agent_key(pack.identity)] = pack.identity.invocation, recording.tip
-            self._digests[session] = number, manifest.digest
+            self._tips[agent_key(identity)] = identity.invocation, recording.tip
+            self._written[session] = _Written(position.number, manifest.digest, outcome_hash)
+            self.store.files.settle_written(self.store.files.place(*session), manifest.stored)
             if outcome is None:
-                self._written[of_call] = (manifest, recording.data)
+                self._unanswered[of_call] = manifest
             else:
                 self._outcomes.pop(of_call, None)
             if self._recorded is not None:
                 self._recorded(manifest, recording)
 
         self.later(write, of_call)
-        return number
+        return position
 
-    def _digest_before(self, session: SessionKey, number: int) -> str:
-        """The digest of the pack with the number before; empty where nobody can tell."""
-        if session not in self._digests:
-            with suppress(AetherContextError):
-                earlier = self.store.read(f"{self.store.files.place(*session)}/packs/{self._earlier.get(session)}")
-                self._digests[session] = earlier.number, earlier.digest
-        last, digest = self._digests.get(session, (0, ""))
-        return digest if last == number - 1 else ""
+    def _newest_pack(self, session: SessionKey, events: Sequence[Event]) -> _Newest:
+        """The newest pack of a session, with what its events tell that were not read before."""
+        newest = known = self._newest.get(session, _Newest())
+        for event in reversed(events):
+            if event.id == known.event_id:
+                break
+            number, name = pack_of_event(event)
+            if number > newest.position.number:
+                turn = noted(event).get("turn")
+                position = Position(number, turn if type(turn) is int else newest.position.turn)
+                newest = newest._replace(position=position, pack_id=name, invocation=event.invocation_id)
+        return newest._replace(event_id=events[-1].id if events else "")
+
+    def _pack_before(self, session: SessionKey, newest: _Newest) -> _Written:
+        """The pack with the number before, by what this process wrote, or by what the store holds of another's."""
+        number = newest.position.number
+        if number and self._written.get(session, _Written()).number < number:
+            place = f"{self.store.files.place(*session)}/packs/{newest.pack_id}"
+            try:
+                earlier = self.store.read(place)
+                self._written[session] = _Written(earlier.number, earlier.digest, self.store.outcome_hash(place))
+                self._first_numbers[session] = earlier.first_number
+            except PackNotFound:
+                self._note_gone(session, number + 1)
+            except AetherContextError:  # nobody can tell
+                pass
+        last = self._written.get(session, _Written())
+        return last if last.number == number else _Written()
+
+    def _note_gone(self, session: SessionKey, number: int) -> None:
+        """Lets a session begin anew with a pack's number where the store holds none of the packs before it."""
+        with suppress(StoreError):
+            if self.store.places(*session):
+                return
+            logger.warning("no pack of session %r is in %s any more: it begins anew", session[2], self.store.url)
+            self._first_numbers[session] = number
+            folder = self.store.files.place(*session)
+            self.store.files.settle_written(folder, self.store.files.written(folder))
+
+    def _stored(self, session: SessionKey, pack: Pack) -> tuple[str, ...]:
+        """What was written to a session since the pack before, and the artifacts in the store that its requests are the
+        first to name."""
+        files, known = self.store.files, self._artifacts.setdefault(session, set())
+        folder = files.place(*session)
+        for uri in sorted(pack.verdict.artifact_uris - known):
+            known.add(uri)
+            name = uri.removeprefix(SCHEME)
+            if evidence_key(uri) is None and pack_at(name) is None and not name.startswith("messages/"):
+                with suppress(ArtifactError, StoreError):
+                    owner, name, _ = located(uri, session)
+                    if ArtifactFiles(files).versions(owner, name):
+                        files.note_written(folder, uri)
+        return files.written(folder)
 
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
         """Queues what became of the model call that `identity` names; it goes with its pack where that waits, too."""
@@ -150,10 +238,17 @@ class Recorder:
         self._outcomes.setdefault(of_call, values)
 
         def write() -> None:
-            manifest, data = self._written.get(of_call, (None, b""))
+            manifest = self._unanswered.get(of_call)
             if manifest is not None and of_call in self._outcomes:
-                self.store.write_outcome(manifest, self._outcomes[of_call], data)
-            self._written.pop(of_call, None)
+                last = self._written.get(manifest.session_key, _Written())
+                try:
+                    last = last._replace(outcome=self.store.write_outcome(manifest, self._outcomes[of_call]))
+                except PackNotFound:  # it was forgotten meanwhile
+                    self._tips.pop(agent_key(identity), None)
+                    self._note_gone(manifest.session_key, manifest.number + 1)
+                if last.digest == manifest.digest:
+                    self._written[manifest.session_key] = last
+            self._unanswered.pop(of_call, None)
             self._outcomes.pop(of_call, None)
 
         self.later(write, of_call)
@@ -174,11 +269,11 @@ class Recorder:
             self._gave_up = True
         self._ensure_thread()
 
-    def _tip(self, identity: Identity) -> Tip | None:
+    def _tip(self, identity: Identity, number: int) -> Tip | None:
         """The end of the chain that an agent's next pack extends; None where it cannot stand on it.
 
-        Where a write was set aside or is refused all chains begin anew. Whether the pack that is to be extended is
-        still there, and was not forgotten by another process, is looked at once an invocation.
+        Where a write was set aside or is refused all chains begin anew. Whether the ends of the chain are still there,
+        and were not forgotten by another process or by a rule of the store, is looked at once an invocation.
         """
         missing = self._spooled.spool.missing() if self._spooled is not None else 0
         if missing > self._missing:
@@ -188,9 +283,14 @@ class Recorder:
         if found is None:
             return None
         invocation, tip = found
-        place = self.store.files.place(identity.app, identity.user, identity.session)
-        is_lost = invocation != identity.invocation and self.store.files.lacks(f"{place}/packs/{tip.pack_id}{ENDING}")
-        return None if is_lost else tip
+        session = (identity.app, identity.user, identity.session)
+        packs = f"{self.store.files.place(*session)}/packs"
+        if invocation == identity.invocation or not any(
+            self.store.files.lacks(f"{packs}/{name}/{MANIFEST}") for name in {tip.pack_id, tip.base}
+        ):
+            return tip
+        self._note_gone(session, number)
+        return None
 
     async def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until all that is queued by now is written; False where that took too long or the store failed.
@@ -305,7 +405,7 @@ class Mirror:
     def put(self, manifest: Manifest, recording: Recording) -> None:
         """Takes what was written to the store, in whatever thread."""
         metadata = {"pack_id": manifest.pack_id, "step_id": manifest.step_id, "checksum": manifest.checksum}
-        texts = [(f"packs/{manifest.pack_id}.json", manifest.to_json(), "application/json")]
+        texts = [(manifest.uri.removeprefix(SCHEME), manifest.to_json(), "application/json")]
         texts += [(uri.removeprefix(SCHEME), text, "text/plain") for uri, text in recording.saved.items()]
         with self._lock:
             saving = self._savings.setdefault(manifest.invocation, _Saving())

@@ -1,0 +1,377 @@
+"""What is taken out of a store is told: each kind of file that a manifest names, under numbers that are given once; and
+what the package itself forgot is not missed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from failing import FailingFileSystem
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+from packs import paths_of, recording
+from scripted import Chat, big_file, call
+
+from aether_context import PackPolicy, PackStore
+from aether_context.adk import ContextPackPlugin, FsspecArtifactService, HybridMemoryService
+from aether_context.cli import main
+from aether_context.pack import METADATA
+from aether_context.store.files import File, Files
+from aether_context.store.layout import entry_of
+from aether_context.store.retention import all_of, carry_out, older_than
+from aether_context.store.spool import FOLDER, Spool, SpooledFiles, spool_of
+from aether_context.store.turns import TurnFiles
+from aether_context.store.verification import verify
+
+KEY = "AETHER_CONTEXT_KEY"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PackStore:
+    return PackStore(tmp_path / "store")
+
+
+def chat_of(store: PackStore, turns: int = 5, **more: object) -> Chat:
+    """A conversation with a result and a message too long to be sent whole, and turns that the store keeps."""
+    policy = PackPolicy(max_input_tokens=4_000)
+    script = [call("big_file", name="a", lines=300), "done", *("ok" for _ in range(turns))]
+    plugin = ContextPackPlugin(policy=policy, store=store, on_error="raise")
+    return Chat(plugin=plugin, tools=[big_file], script=script, **more)  # type: ignore[arg-type]
+
+
+def talk(chat: Chat, turns: int = 5, recent_events: int | None = 6) -> None:
+    messages = ["go", "word " * 9_000, *(f"message {at} of the day" for at in range(turns - 2))]
+    for message in messages:
+        chat.say(message, recent_events=recent_events)
+
+
+def files(store: PackStore, kind: str) -> list[File]:
+    entries = (entry_of(file, store.files.root) for file in store.files.below(store.files.root))
+    return [entry.file for entry in entries if entry is not None and entry.kind == kind]
+
+
+@pytest.mark.parametrize("kind", ["pack", "replay", "outcome", "message", "record", "evidence", "turns", "artifact"])
+def test_each_file_that_is_taken_out_is_told(store: PackStore, kind: str) -> None:
+    artifacts = FsspecArtifactService(store.url)
+    chat = chat_of(store, artifacts=artifacts)
+    owner = {"app_name": chat.app_name, "user_id": chat.user, "session_id": chat.session}
+    saved = artifacts.save_artifact(**owner, filename="plans/report.md", artifact=types.Part(text="All is well."))
+    asyncio.run(saved)
+    talk(chat)
+    chat.say("See artifact://plans/report.md for it.", recent_events=6)
+    chat.say("Thanks.", recent_events=6)
+    assert verify(store, asyncio.run(chat.held()), replays=True).faults == {}
+    found = files(store, kind)
+    assert found
+    for file in found[:-1] if kind in ("outcome", "pack") else found:  # the last of these is told by the session alone
+        data = store.files.read(file.path)
+        store.files.delete(file.path)
+        assert verify(store).faults, file.path
+        store.files.create(file.path, data)
+    assert verify(store).faults == {}
+    if kind == "pack":
+        store.files.delete(found[-1].path)
+        assert verify(store).faults == {}
+        assert "is missing" in str(verify(store, asyncio.run(chat.held())).faults)
+
+
+@pytest.mark.parametrize("whole_user", [True, False])
+def test_after_forget_on_a_live_session_nothing_is_missed(store: PackStore, whole_user: bool) -> None:
+    chat = chat_of(store, turns=12)
+    talk(chat)
+    carry_out(store, all_of(store, "shop", "ann", None if whole_user else "s1"))
+    assert store.files.below(store.files.root) == []
+    for at in range(4):
+        chat.say(f"question {at}", recent_events=6)
+        held = asyncio.run(chat.held())
+        assert verify(store, replays=True).faults == {}
+        assert verify(store, held).faults == {}
+    first = next(store.manifests())
+    assert (first.number, first.first_number, first.extends) == (7, 7, None)
+    last = list(store.manifests())[-1]
+    store.files.delete(paths_of(store, last)[0])
+    assert "number 10 is missing" in str(verify(store, held).faults)
+
+
+def test_forget_in_the_middle_of_a_run_breaks_no_chain(store: PackStore) -> None:
+    def forget_me() -> str:
+        """Forgets what is stored."""
+        carry_out(store, all_of(store, "shop", "ann"))
+        return "gone"
+
+    script = [call("forget_me"), call("big_file", name="a", lines=9), "done", "ok"]
+    plugin = ContextPackPlugin(store=store, on_error="raise")
+    chat = Chat(plugin=plugin, tools=[big_file, forget_me], script=script)
+    chat.say("zero", "go", "on")
+    assert verify(store, asyncio.run(chat.held()), replays=True).faults == {}
+
+
+def test_a_chain_whose_base_is_gone_begins_anew(store: PackStore) -> None:
+    chat = chat_of(store)
+    chat.say("one", "two", "three")
+    first, *_ = manifests = list(store.manifests())
+    assert manifests[-1].extends
+    for path in paths_of(store, first)[:2]:  # as a rule of a bucket does it
+        store.files.delete(path)
+    chat.say("four")
+    last = list(store.manifests())[-1]
+    assert (last.number, last.extends) == (len(manifests) + 1, None)
+    assert "number 1 is missing" in str(verify(store).faults)
+    CliRunner().invoke(main, ["replay", str(last.number), "--store", store.url], catch_exceptions=False)
+
+
+def test_what_was_forgotten_for_its_age_is_not_missed_with_a_key_either(
+    store: PackStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "of the operator")
+    chat = chat_of(store)
+    talk(chat)
+    manifests = list(store.manifests())
+    second = next(at for at, one in enumerate(manifests) if at and one.extends is None)
+    names, below = {one.pack_id for one in manifests[:second]}, store.files.below
+    monkeypatch.setattr(store.files, "below", lambda path: [
+        file._replace(modified=0.0) if file.path.split("/")[-2] in names or "/turns/" in file.path else file
+        for file in below(path)
+    ])  # fmt: skip
+    (owner,) = store.owners()
+    carry_out(store, older_than(store, owner, 30 * 86_400, 31 * 86_400))
+    assert files(store, "turns") == []
+    assert verify(store, replays=True).faults == {}
+    chat.say("go on", recent_events=6)
+    assert verify(store, replays=True).faults == {}
+    (forgotten,) = files(store, "forgotten")
+    data = store.files.read(forgotten.path)
+    monkeypatch.delenv(KEY)
+    store.note_forgotten("shop", "ann", "s1", store.forgotten("shop", "ann", "s1")._replace(packs=[1, 2, 3, 4]))
+    monkeypatch.setenv(KEY, "of the operator")
+    assert "is not signed" in str(verify(store).faults)
+    store.files.replace(forgotten.path, data)
+    assert verify(store).faults == {}
+
+
+def test_what_somebody_made_without_the_key_is_not_read(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "of the operator")
+    chat = chat_of(store)
+    talk(chat)
+    (message,) = files(store, "message")
+    name = "/".join(message.path.rsplit("/", 2)[1:])
+    turns = TurnFiles(store.files, "shop", "ann", "s1", "", "clerk")
+    known, records = turns.read(), store.evidence("shop", "ann", "s1")
+    assert known
+    assert records
+    assert b"word word" in (store.message("shop", "ann", "s1", name) or b"")
+    assert verify(store).faults == {}
+    for kind in ("turns", "record", "message"):  # a signed file of another session is none of this one either
+        (file, *_) = files(store, kind)
+        other = file.path.replace("/s1/", "/s2/")
+        store.files.create(other, store.files.read(file.path))
+        assert "s2" in str(verify(store).faults)
+        store.files.delete(other)
+    monkeypatch.setenv(KEY, "another")
+    assert turns.read() == {}
+    assert store.evidence("shop", "ann", "s1") == []
+    with pytest.raises(Exception, match="signed with another key"):
+        store.message("shop", "ann", "s1", name)
+    monkeypatch.delenv(KEY)
+    assert turns.read() == known
+    assert store.evidence("shop", "ann", "s1") == records
+
+
+def test_verify_of_one_session_and_as_json(store: PackStore) -> None:
+    store.write(recording(session="good"))
+    bad = store.write(recording("Another", session="bad"))
+    Path(paths_of(store, bad)[1]).write_bytes(b"no gzip")
+    url = ["--store", store.url]
+    told = CliRunner().invoke(main, ["verify", "--json", *url])
+    report = json.loads(told.stdout)
+    assert (told.exit_code, report["packs"], report["passed"]) == (1, 2, 1)
+    assert list(report["faults"]) == [store.files.below_base(store.place(bad))]
+    assert CliRunner().invoke(main, ["verify", "--session", "good", *url]).exit_code == 0
+    assert CliRunner().invoke(main, ["verify", "--session", "bad", *url]).exit_code == 1
+    assert CliRunner().invoke(main, ["verify", "--session", "none", *url]).exit_code == 3
+
+
+# numbers
+
+
+def test_workers_that_take_turns_on_a_session_give_each_number_once(store: PackStore) -> None:
+    sessions = InMemorySessionService()
+    workers = [Chat(store=store, sessions=sessions, script=["ok"] * 9) for _ in range(2)]
+    for at in range(6):
+        workers[at % 2].say(f"message {at}")
+    manifests = list(store.manifests())
+    assert [(one.number, one.turn) for one in manifests] == [(at, at) for at in range(1, 7)]
+    session = asyncio.run(workers[1].held())
+    assert verify(store, session, replays=True).faults == {}
+    store.files.delete(paths_of(store, manifests[-1])[0])
+    assert "number 6 is missing" in str(verify(store, session).faults)
+
+
+# the address
+
+
+def test_the_address_of_a_manifest_stands_in_event_and_log_and_is_read_in_its_own_session_alone(
+    store: PackStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat = chat_of(store)
+    with caplog.at_level("INFO", logger="aether_context"):
+        (event,) = chat.say("hello")[-1:]
+    (manifest,) = list(store.manifests())[-1:]
+    uri = event.custom_metadata[METADATA]["manifest"]
+    assert uri == manifest.uri == f"artifact://packs/{manifest.pack_id}/manifest.json"
+    assert uri in caplog.text
+    chat.llm.script[:] = [call("read_artifact", uri=uri, max_lines=400), "read"]
+    chat.say("What were you sent?")
+    (answer,) = chat.llm.sent[-1].answers("read_artifact")
+    assert manifest.checksum in answer["text"]
+    chat.llm.script[:] = [call("big_file", name="b", lines=300), call("read_artifact", uri=uri), "read"]
+    chat.say("What was the other sent?", session="s2")
+    assert "error" in chat.llm.sent[-1].answers("read_artifact")[-1]
+
+
+# whole or absent, in a spool
+
+
+def test_a_manifest_waits_in_the_spool_for_its_replay_file(tmp_path: Path) -> None:
+    url = "failing://removal-order"
+    spool = Spool(tmp_path / "spool")
+    files, there = SpooledFiles(Files(url), spool), PackStore(url)
+    files.deliver = lambda: None  # type: ignore[method-assign]
+    made = recording()
+    try:
+        FailingFileSystem.down = True
+        manifest = there.through(files).write(made)
+        FailingFileSystem.down = False
+        FailingFileSystem.refused = ("replay-",)
+        files._pause = 10.0  # it was tried for long
+        for _ in range(4):
+            files._deliver_all()
+        assert there.places() == []
+        other = there.through(files).write(recording("Another", call=2))
+        assert there.places() == []
+        FailingFileSystem.refused = ()
+        while not spool.is_empty():
+            files._deliver_all()
+        assert {one.pack_id for one in there.manifests()} == {manifest.pack_id, other.pack_id}
+        assert verify(there, replays=True).faults == {}
+    finally:
+        FailingFileSystem.end()
+
+
+def test_a_manifest_whose_replay_file_is_damaged_in_the_spool_is_set_aside_with_it(tmp_path: Path) -> None:
+    url = "failing://removal-damaged"
+    spool = Spool(tmp_path / "spool")
+    files, there = SpooledFiles(Files(url), spool), PackStore(url)
+    files.deliver = lambda: None  # type: ignore[method-assign]
+    try:
+        FailingFileSystem.down = True
+        there.through(files).write(recording())
+        first = min((spool.path / "waiting").iterdir())
+        first.write_bytes(first.read_bytes()[:-1])
+        FailingFileSystem.down = False
+        assert files._deliver_all()
+        assert there.files.below(there.files.root) == []
+        assert len(list(spool.listed("aside"))) == 2
+    finally:
+        FailingFileSystem.end()
+
+
+# forget, and what waits
+
+
+def test_forget_covers_what_waits_for_a_store_that_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "spool"))
+    store = PackStore(tmp_path / "mount" / "store")
+    spool = spool_of(store.files)
+    assert spool is not None
+    files = SpooledFiles(store.files, spool)
+    files.deliver = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(Files, "_create", _not_there)
+    for user in ("ann", "ben"):
+        store.through(files).write(recording(user=user))
+    monkeypatch.undo()
+    monkeypatch.setenv(FOLDER, str(tmp_path / "spool"))
+    words = ["forget", "--app", "app", "--user", "ann", "--store", store.url]
+    assert "2 files" in CliRunner().invoke(main, words).output
+    assert len(spool.paths()) == 4
+    assert CliRunner().invoke(main, [*words, "--yes"]).exit_code == 0
+    assert {path.split("/app/")[1].split("/")[0] for path in spool.paths()} == {"ben"}
+    assert files._deliver_all()
+    assert [one.user for one in store.manifests()] == ["ben"]
+
+
+def _not_there(*given: object) -> bool:
+    raise OSError("the mount is not there yet")
+
+
+def test_a_delivery_that_is_under_way_while_its_user_is_forgotten_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "failing://removal-under-way"
+    spool = Spool(tmp_path / "spool")
+    files, there = SpooledFiles(Files(url), spool), PackStore(url)
+    files.deliver = lambda: None  # type: ignore[method-assign]
+    try:
+        FailingFileSystem.down = True
+        there.through(files).write(recording(user="ann"))
+        there.through(files).write(recording(user="ben"))
+        FailingFileSystem.down = False
+        folder = there.files.place("app", "ann")
+        send: Callable[..., str] = files._send
+
+        def forgets_meanwhile(*given: object, **more: object) -> str:
+            told = send(*given, **more)
+            spool.forget([folder])
+            return told
+
+        monkeypatch.setattr(files, "_send", forgets_meanwhile)
+        files._deliver_all()
+        assert {one.user for one in there.manifests()} == {"ben"}
+        assert not [file for file in there.files.below(there.files.root) if "/ann/" in file.path]
+    finally:
+        FailingFileSystem.end()
+
+
+# modes
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = PackStore(tmp_path / "a" / "store")
+        memory = HybridMemoryService(tmp_path / "b" / "c" / "memories.sqlite", embedder="none")
+        chat = chat_of(store, memory=memory)
+        talk(chat)
+        asyncio.run(memory.add_session_to_memory(asyncio.run(chat.held())))
+    finally:
+        os.umask(before)
+    assert {entry.name for entry in (tmp_path / "a" / "store" / "shop" / "ann" / "s1").iterdir()} >= {"turns", "packs"}
+    for top in ("a", "b"):
+        for path in (tmp_path / top, *(tmp_path / top).rglob("*")):
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_what_a_pack_without_its_replay_file_says_is_shown(store: PackStore) -> None:
+    chat = chat_of(store)
+    chat.say("one", "two")
+    first, *_, last = store.manifests()
+    store.files.delete(paths_of(store, last)[1])
+    url = ["--store", store.url]
+    shown = CliRunner().invoke(main, ["inspect", *url])
+    assert shown.exit_code == 3
+    assert last.checksum in shown.stdout
+    assert "is not there" in shown.stderr
+    assert CliRunner().invoke(main, ["list", *url]).exit_code == 0
+    assert CliRunner().invoke(main, ["usage", *url]).exit_code == 0
+    assert CliRunner().invoke(main, ["replay", first.pack_id, *url]).exit_code == 0
+    told = verify(store).faults
+    assert list(told) == [store.files.below_base(store.place(last))]
