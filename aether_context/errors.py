@@ -245,7 +245,7 @@ class SchemaVersionError(ManifestError):
 
 
 class ChecksumMismatch(ManifestError):
-    """What is stored is not what was written."""
+    """Stored bytes are not those that were written."""
 
 
 class ReplayError(AetherContextError):

@@ -53,7 +53,7 @@ NOTHING: Final[Mapping[Any, Any]] = {}
 
 
 def noted(event: Any) -> Mapping[str, Any]:
-    """What this package wrote into the metadata of an event of a session."""
+    """The metadata that this package wrote into an event of a session."""
     found = (event.custom_metadata or {}).get(METADATA)
     return found if isinstance(found, Mapping) else NOTHING
 
@@ -179,12 +179,12 @@ class Part:
 
     @property
     def is_thought(self) -> bool:
-        """Whether it is a model's thought, in words or (redacted) in a signature alone."""
+        """Tells whether it is a model's thought, in words or (redacted) in a signature alone."""
         return self.kind == "thought" or (self.kind == "other" and json.loads(self.wire).get("thought") is True)
 
 
 class Quote(NamedTuple):
-    """What another agent said or called, or a tool's response to it, as the host quotes it in a message.
+    """A quote of another agent's words or call, or of a tool's response to it, as the host writes it into a message.
 
     ``text`` is the quoted text, ``name`` the tool's, and ``at`` the index of the part.
     """
@@ -285,7 +285,7 @@ class Request(NamedTuple):
 
     @property
     def from_agent(self) -> bool:
-        """Whether the final human message is another agent's turn, which was handed to this agent."""
+        """Tells whether the final human message is another agent's turn, which was handed to this agent."""
         return self.request_index is not None and bool(self.contents[self.request_index].agent)
 
 
@@ -300,7 +300,7 @@ class AcceptanceItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What the agent is asked to do now, from the session's plan or from the user's request."""
+    """The agent's present task, from the session's plan or from the user's request."""
 
     task_id: str = ""
     task: str = ""
@@ -375,7 +375,7 @@ def turn_place(candidate: Candidate) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Recorded):
-    """What became of one content or candidate."""
+    """The outcome of one content or candidate."""
 
     id: str
     """Its id, unique within a pack."""
@@ -426,7 +426,7 @@ class Anchor(Recorded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act(Recorded):
-    """What one strategy did to this request."""
+    """The effect of one strategy on this request."""
 
     strategy: str
     """Its name; ``emergency`` is the last resort after all strategies."""
@@ -661,7 +661,7 @@ class SummaryRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration(Recorded):
-    """How the provider's tokens are estimated from counted ones, as known when a pack is built.
+    """The ratio between counted tokens and the provider's, as known when a pack is built.
 
     The first four fields make the estimate. The others decide what is cut; they follow from the session alone, so that
     every process decides alike.
@@ -689,7 +689,7 @@ is not known."""
 
 
 class Host(NamedTuple):
-    """What the host of a model call offers and asks for, beside the request.
+    """The host of a model call: what it offers and asks for beside the request.
 
     ``passthrough_reason`` says why the request must be sent unchanged; it is empty where it need not. ``cached_price``
     is the price of cached input as a share of that of other input. ``can_mask`` is set where the model takes a list of
@@ -717,7 +717,7 @@ class Host(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What is known of a session's tokens when a pack is built.
+    """The known facts about a session's tokens when a pack is built.
 
     ``calibration`` is None where no usage is known. ``growth`` is the 90th percentile of the tokens that the session
     gains from one human message to the next; None where that is not known. ``offloaded_tokens`` are those that extracts
@@ -740,7 +740,7 @@ class Usage(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What was searched for a pack before it is built, and by what.
+    """The searches that were made for a pack before it is built.
 
     ``turns`` is the number of turns that were searched for those that a cut had removed, None where none were.
     ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
@@ -818,7 +818,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix(Recorded):
-    """How much of a request a provider's prefix cache could serve."""
+    """The part of a request that a provider's prefix cache could serve."""
 
     shared_tokens: int | None
     """Counted tokens in common with the request before, from the start; null where that request is unknown."""
@@ -854,7 +854,7 @@ class ToolSelection:
 
 
 class Verdict(NamedTuple):
-    """What a request is worth for its step.
+    """The worth of a request for its step.
 
     ``evidence_needed`` are the acceptance items whose proof is not sent, and tools that were called without a record as
     ``tool:NAME``. ``artifact_uris`` are the addresses in the request that the session knows. ``problems`` say what was
@@ -884,7 +884,7 @@ class RequestTokens(NamedTuple):
 
 
 class ToStore(NamedTuple):
-    """What is stored of a pack beside the request itself.
+    """Facts to be stored of a pack beside the request itself.
 
     ``chose`` is set where candidates were ranked for this pack, not kept from an earlier call. ``saved`` are texts that
     were taken out of the request, by the URI that it shows. ``summary_requests`` are summaries that a model could

@@ -99,7 +99,7 @@ class FloorSettings(_Settings):
 
 
 class ShareSettings(_Settings):
-    """How the remainder, the tokens left after floors and slack, is split: a range of shares for each layer."""
+    """The split of the remainder, the tokens left after floors and slack: a range of shares for each layer."""
 
     evidence: Range = Range(low=0.15, high=0.40)
     """Share of the remainder for evidence."""
@@ -165,7 +165,7 @@ def _as_names(value: object) -> object:
 
 
 class ConversationSettings(_Settings):
-    """Which part of the conversation is sent."""
+    """Settings of the conversation: which part of it is sent."""
 
     strategy: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("epochs",)
     """``epochs``, ``stable_prefix``, ``sliding_turns``, ``heads_tails``, ``summarize``, ``none`` or a registered name;
@@ -203,7 +203,7 @@ class ConversationSettings(_Settings):
 
 
 class RetrievalSettings(_Settings):
-    """What may enter the evidence and memory layers."""
+    """Settings of retrieval: what may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=20, ge=0)
     """Most memories that a search found, and most of the app's own. Of turns that a cut removed half as many again, and
@@ -225,7 +225,7 @@ class RetrievalSettings(_Settings):
 
 
 class CompressSettings(_Settings):
-    """How texts are shortened."""
+    """Settings of compression: how texts are shortened."""
 
     enabled: bool = True
     """Whether texts may be shortened, but for ``offload``, summaries and the last resort; else all stay or go whole."""
@@ -235,7 +235,7 @@ class CompressSettings(_Settings):
 
 
 class AcceptanceSettings(_Settings):
-    """How final answers are checked."""
+    """Settings of acceptance: how final answers are checked."""
 
     critic: str = ""
     """Name of a model in ADK's registry that also judges the items of the checklist. Empty for none."""
@@ -251,7 +251,7 @@ class PayloadSettings(_Settings):
 
 
 class ToolSettings(_Settings):
-    """Which tool declarations the model sees."""
+    """Settings of tools: which declarations the model sees."""
 
     scope: Literal["auto", "off", "prune", "mask"] = "auto"
     """``prune`` declares only the step's tools, ``mask`` restricts calls to them, ``auto`` prunes where a step names
@@ -264,7 +264,7 @@ _OFFLOAD_WINDOW, _LEAST_OFFLOAD_WINDOW = 16_000, 8_000
 
 
 class OffloadSettings(_Settings):
-    """Which tool results are offloaded: kept in the store, with an extract in their place in the prompt."""
+    """Settings of offload: which tool results are kept in the store, with an extract in their place in the prompt."""
 
     mode: Literal["auto", "off"] = "auto"
     """``auto`` sends an extract of a result that is long for the agent's window; ``off`` sends results as they are, and
@@ -294,7 +294,7 @@ class OffloadSettings(_Settings):
 
 
 class UsageSettings(_Settings):
-    """How the usage that providers report is used."""
+    """Settings of usage: how the tokens that providers report are used."""
 
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window: while the usage reported in this invocation is below it, no cut is made below the budget. It
@@ -303,7 +303,7 @@ class UsageSettings(_Settings):
 
 
 class TokenSettings(_Settings):
-    """How tokens are counted."""
+    """Settings of tokens: how they are counted."""
 
     counter: str = "auto"
     """``auto`` counts by the model's file in ``tokens.files``, else by the built-in estimate; or ``estimate``,
@@ -496,7 +496,7 @@ class PackPolicy(_Settings):
         return None if tokens == _ALL else tokens
 
     def takes_all(self, model: str) -> bool:
-        """Whether ``max_input_tokens`` gives a model all that it takes."""
+        """Tells whether ``max_input_tokens`` gives a model all that it takes."""
         return self._stated_window(model) == _ALL
 
     def _stated_window(self, model: str) -> int | None:

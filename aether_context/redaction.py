@@ -118,7 +118,8 @@ _compiled: Callable[[str], re.Pattern[str]] = cache(re.compile)
 
 @lru_cache(maxsize=64)
 def _any_of(begins: Sequence[str], exactly: bool) -> re.Pattern[str]:
-    """What finds beginnings, the longest of those that stand at a place; their first letters are told apart first."""
+    """A pattern that finds beginnings, the longest of those that stand at a place; their first letters are told apart
+    first."""
     longest_first = sorted(begins, key=len, reverse=True)
     if exactly:
         return re.compile("|".join(map(re.escape, longest_first)))

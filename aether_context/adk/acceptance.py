@@ -53,8 +53,8 @@ most 20 words that says what is missing where an item is not met."""
 
 
 def named_by(addresses: Collection[str], events: Iterable[Event]) -> tuple[set[str], set[str]]:
-    """Which of the addresses a session's users and tools name, and which its models do: in what they say and call, and
-    so what a gate repeats of it."""
+    """The addresses that a session's users and tools name, and those that its models name: in what they say and call,
+    and so what a gate repeats of it."""
     given: set[str] = set()
     said: set[str] = set()
     for event in events:
@@ -74,7 +74,7 @@ def _named(texts: Iterable[str], addresses: Collection[str]) -> set[str]:
 
 @dataclass(slots=True)
 class _Heard:
-    """What checks and Critic have said by now: opinions by item, what failed, and what it cost."""
+    """The judgements of checks and Critic by now: opinions by item, what failed, and what it cost."""
 
     opinions: dict[str, list[Judgement]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

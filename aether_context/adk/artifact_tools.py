@@ -62,7 +62,7 @@ _Answer: TypeAlias = Callable[[str, Mapping[str, Any], ToolContext], Coroutine[A
 
 
 class Readers:
-    """What a model reads of a store's texts by address, and the tools for it. The evidence read last is kept, indexed.
+    """The tools by which a model reads a store's texts by address. The evidence read last stays in memory, indexed.
 
     Args:
         records: what sessions know of their evidence.
@@ -169,7 +169,7 @@ class Readers:
         return found
 
     async def _record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
-        """What is known of a piece of the session's evidence; the store has it, too, where the host has loaded a part
+        """Looks up the record of a piece of the session's evidence; asks the store, too, where the host loaded a part
         of the events."""
         found = self._records.of(context).by_digits.get(digits)
         if found is None and digits:
@@ -304,7 +304,7 @@ def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
 
 
 def names_evidence(content: types.Content) -> bool:
-    """Whether an address of evidence stands in a text or a result."""
+    """Tells whether an address of evidence stands in a text or a result."""
     texts = [part.text or "" for part in content.parts or ()]
     answers = [part.function_response for part in content.parts or () if part.function_response is not None]
     texts += [text for answer in answers for _, text in strings(answer.response or {})]
@@ -316,7 +316,7 @@ def _range(found: Passage) -> str:
 
 
 def _number(value: Any, otherwise: int) -> int:
-    """What a model gave for a whole number."""
+    """Reads a model's argument as a whole number."""
     try:
         return otherwise if isinstance(value, bool) else int(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -24,11 +24,11 @@ _going: set[asyncio.Task[Any]] = set()
 
 
 class Ended(Exception):
-    """What others wrote ended as nothing of theirs may: cancelled though nobody asked for it, or by a panic."""
+    """Foreign code ended in a way that it may not: cancelled though nobody asked for it, or by a panic."""
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
-    """What work gives by a deadline. Work that is late is cancelled and left to itself.
+    """Returns the result of work that ends by a deadline. Work that is late is cancelled and not waited for.
 
     `asyncio.timeout` and `asyncio.wait_for` wait until cancelled work has ended, which is never for work that catches
     its cancellation and goes on.
@@ -87,7 +87,8 @@ def failure(error: BaseException) -> Exception:
 
 
 async def in_thread(act: Callable[[], _T]) -> _T:
-    """What an act gives in a thread of its own, which neither an event loop that ends nor the process waits for.
+    """Runs an act in a thread of its own, which neither an event loop that ends nor the process waits for, and returns
+    its result.
 
     Raises:
         Ended: very many such threads have not come to an end.
@@ -108,7 +109,8 @@ async def in_thread(act: Callable[[], _T]) -> _T:
 
 
 async def aside(characters: int, act: Callable[[], _T]) -> _T:
-    """What an act on so many characters gives, off the event loop where it would be felt."""
+    """Runs an act on so many characters, off the event loop where it would block that noticeably, and returns its
+    result."""
     return act() if characters <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
 
@@ -123,7 +125,7 @@ class LeftOut(TimeoutError):
 
 
 class Waits:
-    """How long invocations have waited for services, and which of these are not asked for a while.
+    """The time that invocations have waited for each service, and the services that are not asked for a while.
 
     ``seconds`` are what an invocation waits in all for memory search and embedding.
     """

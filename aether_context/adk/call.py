@@ -78,7 +78,7 @@ def time_of(context: CallbackContext) -> float | None:
 
 
 class Position(NamedTuple):
-    """Where a pack stands in its session: the number of the call and that of the turn, from 1; 0 where it is not
+    """The place of a pack in its session: the number of the call and that of the turn, from 1; 0 where it is not
     recorded."""
 
     number: int = 0

@@ -321,10 +321,10 @@ class Offloader:
         return problems, saved_tokens if request.contents is not before else 0
 
     def _can_come(self, call: ModelCall, request: LlmRequest, window: Window) -> bool:
-        """Whether an agent has tools whose results may be offloaded, and a window of which the readers take next to
-        nothing, or one of which instruction and first message leave so little that results are likely to be long. What
-        they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window will
-        do, and so will a need for evidence."""
+        """Tells whether an agent has tools whose results may be offloaded, and a window of which the readers take next
+        to nothing, or one of which instruction and first message leave so little that results are likely to be long.
+        What they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window
+        will do, and so will a need for evidence."""
         names = request.tools_dict.keys() - essential_names(request) - self._never
         names -= {name for name in names if _uses_computer(request.tools_dict[name])}
         if call.planned.step.text:
@@ -460,7 +460,7 @@ class Offloader:
         return read.with_source(candidates=tuple(map(focused, source.candidates)))
 
     def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
-        """What is shown of a response, None where that is the response itself."""
+        """Finds the extract that is shown of a response; None where the response itself is sent."""
         content = as_json(response)
         if content is None:
             return None
@@ -485,7 +485,7 @@ class Offloader:
 
 
 class _Known:
-    """What a session knows of its evidence while its history is gone through from the beginning.
+    """The session's evidence while its history is gone through from the beginning.
 
     Which earlier answer a later one supersedes follows from their order there, so that it stays as it was when the
     history grows.
@@ -505,7 +505,7 @@ class _Known:
         return last.uri if last is not None and last.digest != record.digest else ""
 
     def mark_of(self, digest: str, *, supersedes: bool = False, is_inside: bool = False) -> str:
-        """What stands in the place of a medium, empty where it stays; with the address that it supersedes."""
+        """The mark in the place of a medium, with the address that it supersedes; empty where the medium stays."""
         record = self.by_digest.get(digest)
         if record is None or record.form != "described":
             return ""
@@ -518,7 +518,7 @@ def _needs_proof(call: ModelCall) -> bool:
 
 
 def _uses_computer(tool: BaseTool | None) -> bool:
-    """Whether a tool shows the screen that a model works on, which it has to see."""
+    """Tells whether a tool shows the screen that a model works on, which it has to see."""
     return any(kind.__name__ == "ComputerUseTool" for kind in type(tool).__mro__)
 
 

@@ -1,4 +1,4 @@
-"""What a provider's refusal of a request that is too long, or too large, tells of what the model takes.
+"""The model's window, read off a provider's refusal of a request that is too long.
 
 Errors are read by their messages and status, in the words of each provider and as LiteLLM, google-genai, anthropic and
 openai wrap them; none of these packages is imported. An error may repeat what the request said, so words that stand in
@@ -44,7 +44,8 @@ class Overflow(NamedTuple):
 
 
 def overflow_of(error: BaseException | str, request: str = "") -> Overflow | None:
-    """What an error, or its message, says of a request that was too long; None where it is about anything else.
+    """Reads an error, or its message, as the refusal of a request that was too long; None where it is about anything
+    else.
 
     An error that was raised from another one is read with it.
 

@@ -112,7 +112,7 @@ class Failures:
         self.report(f"{about}{type(error).__name__}: {error}", error)
 
     def guarded(self, act: Callable[[], _T], otherwise: _T) -> _T:
-        """What accounting gives; where it fails, the request is packed all the same."""
+        """Returns the result of accounting; where that fails, ``otherwise``, and the request is packed all the same."""
         try:
             return act()
         except BudgetExceededError:
@@ -209,8 +209,8 @@ class RequestPacker:
             await self._mirror.finish(invocation)
 
     def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
-        """Whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
-        they keep in the same session state."""
+        """Tells whether another packer came first to an agent in an invocation: two would undo each other's prefix,
+        which they keep in the same session state."""
         key = (*agent_key_of(context), context.invocation_id)
         known, packed, first = _FIRST.get()
         if known != key or (request is not None and packed is not request):
@@ -307,7 +307,7 @@ class RequestPacker:
     async def _second_try(
         self, context: CallbackContext, sent: LlmRequest, first: FirstTry, limits: Limits
     ) -> LlmResponse | None:
-        """What the model answers to a smaller pack of a refused call; None where there is no answer."""
+        """Asks the model again with a smaller pack of a refused call; None where there is no answer."""
         request = first.again(sent)
         if request is None:
             self._failures.warn_once(
@@ -526,7 +526,7 @@ class RequestPacker:
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
-        """What a pack is built from: masked where the policy masks what the model is sent."""
+        """Masks a pack's input where the policy masks what the model is sent."""
         if not policy.redact_prompt:
             return source
         parts = (part for content in source.request.contents for part in content.parts)
@@ -660,7 +660,7 @@ class RequestPacker:
 
 
 async def _waited(counter: str, act: Callable[[], _T]) -> _T:
-    """What an act gives that a counter may hold up.
+    """Returns the result of an act that a counter may hold up.
 
     Raises:
         TokenCountingError: it is late.
@@ -736,7 +736,8 @@ def _answer(code: str, text: str) -> LlmResponse:
 
 
 async def _asked(invocation: InvocationContext, request: LlmRequest) -> LlmResponse | None:
-    """What the agent's model answers, in one piece; ADK counts the call. None where the agent has no model to ask."""
+    """Asks the agent's model and returns its answer in one piece; ADK counts the call. None where the agent has no
+    model to ask."""
     llm = getattr(invocation.agent, "canonical_model", None)
     if not isinstance(llm, BaseLlm):
         return None

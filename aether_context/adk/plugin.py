@@ -74,7 +74,7 @@ class ContextPackPlugin(BasePlugin):
 
     @property
     def store(self) -> PackStore:
-        """Where packs, evidence and what was learned are kept."""
+        """The store of packs, evidence and what was learned."""
         return self._packer.store
 
     # limits and usage
@@ -116,7 +116,7 @@ class ContextPackPlugin(BasePlugin):
             raise PolicyError(f"app = {app!r}, user = {user!r}, session = {session!r}: give all three or none")
 
     def usage(self, *, app: str, user: str, session: str) -> LedgerReport | None:
-        """What a session has used so far, in all, by invocation and by agent; None before this process serves it."""
+        """A session's use so far, in all, by invocation and by agent; None before this process serves it."""
         return self._packer.ledgers.report((app, user, session))
 
     # callbacks

@@ -1,4 +1,4 @@
-"""What the next model call of a session would be sent, without a model and without touching the session.
+"""The next request of a session, without a model and without touching the session.
 
     pack, manifest = preview(read_session("session.json"), policy="research", message="Please go on.")
     print(pack.tokens.expected, pack.contents[-1].content.text)
@@ -54,7 +54,7 @@ PLACEHOLDER = "(the next message)"
 
 
 class AgentOptions(TypedDict, total=False):
-    """Who is called."""
+    """Names the agent that is called."""
 
     agent_name: str | None
     """The session's last agent by default."""
@@ -69,7 +69,7 @@ class AgentOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyPreview:
-    """What strategies would do to a session's next request.
+    """The effect that strategies would have on a session's next request.
 
     ``removed`` and ``replaced`` are numbers of contents. ``freed_tokens`` is what the request is shorter by, and
     ``lost_tokens`` what a prefix cache held and has to read anew.
@@ -143,7 +143,7 @@ def preview_strategies(
     message: str | types.Content | None = None,
     **agent: Unpack[AgentOptions],
 ) -> tuple[StrategyPreview, ...]:
-    """What each of several strategies would do to a session's next request.
+    """Compares the effects that several strategies would have on a session's next request.
 
     Args:
         policy: as for the plugin; its other settings hold for every strategy.

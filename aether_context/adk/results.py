@@ -27,7 +27,7 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class ToolResult(NamedTuple):
-    """What a tool gave, with the call that asked for it, by whom, and when."""
+    """The result of a tool, with the call that asked for it, by whom, and when."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -39,7 +39,7 @@ class ToolResult(NamedTuple):
 
 
 def unread(call: ModelCall) -> list[ToolResult]:
-    """What tools gave since an agent's last answer, the oldest first, as the session has it now.
+    """The results of tools since an agent's last answer, the oldest first, as the session has them now.
 
     The event of an answer names the pack that was made for it, beside what its call wrote into the session's state. So
     another process goes on from there, and what was lost with a call that failed is found again. Of other agents'
@@ -168,7 +168,7 @@ def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _is_json(value: object, depth: int = 0) -> bool:
-    """Whether a value is plain JSON, and not nested too deeply."""
+    """Tells whether a value is plain JSON, and not nested too deeply."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, dict):

@@ -1,4 +1,5 @@
-"""What session state holds between calls: small, plain JSON under ``aether:`` keys, written only where it changed.
+"""The state that a session holds between calls: small, plain JSON under ``aether:`` keys, written only where it
+changed.
 
     aether:epoch:{scope}                 boundary, marks, extract ceilings, how many of the next two there are
     aether:summary:{scope}:{number}      a part of the summary of what was cut: what a cut added to it, or all of it
@@ -86,7 +87,7 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
 
 
 def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str, Any]:
-    """What stands in a key of a session's state beside the session's name; nothing where that is another's."""
+    """Reads the fields of a key of a session's state beside the session's name; none where that is another's."""
     value = state.get(key)
     if not isinstance(value, Mapping) or value.get("session") != identity.session:
         return {}
@@ -122,7 +123,7 @@ def _lines(state: Mapping[str, Any] | State, key: str) -> dict[object, str]:
 
 
 def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
-    """Whether a session's state holds a cut of an agent's conversation."""
+    """Tells whether a session's state holds a cut of an agent's conversation."""
     value = state.get(_key(agent, "epoch"))
     return isinstance(value, Mapping) and value.get("session") == agent[2] and bool(value.get("cut_count"))
 
@@ -300,8 +301,8 @@ class Records:
         return True
 
     def results(self, context: CallbackContext) -> list[EvidenceRecord]:
-        """What tools gave in a session since the host compacted it last; in that of an agent that runs as a tool, whose
-        state begins as its caller's, what its own tools gave."""
+        """The results of tools in a session since the host compacted it last; in that of an agent that runs as a tool,
+        whose state begins as its caller's, those of its own tools."""
         caller = caller_of(session_key(context))
         own = context.invocation_id if caller is not None and caller.is_agent else ""
         return [

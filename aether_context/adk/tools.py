@@ -347,8 +347,8 @@ async def record_evidence(uri: str, summary: str, covers: list[str], tool_contex
 
 
 async def _is_there(uri: str, context: ToolContext) -> bool:
-    """Whether an address is more than a model's word: a record or an artifact of the session has it, or a user, a tool
-    or the application names it."""
+    """Tells whether an address is more than a model's word: a record or an artifact of the session has it, or a user, a
+    tool or the application names it."""
     records = SessionRecords().of(context).by_digits.values()
     told = [context.session.state.get(key) for key in ("plan", "knowledge")]
     told.append(getattr(context.get_invocation_context().agent, "instruction", ""))
@@ -455,11 +455,11 @@ def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """What a model gave for a text: ADK does not check its arguments."""
+    """Reads a model's argument as a text: ADK does not check arguments."""
     return "" if value is None else str(value).strip()
 
 
 def _lines(values: object) -> list[str]:
-    """What a model gave for a list of texts; a text stands for a list of it, and empty ones are left out."""
+    """Reads a model's argument as a list of texts; a text stands for a list of it, and empty ones are left out."""
     given = values if isinstance(values, (list, tuple)) else [values]
     return [text for text in map(_text, given) if text]

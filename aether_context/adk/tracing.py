@@ -56,7 +56,7 @@ _cache = _meter.create_counter(
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    """What an app puts into OpenTelemetry may fail: then a span or a figure is lost, and nothing else."""
+    """Ignores failures of the OpenTelemetry set-up of an app: a span or a figure is lost, and nothing else."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""What providers report: the ledgers of sessions, held against limits, and what the next estimate learns."""
+"""The usage that providers report: ledgers of sessions, compared with limits, and what the next estimate learns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ logger = logging.getLogger("aether_context")
 
 
 class Reported(NamedTuple):
-    """What a provider says that a call used; None is unknown.
+    """A provider's report of one call; None is unknown.
 
     Attributes:
         input_tokens: the prompt, cached tokens included; a provider that says 0 or less did not say.
@@ -256,7 +256,7 @@ class Ledgers:
 
 
 def note(near: NearLimit) -> str:
-    """What a manifest says of a pack that was made economically. It stays the same while the level does."""
+    """The manifest's note on a pack that was made economically. It stays the same while the level does."""
     unit = {"cost": "US dollars", "total": "tokens"}.get(near.measure, f"{near.measure} tokens")
     state = "reached" if near.level == 2 else "near"
     return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
@@ -278,7 +278,7 @@ def _begun(call: ModelCall, pack: Pack) -> _Call:
 
 
 def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: CallUsage | None) -> CallUsage | None:
-    """What an answer used; what the provider did not report is estimated. None where the call failed.
+    """The usage of an answer; what the provider did not report is estimated. None where the call failed.
 
     Args:
         before: what an earlier answer of the same call came to. One that reports nothing adds only its own text to
@@ -373,8 +373,8 @@ _STATE_KEY = "aether:calibration"
 
 
 class _Reports(NamedTuple):
-    """What the estimates of one conversation go on from in an invocation: the last baseline, whether usage was reported
-    in this invocation, and the uncounted tokens of `Calibration`."""
+    """The basis of one conversation's estimates in an invocation: the last baseline, whether usage was reported in this
+    invocation, and the uncounted tokens of `Calibration`."""
 
     baseline: UsageBaseline | None = None
     here: bool = False
@@ -414,7 +414,7 @@ class Calibrations:
         self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
     def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
-        """What a request is estimated by, after what the session's events say of the last one."""
+        """The calibration of a request, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
         reports, invocation = _last_reports(events, identity)
         if invocation != identity.invocation:
@@ -446,7 +446,7 @@ class Calibrations:
             self._ratios.put(owner, learned)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
-        """What an answer's event says of its request: the estimate, and what the next one goes on from."""
+        """The metadata of an answer's event on its request: the estimate, and what the next one is based on."""
         told: dict[str, JSON] = {}
         if not pack.source.host.passthrough_reason:
             told["request_tokens"] = pack.tokens.expected
@@ -478,7 +478,7 @@ def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
 
 
 def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:
-    """What the last answer of an agent noted, and its invocation; an empty one where none did."""
+    """Reads the note of an agent's last answer, and its invocation; an empty one where none did."""
     for event in reversed(events):
         if event.author == identity.agent and (event.branch or "") == identity.branch:
             reports = valid(_REPORTS, noted(event).get("reports"))

@@ -1,4 +1,4 @@
-"""How much a model can read: by the policy, by its name, by how it was set up, and by what its provider has refused.
+"""The window of a model: by the policy, by its name, by how it was set up, and by what its provider has refused.
 
     aether:windows    limits that refusals have taught, each with its time, by model, endpoint and kind, in a session's
                       state; null for a refusal that was not believed
@@ -181,7 +181,7 @@ class Windows:
         state[STATE_KEY] = {name: list(value) for name, value in (*others[1 - _MOST_KEPT :], (key, learned))}
 
     def _learned(self, key: str, state: Mapping[str, Any] | State, session: tuple[str, ...]) -> list[int]:
-        """What was learned of a model for a session, and for all of them."""
+        """The limits learned of a model for a session, and for all of them."""
         own = (self._sessions.get((session, key)), _kept(state).get(key))
         users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
         return [*users[1:2], *(limit for learned in own if learned and (limit := learned.now) is not None)]
@@ -235,7 +235,7 @@ def _served(llm: object, name: str) -> ServedModel:
 
 
 def _kept(state: Mapping[str, Any] | State) -> dict[str, Learned]:
-    """What stands in a session's state of refusals, where it is sound."""
+    """Reads the refusals in a session's state, where they are sound."""
     kept = state.get(STATE_KEY)
     items = kept.items() if isinstance(kept, Mapping) else ()
     read = ((str(key), valid(_LEARNED, value)) for key, value in items)

@@ -1,4 +1,4 @@
-"""How commands print packs: one in full, its request, and two side by side."""
+"""Packs as commands print them: one in full, its request, and two side by side."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _layers(manifest: Manifest) -> Lines:
 
 
 def _bar(tokens: LayerTokens, window: int) -> str:
-    """What is used of the layer's tokens, both as shares of the window."""
+    """The used part of the layer's tokens, both as shares of the window."""
     filled, total = (min(_BAR, -(-_BAR * max(0, part) // max(1, window))) for part in (tokens.used, tokens.final))
     return "#" * filled + "." * (total - filled)
 
@@ -111,7 +111,7 @@ def _signals(manifest: Manifest) -> Lines:
 
 
 def _cache(manifest: Manifest, outcome: JSON) -> Lines:
-    """What a prefix cache could serve, what the provider reported, and what became of the answer."""
+    """Describes what a prefix cache could serve, what the provider reported, and how the answer ended."""
     shared, broken = manifest.prefix.shared_tokens, manifest.prefix.broken_by
     servable = f"unknown: {'the request before is not known' if broken else 'this is the first request'}"
     if shared is not None:

@@ -101,7 +101,7 @@ def identify(
 
 
 def selected(rule: AnchorDefinition, contents: Sequence[Content], positions: Sequence[int]) -> list[Anchor]:
-    """What a rule finds."""
+    """The anchors that a rule finds."""
     if rule.priority <= 0:
         return []
     return [

@@ -29,7 +29,7 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMat
     last = epoch.cut_count - 1
 
     def is_at(shift: int) -> bool:
-        """Whether the last content cut, and the other anchors still in the list, are ``shift`` places further."""
+        """Tells whether the last content cut, and the other anchors still in the list, are ``shift`` places further."""
         return digest_at(last + shift) == epoch.cut_hash and all(
             short(digest_at(at + shift)) == digest for at, digest in epoch.anchors if at + shift >= 0
         )
@@ -70,7 +70,7 @@ def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:
 
 
 def is_live(epoch: Epoch, place: int) -> bool:
-    """Whether the content at a place of the host's list is still sent."""
+    """Tells whether the content at a place of the host's list is still sent."""
     return place >= epoch.cut_count or any(start <= place < stop for start, stop in epoch.kept)
 
 

@@ -66,8 +66,8 @@ def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter
 
 
 def is_whole(content: Content, part: Part, *, is_over: bool) -> bool:
-    """Whether a part is sent as it is or not at all: a signed thought or call, a call beside a signed thought, and what
-    instructs.
+    """Tells whether a part is sent as it is or not at all: a signed thought or call, a call beside a signed thought,
+    and what instructs.
 
     Args:
         is_over: whether the content's turn is: its thoughts are left out of an extract, which leaves its calls free.

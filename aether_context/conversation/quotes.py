@@ -40,7 +40,7 @@ def attributed(content: Content) -> Content:
 
 
 def opens(text: str | None) -> bool:
-    """Whether a part's text is the explanation that a quoted message opens with."""
+    """Tells whether a part's text is the explanation that a quoted message opens with."""
     return text is not None and text.startswith(OPENING) and BEGIN in text and END in text
 
 
@@ -55,7 +55,8 @@ def said(texts: Sequence[str]) -> Quote | None:
 
 
 def says(texts: Sequence[str | None]) -> bool:
-    """Whether a quoted message, by the texts of its parts, holds words of an agent, and not only calls or results."""
+    """Tells whether a quoted message, by the texts of its parts, holds words of an agent, and not only calls or
+    results."""
     return any((quote := _quote(text or "")) is not None and quote.kind == "said" for text in texts)
 
 
@@ -66,7 +67,7 @@ def requoted(part: Part, text: str) -> str:
 
 
 def _quote(text: str, at: int = 0) -> Quote | None:
-    """What the part at a place quotes; None where it is no quote."""
+    """Reads the quote in the part at a place; None where it is no quote."""
     head, _, quoted = text.partition(f":\n{BEGIN}\n")
     match = _HEAD.fullmatch(head)
     if match is None or not quoted.endswith(f"\n{END}"):

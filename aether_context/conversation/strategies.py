@@ -386,7 +386,7 @@ class _Guarded:
 
 
 def _fault(conversation: Conversation, result: Decision) -> str:
-    """What is wrong with what a result changes; empty where nothing is."""
+    """Describes a fault in a result's changes; empty where there is none."""
     gone = {removed.index for removed in result.removed}
     everything = range(len(conversation.contents))
     indices = [*(removed.index for removed in result.removed), *(replaced.index for replaced in result.replaced)]
@@ -417,7 +417,7 @@ def _fault(conversation: Conversation, result: Decision) -> str:
 
 
 def _form(content: Content) -> tuple[object, ...]:
-    """What a content has to keep where another one replaces it."""
+    """The form that a content keeps where another one replaces it."""
     return (
         content.role,
         bool(content.parts),

@@ -1,4 +1,4 @@
-"""What a strategy is given and what it gives back: plain values, so that each works alone and inside a pack.
+"""Input and output of a strategy: plain values, so that each works alone and inside a pack.
 
     conversation = Conversation.of(contents, window=16_000)
     (strategy,) = strategies_of(ConversationSettings(strategy=("heads_tails",)))
@@ -181,11 +181,11 @@ class Conversation:
         )
 
     def passes(self, mark: int) -> bool:
-        """Whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
+        """Tells whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
         return self.forced or (self.used > mark and not self.gated)
 
     def pays(self, target: int) -> bool:
-        """Whether a cut down to ``target`` tokens saves more than sending what stays once more without the cache.
+        """Tells whether a cut down to ``target`` tokens saves more than sending what stays once more without the cache.
 
         A cut is judged like an order in stock-keeping (Wilson's rule for its size). What it frees lasts for as many
         calls as the conversation takes to grow by it, half of it on average, each call at the cached price; what it
@@ -227,7 +227,7 @@ class Conversation:
 
 
 def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> float:
-    """What a break of the cached prefix is worth, in tokens at the price of uncached input.
+    """The worth of breaking the cached prefix, in tokens at the price of uncached input.
 
     Args:
         saved: tokens that each later call sends less, at the cached price.
@@ -239,7 +239,7 @@ def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> f
 
 
 def summary_tokens(counter: PackCounter, summary: str) -> int:
-    """What a summary costs as a message of its own."""
+    """The tokens of a summary as a message of its own."""
     return counter.content(summary_content(summary)) if summary else 0
 
 
@@ -273,7 +273,7 @@ class Replaced:
 
 
 class Decision(NamedTuple):
-    """What a strategy decided.
+    """The decision of a strategy.
 
     ``summary`` is the new summary of what was cut, None where it stays as it was; contents before the index
     ``summary_at`` stand before it, and fewer where an earlier summary stands further up, which stays in its place.
@@ -303,7 +303,7 @@ class Decision(NamedTuple):
 
     @property
     def cuts(self) -> bool:
-        """Whether something leaves for good."""
+        """Tells whether something leaves for good."""
         return self.lasting and (bool(self.removed) or self.summary is not None)
 
     @property
@@ -320,11 +320,11 @@ class Strategy(Protocol):
 
     @property
     def early(self) -> bool:
-        """Whether it looks at what the host sent alone, and not at the water marks, which are known only once the
+        """Tells whether it looks at what the host sent alone, and not at the water marks, which are known only once the
         window is allocated. Early ones come before others."""
 
     def trim(self, conversation: Conversation) -> Decision:
-        """What is kept, removed and replaced. The input stays as it is."""
+        """Decides which contents stay, go, or are replaced. The input stays as it is."""
 
 
 def decided(

@@ -1,4 +1,4 @@
-"""What a cut leaves in the place of what it takes: a summary and an entity table, in one text that mostly grows.
+"""The text that a cut leaves in the place of what it takes: a summary and an entity table, which mostly grows.
 
 The text stands where the first content went, behind what stays in front of that, so a cut that only adds to it leaves
 both inside the provider's cached prefix. Once there is no room left for an addition, everything is ranked anew in a
@@ -152,7 +152,7 @@ def split_bullets(text: str) -> list[str]:
 
 
 def _named(agent: str) -> str:
-    """How an agent is named as a speaker."""
+    """The name of an agent as a speaker."""
     return f"agent {agent}" if agent in _OTHER_MEANING else agent
 
 

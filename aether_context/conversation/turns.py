@@ -34,12 +34,12 @@ INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
 
 
 def is_instruction(content: Content) -> bool:
-    """Whether a content is the agent's instruction, which no act takes or shortens."""
+    """Tells whether a content is the agent's instruction, which no act takes or shortens."""
     return content.role == "user" and content.text.startswith(INSTRUCTION)
 
 
 def is_human(content: Content) -> bool:
-    """Whether a content is somebody's words to the model, not a tool's answer or another agent's turn."""
+    """Tells whether a content is somebody's words to the model, not a tool's answer or another agent's turn."""
     return content.role == "user" and not content.responses and not content.calls and not content.agent
 
 
@@ -135,7 +135,7 @@ def latest_answer(parts: Sequence[Unit]) -> frozenset[int]:
 
 
 class Cut(NamedTuple):
-    """What a cut leaves out: indices of the contents, unit by unit in the order in which they leave, a turn's human
+    """The contents that a cut leaves out, by index, unit by unit in the order in which they leave, a turn's human
     message with the last of its answers. ``over`` are the tokens by which the rest is above the target, below it where
     negative."""
 
@@ -159,7 +159,7 @@ def cut(
     stay: Collection[int] = (),
     last_turns: int = 1,
 ) -> Cut:
-    """What to leave out so that the rest holds at most ``target`` tokens: whole units, the oldest first.
+    """Chooses the units to leave out so that the rest holds at most ``target`` tokens: whole units, the oldest first.
 
     What another agent said last in a turn outlives the rest of the turn. A turn's human message outlives its answers,
     so what stays always begins with a human message; only those of the last turn go without, last of all. Fewer tokens

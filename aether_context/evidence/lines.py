@@ -1,4 +1,4 @@
-"""What kind of text a tool's output is, told from its beginning."""
+"""The kind of text that a tool's output is, told from its beginning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LISTED = re.compile(r"\s*(?:[-*] )?(?=\S*[^\W\d])(?:https?:/|[\w.~@-]*)(?:/[\w.
 
 
 def is_text(media_type: str) -> bool:
-    """Whether bytes of a media type are read and searched as text."""
+    """Tells whether bytes of a media type are read and searched as text."""
     return _TEXT.fullmatch(media_type.partition(";")[0].strip().lower()) is not None
 
 
@@ -63,7 +63,7 @@ def kind_of(text: str) -> Kind:
 
 
 def is_data(text: str) -> bool:
-    """Whether a text is binary data in base64, in hexadecimal, or as it came."""
+    """Tells whether a text is binary data in base64, in hexadecimal, or as it came."""
     if _DATA_URI.match(text):
         return True
     if len(text) >= _LEAST_DATA and _ENCODED.fullmatch(text.rstrip()):

@@ -132,12 +132,12 @@ def typed(given: object, data: bytes) -> str:
 
 
 def can_be_shown(media_type: str) -> bool:
-    """Whether models take a media type beside a text."""
+    """Tells whether models take a media type beside a text."""
     return _SHOWN.fullmatch(media_type) is not None
 
 
 def mark(record: EvidenceRecord, earlier: str = "", *, is_inside: bool = False) -> str:
-    """What stands in the place of a medium: its address, its type and its size, and the address that it supersedes.
+    """The mark in the place of a medium: its address, its type and its size, and the address that it supersedes.
 
     Args:
         is_inside: whether a text stands around it.
@@ -199,7 +199,8 @@ def _inside(text: str, path: Path) -> Iterator[Medium]:
 
 
 def _of_run(text: str, start: int, before: str, *, is_uri: bool) -> tuple[int, bytes | None]:
-    """Where base64 or hexadecimal from a place on ends, over its line breaks, and its bytes; None where it is none.
+    """Finds the end of base64 or hexadecimal that begins at a place, over its line breaks, and its bytes; None where it
+    is none.
 
     A line after the last full one may be a word, so it is looked at with it and without.
     """

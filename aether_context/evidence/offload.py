@@ -34,7 +34,7 @@ _ERROR_FACTOR = 8
 
 
 class StoredResult(NamedTuple):
-    """What became of a result.
+    """A result as it is stored and as it is sent.
 
     ``data`` is what the store keeps: the one text that makes up most of the response, else the response as JSON;
     ``record`` says what is known of it, but for the call that it answers. ``response``, which has ``shown_tokens``, is
@@ -118,12 +118,12 @@ def offload(
 
 
 def data_of(response: Mapping[str, JSON]) -> bytes:
-    """What the store keeps of a response, see `StoredResult.data`; JSON values only."""
+    """The bytes that the store keeps of a response, see `StoredResult.data`; JSON values only."""
     return _dominant(said_once(response))[1].encode("utf-8", "surrogatepass")
 
 
 def is_error(response: Mapping[str, JSON]) -> bool:
-    """Whether a response says that the tool failed."""
+    """Tells whether a response says that the tool failed."""
     if any(response.get(key) for key in _ERROR_KEYS):
         return True
     state = response.get("status")

@@ -37,7 +37,8 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a search found: passages in the order of their worth, how they were found, and lines that match in all."""
+    """The results of a search: passages in the order of their worth, how they were found, and the number of lines that
+    match."""
 
     passages: tuple[Passage, ...]
     how: str
@@ -110,7 +111,7 @@ class Searcher:
         return [at for at, count in enumerate(counts) if count == most], "words"
 
     def _counts(self, texts: set[str]) -> list[int]:
-        """How many of some texts each line holds.
+        """Counts how many of some texts each line holds.
 
         A piece of a longer line also holds what begins there and ends in the next pieces, and counts for it and the
         next one together where each of the two has what the other lacks.

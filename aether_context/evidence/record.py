@@ -1,4 +1,4 @@
-"""What is known of a piece of evidence, and the address under which a model reads it."""
+"""The record of a piece of evidence, and the address under which a model reads it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class EvidenceRecord(BaseModel):
 
     @property
     def call(self) -> str:
-        """What it answers: later results of equal calls replace earlier ones, piece by piece."""
+        """A key of the call that it answers: later results of equal calls replace earlier ones, piece by piece."""
         return f"{self.source}:{self.arguments}:{self.piece}"
 
     @property

@@ -1,4 +1,4 @@
-"""What is shown of a tool's output: all of it or an excerpt, by the package or by extractors from outside."""
+"""The shown part of a tool's output: all of it or an excerpt, by the package or by extractors from outside."""
 
 from __future__ import annotations
 

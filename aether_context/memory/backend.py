@@ -1,4 +1,4 @@
-"""Where memories are kept: what a file and a database do alike."""
+"""Backends of memories: what a file and a database do alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Backend(ABC):
         """Writes rows that are not there."""
 
     def known(self, owner: str, names: Sequence[int]) -> Known:
-        """What there is of some names."""
+        """The stored memories of some names."""
         where = f"WHERE owner = ? AND named IN ({self.numbers})"
         there = self.read(f"SELECT named, thread, record FROM memories {where}", owner, json.dumps(names))
         gone = self.read(f"SELECT named, thread, NULL FROM forgotten {where}", owner, json.dumps(names))
@@ -86,7 +86,7 @@ class Backend(ABC):
         return self.read(query, owner, since, AT_ONCE)
 
     def users(self) -> list[tuple[str, int]]:
-        """Who has memories, as of `who_of`, and how many."""
+        """The owners of memories, as of `who_of`, and how many each has."""
         return self.read("SELECT who, count(*) FROM owners JOIN memories USING (owner) GROUP BY who")
 
     def sql(self, query: str) -> Any:

@@ -71,7 +71,7 @@ class MemoryFile(Backend):
 
     @contextlib.contextmanager
     def transaction(self, owner: str = "") -> Iterator[sqlite3.Cursor]:
-        """What is written is on the disk when it ends."""
+        """Groups writes; all of them are on the disk when it ends."""
         with self._lock:
             if self.path is not None and self._process != os.getpid():
                 # A fork must not use its parent's connection, nor close it, which would drop the parent's locks.

@@ -179,7 +179,7 @@ class Memories:
 
 
 def is_postgres(uri: str) -> bool:
-    """Whether a URI names a database of PostgreSQL."""
+    """Tells whether a URI names a database of PostgreSQL."""
     return uri.startswith(_SCHEMES)
 
 

@@ -1,4 +1,4 @@
-"""What is remembered, as it is kept and as it is ranked."""
+"""A memory as it is stored and as it is ranked."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def number_of(name: str) -> int:
 
 
 def owner_of(app: str, user: str) -> str:
-    """What an app's user is known by, 32 hexadecimal digits."""
+    """The key of an app's user, 32 hexadecimal digits."""
     return hashlib.blake2b(who_of(app, user).encode(), digest_size=16).hexdigest()
 
 
@@ -190,5 +190,5 @@ def who_of(app: str, user: str) -> str:
 
 
 def made_by(embedder: Embedder | None) -> int:
-    """What rows name as the maker of their vectors, as of `number_of`."""
+    """The name of the maker of rows' vectors, as of `number_of`."""
     return number_of("" if embedder is None else embedder.name)

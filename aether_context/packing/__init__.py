@@ -80,7 +80,7 @@ def build_pack(
 
 
 def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
-    """What the call and its epoch determine, before anything is chosen."""
+    """Begins a draft with what the call and its epoch determine, before anything is chosen."""
     draft = Draft(input=source, policy=policy, counter=counter, at_cut=at_cut, step=source.step)
     select_tools(draft)
     most = source.host.most_window
@@ -94,7 +94,7 @@ def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cu
 
 
 def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
-    """What is chosen beside these contents, and all of it within the window."""
+    """Chooses candidates beside these contents, and brings all of it within the window."""
     draft = copy(draft)
     choose(draft, standing)
     carried = draft.carried.packed.instructs if draft.carried.packed is not None else ()
@@ -115,6 +115,6 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
 
 
 def _lost(request_index: int | None, before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
-    """Whether contents that stood in the conversation do not stand there any longer, or in another form."""
+    """Tells whether contents that stood in the conversation do not stand there any longer, or in another form."""
     sent = {item.origin: item.content.digest for item in after}
     return any(sent.get(item.origin) != item.content.digest for item in before if item.origin != request_index)

@@ -1,4 +1,4 @@
-"""What the epoch carries into this call: shortened responses and packed messages."""
+"""State that the epoch carries into this call: shortened responses and packed messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def restore_forms(draft: Draft) -> None:
 
 
 def _carried(draft: Draft) -> Carried:
-    """Which epoch goes on, and with which system instruction; without the packed messages before this invocation."""
+    """Decides which epoch goes on, and with which system instruction; without the packed messages before this
+    invocation."""
     source, epoch, request = draft.input, draft.input.epoch, draft.input.request
     explains = (
         draft.policy.payload.contract == "system" and request.system_is_text and not source.host.passthrough_reason
@@ -205,7 +206,7 @@ def _with_note(part: Part, *, is_stored: bool) -> Part:
 
 
 def is_past(draft: Draft, origin: int) -> bool:
-    """Whether a content belongs to a turn that is over: it stands before the final human message."""
+    """Tells whether a content belongs to a turn that is over: it stands before the final human message."""
     return draft.request_index is not None and origin < draft.request_index
 
 
@@ -234,7 +235,7 @@ _TOLD = "[Calls and what they returned, in one text, since they find no room one
 
 
 def told(contents: Sequence[Content], max_tokens: int, query: str, counter: PackCounter) -> Content:
-    """What contents say, call and give as one text of about ``max_tokens`` tokens, in a message of the user.
+    """Writes contents, their calls and results as one text of about ``max_tokens`` tokens, in a message of the user.
 
     Of other agents' turns it is the last quote alone. Each call stands with what it returned. Lines are indented, so
     that none of them can stand for a header.

@@ -1,4 +1,4 @@
-"""What of the conversation is sent: the policy's strategies, the cut behind all of them, and the last resort.
+"""The conversation as it is sent: the policy's strategies, the cut behind all of them, and the last resort.
 
 Early strategies look at what the host sent alone, before the window is allocated; late ones at the water marks. A
 strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest, as under
@@ -289,7 +289,7 @@ _NET_BYTES_PER_TOKEN = 3.6
 
 
 def _byte_net(draft: Draft) -> int | None:
-    """How many tokens of the conversation the byte net takes; None where it takes all of them.
+    """The tokens of the conversation that the byte net lets through; None where it lets all of them through.
 
     The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
     a provider reports nothing. It catches what the count lets pass.
@@ -310,7 +310,7 @@ def sent_bytes(contents: Iterable[Content]) -> int:
 
 
 def _is_gated(draft: Draft, counted: int, budget: int) -> bool:
-    """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
+    """Tells whether reported usage says that the window is far from full, though the count is past its high-water mark.
 
     Args:
         counted: tokens of the whole request and what is unseen of it.
@@ -501,12 +501,12 @@ def _leave_out_oldest(draft: Draft) -> bool:
 
 
 def _request_place(draft: Draft) -> int | None:
-    """Where the request stands among what is sent."""
+    """The place of the request among the contents that are sent."""
     return next((at for at, item in enumerate(draft.history.items) if item.origin == draft.request_index), None)
 
 
 def _beside(draft: Draft) -> list[int]:
-    """Where what may give way stands beside the request: all but the agent's instruction."""
+    """The places of the contents beside the request that may give way: all but the agent's instruction."""
     items, asked = draft.history.items, draft.request_index
     return [at for at, item in enumerate(items) if item.origin != asked and not is_instruction(item.raw)]
 
@@ -535,7 +535,7 @@ def _leave_out(draft: Draft, groups: Iterable[Sequence[int]], spare: int = 0) ->
 
 
 def _shorten_request(draft: Draft) -> None:
-    """What stands in the human message becomes shorter, until the pack is within the budget or nothing more may go."""
+    """Shortens the human message until the pack is within the budget or nothing more may go."""
     raw, index = draft.raw_human, draft.request_index
     if raw is None or index is None:
         return
@@ -655,7 +655,7 @@ def _leave_out_candidates(draft: Draft) -> None:
 
 
 def _tell_last(draft: Draft) -> None:
-    """What other agents handed over goes, the oldest first, then what comes last becomes one text.
+    """Leaves out other agents' messages, the oldest first, then writes the last exchange as one text.
 
     Messages go after what answers them: an answer does not come first. One text, since sending some of its calls would
     need a record of which of them stay, kept right through whatever a host makes of its history: a call without its

@@ -170,7 +170,7 @@ def _divided(draft: Draft) -> Callable[..., Allocation]:
 
 
 def _texts(draft: Draft) -> dict[str, int]:
-    """What the given layers consist of, by a name that says no word of it, in tokens."""
+    """The parts of the given layers in tokens, each by a name that says no word of it."""
     step, counter, source = draft.step, draft.counter, draft.input
     request_name = "what was handed over" if source.request.from_agent else "the user's request"
     texts = {
@@ -345,7 +345,7 @@ def _overhead(candidate: Candidate, counter: PackCounter) -> int:
 
 
 def _fitting(sizes: Iterable[int], room: int) -> int:
-    """How many from the beginning fit."""
+    """Counts the sizes from the beginning that fit into the room."""
     return bisect_right(list(accumulate(sizes)), room)
 
 

@@ -35,7 +35,7 @@ from aether_context.tokens.cache import PackCounter
 
 
 class Carried(NamedTuple):
-    """What the epoch carries into this call; `restore_forms` fills it.
+    """State that the epoch carries into this call; `restore_forms` fills it.
 
     ``system`` is the instruction as it is sent, and ``contract`` says whether it explains the pack. ``marks`` are those
     of `Epoch`. ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``has_chosen`` is set
@@ -62,7 +62,7 @@ class Changed(NamedTuple):
 
 
 class History(NamedTuple):
-    """What of the conversation is sent; `restore_forms` begins it, strategies and the last resort make it shorter.
+    """The conversation as it will be sent. `restore_forms` fills it; strategies and the last resort shorten it.
 
     ``items`` are the contents that are sent, ``cut`` the origins of those that are left out for good. ``forms`` says
     what became of a content, by origin, where it is not sent whole. ``summary_place`` is that of `Epoch`. ``states`` is
@@ -86,7 +86,7 @@ _NOTHING = Ranking(chosen=(), left=())
 
 
 class Found(NamedTuple):
-    """What a search for ``query`` found; `choose` and `fill` write it."""
+    """The results of a search for ``query``; `choose` writes them."""
 
     query: str = ""
     memory: Ranking = _NOTHING
@@ -94,12 +94,12 @@ class Found(NamedTuple):
 
     @property
     def stands_alone(self) -> bool:
-        """Whether nothing was left out for what the conversation says, so that a cut would change no choice."""
+        """Tells whether nothing was left out for what the conversation says, so that a cut would change no choice."""
         return all(left.reason != "already_in_conversation" for left in (*self.memory.left, *self.evidence.left))
 
 
 class Chosen(NamedTuple):
-    """What is sent of it; `compress` makes it fit. ``shortened`` are ids."""
+    """The candidates that enter the payload; `compress` shortens them. ``shortened`` are ids."""
 
     memory: tuple[Candidate, ...] = ()
     evidence: tuple[Candidate, ...] = ()
@@ -112,7 +112,7 @@ class Chosen(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What this call makes of the human message.
+    """The human message as this call writes it.
 
     ``packed`` is what `write_payload` last wrote, None for a message that is sent as it is, and ``made_of`` what it
     wrote that of. The others are what the last resort takes from it: ``request`` is the shortened user request, None
@@ -131,7 +131,7 @@ class Message(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What was done, for the manifest.
+    """The record of what was done, for the manifest.
 
     ``tightened`` are the events of tools and step that became shorter, which `compress` puts into ``events`` in the
     order of its ladder. ``too_large`` says by what system, task and tools exceed the input budget, empty where they do
@@ -195,17 +195,17 @@ class Draft:
 
     @property
     def begins(self) -> bool:
-        """Whether an epoch begins with this pack, whatever is chosen for it."""
+        """Tells whether an epoch begins with this pack, whatever is chosen for it."""
         return self.at_cut or self.carried.changed is not None
 
     @property
     def made_cut(self) -> bool:
-        """Whether the conversation was cut, be it that contents only became shorter."""
+        """Tells whether the conversation was cut, be it that contents only became shorter."""
         return any(event.stage == "cut" for event in self.account.events)
 
     @property
     def by_hand(self) -> bool:
-        """Whether a cut was asked for that has not been made."""
+        """Tells whether a cut was asked for that has not been made."""
         return bool(self.input.host.asked) and self.input.host.asked != self.input.epoch.asked
 
     @property
@@ -260,7 +260,7 @@ class Draft:
 
     @property
     def summary_tokens(self) -> int:
-        """What the summary costs, as a message of its own."""
+        """The tokens of the summary as a message of its own."""
         return summary_tokens(self.counter, self.history.summary) if self.policy.conversation.summary_share else 0
 
     def spoken(self, items: Sequence[Outgoing] | None = None) -> int:

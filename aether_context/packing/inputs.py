@@ -142,8 +142,8 @@ def _unseen(request: Request, before: Unseen, limits: RequestLimits) -> Unseen:
 
 
 def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
-    """Where a pack leaves turns out that could answer the request: the positions that it sends whole, and the tokens
-    for the others, None for as many as there are; None where there is nothing to look for.
+    """The search for earlier turns that a pack calls for: the positions that it sends whole, and the tokens for the
+    others, None for as many as there are; None where there is nothing to look for.
 
     A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
     """
@@ -158,7 +158,7 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
 
 
 def _opens(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:
-    """Whether a request is the first one to what it answers.
+    """Tells whether a request is the first one to what it answers.
 
     That is an invocation's first one, and each that answers what another agent has handed over since: an agent in a
     loop may be shown nothing but the last turn of the agent before it.

@@ -85,7 +85,7 @@ HANDED_RULE = (
 
 
 def rules(names: Set[str], *, standing: bool = False, from_agent: bool = False) -> tuple[str, ...]:
-    """What explains a payload to the model, for the sections that it has; ``STEP`` stands for all of a plan.
+    """The lines that explain a payload to the model, for the sections that it has; ``STEP`` stands for all of a plan.
 
     Args:
         from_agent: whether it ends with another agent's turn in place of the user's request.
@@ -224,7 +224,7 @@ def render(
 
 
 def answered(text: str) -> str:
-    """What follows a payload's last header: the user's request, or what was handed over; nothing without one."""
+    """The text behind a payload's last header: the user's request, or what was handed over; nothing without one."""
     return "".join(_END.split(text, maxsplit=1)[1:])
 
 
@@ -248,7 +248,8 @@ def _plan(step: Step) -> str:
 
 
 def _moment(memory: Candidate) -> tuple[float, tuple[int, int]]:
-    """What was found stands in the order of time, behind what is there on purpose or has no date."""
+    """A sort key by which search results stand in the order of time, behind whatever an app put there or has no
+    date."""
     if memory.kind or memory.time is None:
         return -math.inf, (0, 0)
     return memory.time, turn_place(memory)
@@ -273,7 +274,7 @@ def _unmarked(text: str) -> str:
 
 
 def _looks_marked(line: str) -> bool:
-    """Whether a line begins with the mark's two words, or, in a bracket, with two as long in other letters."""
+    """Tells whether a line begins with the mark's two words, or, in a bracket, with two as long in other letters."""
     head = "".join(
         letter for letter in unicodedata.normalize("NFKD", line[:200]) if unicodedata.category(letter) not in _UNSEEN
     )
@@ -295,7 +296,7 @@ def evidence_line(candidate: Candidate) -> str:
 
 
 def role_lines(step: Step) -> tuple[str, ...]:
-    """What a role is told: its template, or its own words."""
+    """The lines for a role: its template, or the plan's own words."""
     return ROLES.get(step.role.strip().lower(), (step.role,))
 
 
@@ -425,7 +426,8 @@ def addresses_in(
 
 
 def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
-    """Whether a pack is valid, and why not: a step counts as sent where its words and its whole checklist are."""
+    """Decides whether a pack is valid, and why not: a step counts as sent where its words and its whole checklist
+    are."""
     step = source.step
     if source.validity != "valid" or source.host.passthrough_reason or not step.text:
         return source.validity, source.invalid_reason
@@ -441,7 +443,7 @@ def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validi
 
 
 def missing_evidence(source: PackInput, covers: Collection[str], contents: Iterable[Outgoing]) -> tuple[str, ...]:
-    """What evidence is missing: acceptance items that need it and whose proof is not sent, and tools without a record.
+    """Lists missing evidence: acceptance items that need it and whose proof is not sent, and tools without a record.
 
     The latter as ``tool:NAME``, where a plan is at work: tools that were called while nothing was recorded on purpose,
     and none of whose results the session keeps.
@@ -508,7 +510,7 @@ def write_payload(draft: Draft) -> None:
 
 
 def _message(draft: Draft) -> PackedMessage | None:
-    """What this invocation makes of its human message, None where it is sent as it is."""
+    """Packs this invocation's human message; None where it is sent as it is."""
     source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.carried.packed
     if raw is None or source.host.passthrough_reason:
         return None

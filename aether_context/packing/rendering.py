@@ -66,7 +66,7 @@ def _normalized(contents: Sequence[Outgoing], counter: PackCounter) -> tuple[Out
 
 
 def _member(item: Outgoing, place: int) -> tuple[int, int]:
-    """Where a part of an outgoing content comes from."""
+    """The content and the part that a part of an outgoing content comes from."""
     return item.members[place] if item.members else (item.origin, place)
 
 
@@ -158,7 +158,7 @@ def render(draft: Draft) -> Pack:
 
 
 def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: int) -> Verdict:
-    """What the request is worth for its step, and what was not done as asked; ``excess`` are tokens over the budget."""
+    """Judges the request for its step, and lists what was not done as asked; ``excess`` are tokens over the budget."""
     source, account, packed = draft.input, draft.account, draft.message.packed
     validity, invalid_reason = validity_of(source, packed)
     # The acceptance items whose proof the sent payloads hold.
@@ -198,13 +198,13 @@ def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
 
 
 def _of_readers(content: Content) -> bool:
-    """Whether a content is calls of the tools that read evidence, or what they gave, and nothing else."""
+    """Tells whether a content is calls of the tools that read evidence, or what they gave, and nothing else."""
     names = {part.name for part in (*content.calls, *content.responses)} | {quote.name for quote in content.quotes}
     return bool(names) and names <= {READ, SEARCH}
 
 
 def _reason(draft: Draft) -> EpochReason | None:
-    """Why an epoch begins with this pack, None where none does."""
+    """The reason why an epoch begins with this pack, None where none does."""
     # Where relevant tools are chosen anew because a cut ends the prefix anyway, the cut is the reason.
     chosen = draft.carried.changed == "tools_changed" and bool(draft.tools.scores)
     if draft.carried.changed is not None and not (draft.made_cut and chosen):
@@ -221,7 +221,8 @@ def _reason(draft: Draft) -> EpochReason | None:
 
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
-    """What is sent: the summary in its place, and payloads behind what other agents have handed over since."""
+    """The contents that are sent: the summary in its place, and payloads behind what other agents have handed over
+    since."""
     # Where the turns went that it is of, it is written once a cut and stays inside the cached prefix. In the human
     # message it would be sent anew with every invocation; before all else, each cut would end the prefix there.
     unseen, counter = draft.input.host.unseen, draft.counter
@@ -310,7 +311,7 @@ def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) 
 
 
 def _is_all_in(raw: Content, sent: Content) -> bool:
-    """Whether a message is whole in its packed form: the last resort takes the middle of its text, and media."""
+    """Tells whether a message is whole in its packed form: the last resort takes the middle of its text, and media."""
     others = [sum(part.kind != "text" for part in content.parts) for content in (raw, sent)]
     return raw.text in sent.text and others[0] == others[1]
 
@@ -337,7 +338,7 @@ def _candidate_row(
 
 
 def _forms(draft: Draft) -> dict[str, ShortForm]:
-    """What stands for contents that are still sent; where contents are cut, those after them are counted anew."""
+    """The short forms of contents that are still sent; where contents are cut, those after them are counted anew."""
     forms = {item.origin: draft.history.forms.get(item.origin) for item in draft.history.items}
     contents = draft.input.request.contents
     live = [at for at in range(len(contents)) if at not in draft.history.cut] if any(forms.values()) else []
@@ -386,7 +387,7 @@ def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
 
 
 def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
-    """What is in common with the request before, and what ended that."""
+    """Compares the request with the one before: what they share, and what ended that."""
     source, previous = draft.input, draft.input.previous.sent
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")

@@ -1,4 +1,4 @@
-"""Which notes, memories and evidence could enter a pack, what they cost, and how much room the layers ask for."""
+"""Notes, memories and evidence that could enter a pack, their tokens, and the room that layers ask for."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _nowhere(source: PackInput, layer: Layer) -> Ranking:
 
 
 def _readable(part: Part) -> str:
-    """What a part says, without the escapes of JSON."""
+    """The text of a part without the escapes of JSON."""
     if part.kind != "response":
         return part.text
     return "\n".join(text for _, text in strings(json.loads(part.text)))
@@ -165,8 +165,8 @@ def wanted(draft: Draft) -> dict[Layer, int]:
 
 
 def latest_need(draft: Draft) -> int:
-    """What the conversation has to be given so that its latest turns outlive a cut, beside a recap, and so that the
-    session can grow."""
+    """The tokens that the conversation needs so that its latest turns outlive a cut, beside a recap, and the session
+    can grow."""
     items, settings = draft.history.items, draft.policy.conversation
     parts = units([item.content for item in items])
     # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.
@@ -178,13 +178,14 @@ def latest_need(draft: Draft) -> int:
 
 
 def leaves_latest(draft: Draft) -> bool:
-    """Whether a cut leaves the conversation what its latest turns need, since turns were recalled into the rest."""
+    """Tells whether a cut leaves the conversation what its latest turns need, since turns were recalled into the
+    rest."""
     recalls = any(candidate.source == RECALLED for candidate in draft.chosen.memory)
     return recalls and _wants_all(draft.policy.conversation)
 
 
 def _wants_all(settings: ConversationSettings) -> bool:
-    """Whether all of the window is wanted, and nothing but the latest turns outlives a cut."""
+    """Tells whether all of the window is wanted, and nothing but the latest turns outlives a cut."""
     return settings.compact_at == 1 and settings.strategy == ("epochs",)
 
 

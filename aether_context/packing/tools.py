@@ -1,4 +1,4 @@
-"""Which declarations are sent, and which of them are relevant where all are too many."""
+"""The choice of declarations: which are sent, and which are relevant where all are too many."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def select_tools(draft: Draft) -> None:
 
 
 def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
-    """Which declarations are sent.
+    """Chooses the declarations that are sent.
 
     A step that names tools has no others, even where none of the names is known: then only the essential tools and
     those of ``tools.always`` are left. The other way, a step that may only read would be handed the tool that deletes,

@@ -31,7 +31,7 @@ class LayerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of a candidate in one pack.
+    """The outcome of a candidate in one pack.
 
     Attributes:
         form: ``absent`` where it was no candidate.
@@ -47,7 +47,7 @@ class Fate:
 
     @property
     def sent(self) -> bool:
-        """Whether it is sent, whole or in part."""
+        """Tells whether it is sent, whole or in part."""
         return self.form != "absent" and self.form not in UNSENT
 
 
@@ -77,7 +77,7 @@ class TextChange:
 
     @property
     def same(self) -> bool:
-        """Whether both send the same."""
+        """Tells whether both send the same."""
         return self.before is not None and self.after is not None and self.before.digest == self.after.digest
 
     @property
@@ -143,7 +143,7 @@ class Difference:
 
 
 def difference(before: PackView, after: PackView) -> Difference:
-    """What differs between two packs."""
+    """Compares two packs."""
     old, new = before.manifest, after.manifest
     pairs: tuple[TextChange, ...] = ()
     shared, parting = None, None

@@ -122,7 +122,7 @@ class PackView:
 
 
 def is_shortened(row: Row) -> bool:
-    """Whether less of a candidate is sent than there is of it."""
+    """Tells whether less of a candidate is sent than there is of it."""
     is_less = row.sent_tokens is not None and row.sent_tokens < row.tokens
     return row.form in ("extract", "told", "placeholder") or (row.form == "whole" and is_less)
 

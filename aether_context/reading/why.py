@@ -1,4 +1,5 @@
-"""Why a model saw a text, or did not: every place where a session's packs know it, and what became of it at each call.
+"""The reason why a model saw a text, or did not: every place where a session's packs know it, and its form at each
+call.
 
 A text is looked for as it is, but for case and white space; where no place holds it so, for places that hold all of its
 words. What a call sent is built again from its pack, so that what is said here is what the model read.
@@ -50,7 +51,7 @@ _SETTINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """How a place stood from one call to another.
+    """A place from one call to another, with what was sent of it.
 
     Attributes:
         first: the first of these calls, by its number in the session; ``last`` is the last of them.
@@ -101,7 +102,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Why a model saw a text, or did not.
+    """The reason why a model saw a text, or did not.
 
     Attributes:
         text: what was looked for: the text, as it is masked where the policy masks it.
@@ -137,7 +138,7 @@ def why(
     session: str | None = None,
     call: int | None = None,
 ) -> Answer:
-    """Why the model saw a text, or did not.
+    """Explains why the model saw a text, or did not.
 
     Args:
         store: a store of packs, or its URL.
@@ -273,7 +274,7 @@ class _Search:
                 yield name, Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
 
     def _by_hash(self, manifest: Manifest, policy: PackPolicy) -> Iterator[tuple[str, Span]]:
-        """Where no texts are recorded, the text is looked for as one whole message or memory."""
+        """Looks for the text as one whole message or memory, where no texts are recorded."""
         note = "calls without recorded texts were looked at by hash, which finds whole messages and memories"
         self._notes[note] = None
         hashes = {content_of_parts(role, [text_part(self._text)]).digest for role in ("user", "model")}
@@ -313,7 +314,7 @@ class _Search:
         return replace(span, act=_act(manifest, row, policy), elsewhere=elsewhere, settings=settings)
 
     def _since(self, place: Place, manifest: Manifest, holding: Sequence[Piece], *, built: bool) -> Span:
-        """How a place stands that this call's rows do not have: it was cut earlier, or not chosen again."""
+        """The form of a place that this call's rows do not have: it was cut earlier, or not chosen again."""
         here = Span(first=manifest.number, last=manifest.number, form="absent", holds=False, elsewhere=_names(holding))
         before = place.spans[-1] if place.spans else here
         if place.kind in _CHOSEN and not manifest.chose:
@@ -370,7 +371,7 @@ class _Search:
 
 
 def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
-    """What pieces of a request are: the ids of their rows, or what the plugin made."""
+    """The names of pieces of a request: the ids of their rows, or words for what the plugin wrote."""
     return tuple(piece.rows[0] if piece.rows else piece.form or piece.part for piece in pieces)
 
 
@@ -387,7 +388,7 @@ def _kind(row: Row | None, content: Content | None) -> str:
 
 
 def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
-    """What brought a row into its form."""
+    """The act that brought a row into its form."""
     if row.form == "offloaded":
         return f"too long to be sent whole: an extract of {row.tokens:,} tokens is sent, all of it is at {row.uri}"
     if any(event.stage == "cut" and row.id in event.item_ids for event in manifest.truncation_events):

@@ -1,4 +1,4 @@
-"""What could enter a pack and how well it answers: an index of texts, and the ranking of one pack's candidates."""
+"""Search: an index of texts, and the ranking of one pack's candidates."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from aether_context.text.shorten import sentences
 
 
 def tool_scores(tools: tuple[Tool, ...], query: str, redact: tuple[str, ...] = ()) -> dict[str, float]:
-    """How well each tool answers a query, by name: 0 and more, in the order of the tools.
+    """Scores each tool against a query, by name: 0 and more, in the order of the tools.
 
     Args:
         redact: patterns of what is masked before anything is compared.
@@ -52,7 +52,7 @@ def _tool_index(tools: tuple[Tool, ...], redact: tuple[str, ...]) -> HybridIndex
 
 
 def described(tool: Tool) -> str:
-    """What a tool is found by: name, description, then name and description of each parameter."""
+    """The text that a tool is found by: name, description, then name and description of each parameter."""
     wire = json.loads(tool.wire)
     texts = [tool.name, str(wire.get("description") or "")]
     for key in ("parameters", "parameters_json_schema"):

@@ -1,4 +1,4 @@
-"""What turns texts into vectors: the port, the model inside the package, and others by name."""
+"""Models that turn texts into vectors: the port, the model inside the package, and others by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Embedder(EmbedsTexts, Protocol):
 
     @property
     def name(self) -> str:
-        """What manifests and memories record: equal names give equal vectors."""
+        """The name that manifests and memories record: equal names give equal vectors."""
 
 
 def unit(vectors: NDArray[np.generic]) -> Vectors:
@@ -215,8 +215,7 @@ _STRETCH = 64
 
 
 def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
-    """How well each of some texts answers a query in which every word counts for itself, 0 to 1, by the model in the
-    package.
+    """Scores texts against a query in which every word counts for itself, 0 to 1, by the model in the package.
 
     Each token of the query is as near to a text as the token there that is nearest to it (MaxSim of ColBERT, Khattab
     and Zaharia, 2020), and counts the more the fewer of these texts have anything near it.
@@ -284,7 +283,7 @@ class TransformerEmbedder:
 
 
 def identity(model: str) -> str:
-    """What a model is told from others by: its name or, of a folder, the folder's name and a hash of what is in it.
+    """The identity of a model: its name or, of a folder, the folder's name and a hash of what is in it.
 
     Of each file its path, its length, its beginning and its end count, so that weights need not be read whole.
     """

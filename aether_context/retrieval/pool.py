@@ -165,7 +165,8 @@ class Pool:
     def answers(
         self, query: str, asked: Rows, said: Callable[[Places], Sequence[str]]
     ) -> tuple[Floats, dict[str, Floats]]:
-        """How well each text answers a masked query without its neighbours and its time; and what that is made of.
+        """Scores each text against a masked query without its neighbours and its time; returns the parts of the score,
+        too.
 
         Args:
             query: as of `named`.
@@ -258,7 +259,7 @@ class Pool:
         ]
 
     def _dated(self) -> NDArray[np.bool_]:
-        """Whether texts have a word or a number that tells a time."""
+        """Tells whether texts have a word or a number that tells a time."""
         places = np.flatnonzero(_among(self._terms, terms.DATED))
         places = places[np.isin(self._terms[places], terms.DATED)]
         found = np.zeros(len(self), dtype=np.bool_)
@@ -283,7 +284,7 @@ class Pool:
 
 
 class _Talks(NamedTuple):
-    """How texts follow each other, worked out once.
+    """The order of texts in their conversations, worked out once.
 
     ``order`` is the places of those in threads, by thread; ``numbers`` those of their talks, in that order; ``norms``
     the lengths of all vectors; ``alike`` the cosine of each in ``order`` with the one before, of all but the first;
@@ -332,7 +333,7 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
 
 
 def _among(said: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Where any of many keys stands, and a few other terms: in one pass, however many are asked for."""
+    """The texts that hold any of many keys, and a few other terms: in one pass, however many are asked for."""
     low = np.zeros(2**16, dtype=np.bool_)
     low[keys & _LOW] = True
     found: NDArray[np.bool_] = low[said & _LOW]

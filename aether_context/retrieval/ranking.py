@@ -1,4 +1,4 @@
-"""Which notes, memories and evidence could enter a pack: ranked, diverse, at most k."""
+"""The choice of notes, memories and evidence that could enter a pack: ranked, diverse, at most k."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def rank(candidate: Candidate) -> int:
 
 
 def answers(candidate: Candidate, settings: RetrievalSettings) -> bool:
-    """Whether a candidate has something to do with the request."""
+    """Tells whether a candidate has something to do with the request."""
     return candidate.score >= settings.floor * _POOR_MATCH
 
 
@@ -194,7 +194,7 @@ def _vocabulary(text: str) -> frozenset[str]:
 
 
 def query_for(source: PackInput) -> str:
-    """What is looked for: the request or what another agent said in its place, the step and its checklist."""
+    """The query of a pack: the request or what another agent said in its place, the step and its checklist."""
     request, step = source.request, source.step
     user_message = request.contents[request.request_index].words if request.request_index is not None else ""
     pieces = (user_message, step.text, step.goal, *(item.text for item in step.acceptance))
@@ -256,7 +256,7 @@ _SMALL_TALK = frozenset(
 
 
 def searched(text: str) -> str:
-    """What memories are searched for; nothing where a text is thanks, a greeting or a word of consent."""
+    """The query for memories; empty where a text is thanks, a greeting or a word of consent."""
     words = _WORD.findall(text.casefold()) if len(text) <= _LONGEST_SMALL_TALK else ["?"]
     return "" if _SMALL_TALK.issuperset(words) else text
 
@@ -295,7 +295,7 @@ _TELLING = re.compile(
 
 @lru_cache(maxsize=4_096)
 def is_telling(text: str) -> bool:
-    """Whether a text holds a number, a name, a date, or words for a wish or a decision."""
+    """Tells whether a text holds a number, a name, a date, or words for a wish or a decision."""
     return _TELLING.search(_GREETING.sub(" ", text)) is not None
 
 

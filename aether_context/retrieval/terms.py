@@ -76,8 +76,8 @@ def terms(text: str) -> list[str]:
 
 
 def hashed(text: str, speaker: str | None = None) -> bytes:
-    """What an index knows a text by: a mark of its speaker, one of whether it ends in a question, and `hash_of` each
-    term in its order."""
+    """The terms of a text as an index stores them: a mark of its speaker, one of whether it ends in a question, and
+    `hash_of` each term in its order."""
     ends = QUESTION if text.rstrip().endswith("?") else _MARK
     # No term reaches across a blank.
     return b"".join((hash_of(speaker_mark(speaker or "")), hash_of(ends), *map(_hashes.__getitem__, text.split())))
@@ -100,7 +100,7 @@ _hashes = _Hashes()
 
 @lru_cache(maxsize=50_000)
 def hash_of(term: str) -> bytes:
-    """What an index knows a term by: 32 bits, the lowest first."""
+    """The hash of a term in an index: 32 bits, the lowest first."""
     return hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()[:4]
 
 
@@ -115,8 +115,8 @@ _SELF = re.compile(r"\b(?:i|my|mine|myself)\b", re.I)
 
 
 def speaker_mark(speaker: str) -> str:
-    """What those are known by who may be meant in a question: the user, and whoever has a name that is no plain word,
-    since agents are called ``search`` or ``booking``."""
+    """A mark of those who may be meant in a question: the user, and whoever has a name that is no plain word, since
+    agents are called ``search`` or ``booking``."""
     name = _NAME.search(speaker)
     known = speaker == USER or (name and (name[0][0].isupper() or "_" in name[0]))
     return f"{_MARK}{name[0].casefold()}" if name and known else _MARK
@@ -150,7 +150,7 @@ def query_terms(text: str) -> list[str]:
 
 
 def identifiers(text: str) -> list[str]:
-    """What is written as a name rather than as words, as it stands."""
+    """The identifiers of a text: what is written as a name rather than as words, as it stands."""
     return [span["name"] for span in _SPAN.finditer(text) if span["name"] and _is_identifier(span["name"])]
 
 
@@ -297,17 +297,17 @@ def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
 
 
 def asks_for_recent(question: str) -> bool:
-    """Whether a question wants the latest of what is known."""
+    """Tells whether a question wants the latest of what is known."""
     return _RECENT.search(question) is not None
 
 
 def asks_when(question: str) -> bool:
-    """Whether a question wants a time."""
+    """Tells whether a question wants a time."""
     return _WHEN.search(question) is not None
 
 
 def closeness(times: NDArray[np.float64], spans: Sequence[Span]) -> NDArray[np.float64]:
-    """How well times agree with any of the spans: 1 inside, less the later they are after one, 0 before it.
+    """Scores how well times agree with any of the spans: 1 inside, less the later they are after one, 0 before it.
 
     NaN is an unknown time and agrees with nothing.
     """
@@ -326,7 +326,7 @@ def freshness(times: NDArray[np.float64], *, now: float) -> NDArray[np.float64]:
 
 
 def _names_month(match: re.Match[str]) -> bool:
-    """Whether a word in the place of a month is one; "may" and the like are where no verb is read out of them.
+    """Tells whether a word in the place of a month is one; "may" and the like are where no verb is read out of them.
 
     That is with a year or a day as in "5th", with a capital letter inside a sentence, and where no verb follows.
     """
@@ -340,7 +340,7 @@ def _names_month(match: re.Match[str]) -> bool:
 
 
 def _span(match: re.Match[str], asked: float) -> Span | None:
-    """What one of the forms names; None where there is no such day."""
+    """The span of time that one of the forms names; None where there is no such day."""
     named = {name: text for name, text in match.groupdict().items() if text}
     day = int(named["day"]) if "day" in named else None
     months = 1

@@ -1,4 +1,5 @@
-"""What an application keeps in a session's state: its plan, tools and knowledge, the task board, acceptance."""
+"""The part of a session's state that an application writes: its plan, tools and knowledge, the task board,
+acceptance."""
 
 from aether_context.state.candidates import Plan, read_state, unique
 from aether_context.state.plans import acceptance_of, current_step, read_plan

@@ -1,4 +1,4 @@
-"""Whether an answer meets its step's checklist, by the URIs that it cites, by checks, and by a critic.
+"""Acceptance: whether an answer meets its step's checklist, by the URIs that it cites, by checks, and by a critic.
 
 An item that needs evidence is met where the answer cites an ``artifact://`` URI that was in the request and proves it.
 A URI that was not in the request is fabricated, and an answer that cites one is not accepted.
@@ -53,12 +53,12 @@ class Verdict(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether no item failed and no URI is fabricated. Items that nothing judged do not count."""
+        """Tells whether no item failed and no URI is fabricated. Items that nothing judged do not count."""
         return not self.fabricated and all(judgement.passed is not False for _, judgement in self.items)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What is missing or wrong, a line each; empty for an answer that passed."""
+        """The missing or wrong items, a line each; empty for an answer that passed."""
         failed = (
             f"{item.id}: {item.text} ({judgement.reason})"
             for item, judgement in self.items

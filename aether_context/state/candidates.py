@@ -1,4 +1,4 @@
-"""What a session's state says to the pipeline: the step that its plan is at, and candidates for a pack."""
+"""A session's state as values of the pipeline: the step that its plan is at, and candidates for a pack."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = Fals
 
 
 def _material(key: str, text: str) -> Candidate:
-    """What a plan says beside its fields, as a memory that every pack has."""
+    """A plan's text beside its fields, as a memory that every pack has."""
     digest = hash_text(text)
     return Candidate(
         id=f"plan_{short(digest)}",

@@ -111,7 +111,7 @@ def read_step(value: object, place: str, problems: Problems) -> StepShape | None
 
 
 def _says_much(text: str) -> bool:
-    """Whether a text is more than a name or a number."""
+    """Tells whether a text is more than a name or a number."""
     return len(text.split()) > 3 or (not text.isascii() and len(folded(text)) > 5)
 
 
@@ -127,8 +127,8 @@ def without_plan(text: str) -> str:
 
 
 def lists_tools(plan: object) -> bool:
-    """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list. One
-    too large to be searched is assumed to list some."""
+    """Tells whether a plan without a readable step lists tools anywhere, under any name that models use for such a
+    list. One too large to be searched is assumed to list some."""
     text = plan if isinstance(plan, str) else canonical_json(plain(data_of(plan)))
     text = re.sub(r"\\+n", "\n", text).replace("\\", "")  # JSON in a text is escaped once for each text around it
     return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
@@ -184,7 +184,7 @@ def _locate(value: object) -> tuple[Known, dict[str, Any]] | None:
 
 
 def _rank(mapping: Mapping[str, Any], known: Known) -> int:
-    """How much a mapping is the plan: 0 where it holds steps, 5 where it says nothing of one."""
+    """Ranks a mapping as a plan: 0 where it holds steps, 5 where it says nothing of one."""
     is_at_step = any(not isinstance(item, bool) for item in known.get("step", ()))
     says_next = bool(known.keys() & {"next", "open", "doing"})
     return [_holds_steps(mapping), is_at_step, _is_only_step(mapping), says_next, bool(known), True].index(True)
@@ -196,12 +196,13 @@ def _holds_steps(mapping: Mapping[str, Any]) -> bool:
 
 
 def _numbered(left: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands under keys such as ``step_1``."""
+    """The values under keys such as ``step_1``."""
     return {key: item for key, item in left.items() if _NUMBERED_KEY.fullmatch(key)}
 
 
 def _are_steps(value: object) -> bool:
-    """Whether what stands under a word for steps are steps, not a plan with steps of its own, a title or a count."""
+    """Tells whether what stands under a word for steps are steps, not a plan with steps of its own, a title or a
+    count."""
     value = opened(value)
     if isinstance(value, Mapping):
         return 2 * sum(field_of("plan", name) is not None for name in value) < len(value)
@@ -209,7 +210,7 @@ def _are_steps(value: object) -> bool:
 
 
 def _reads_as_step(value: object) -> bool:
-    """Whether an item of a list is a step."""
+    """Tells whether an item of a list is a step."""
     value = opened(value)
     if not isinstance(value, Mapping):
         return False
@@ -220,8 +221,8 @@ def _reads_as_step(value: object) -> bool:
 
 
 def _is_only_step(value: Mapping[str, Any]) -> bool:
-    """Whether a mapping is a step rather than a plan: it has a text under a word that no plan has for its task, and a
-    checklist, tools or a status."""
+    """Tells whether a mapping is a step rather than a plan: it has a text under a word that no plan has for its task,
+    and a checklist, tools or a status."""
     known, _ = known_fields("step", value)
     own = [key for key in value if folded(key) == "description" or field_of("plan", key) is None]
     return bool(known.keys() & {"acceptance", "tools", "status"}) and any(
@@ -553,7 +554,7 @@ def _steps_below(leaf: _Leaf) -> list[Any]:
 
 
 def _has(text: str, part: str) -> bool:
-    """Whether a text contains another; short ones stand in any by chance."""
+    """Tells whether a text contains another; short ones stand in any by chance."""
     return len(folded(part)) > (9 if part.isascii() else 3) and folded(part) in folded(text)
 
 

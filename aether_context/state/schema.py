@@ -330,7 +330,7 @@ class KnowledgeShape(Shape):
 
 
 class Problems:
-    """What was ignored or is unknown in a state, in order. Messages name places, never values.
+    """The values of a state that were ignored or are unknown, in order. Messages name places, never values.
 
     ``lost`` are the places of values that could not be read, or not completely.
     """
@@ -370,7 +370,7 @@ Known: TypeAlias = dict[str, list[Any]]
 
 
 def known_fields(words: str, fields: Mapping[str, Any]) -> tuple[Known, dict[str, Any]]:
-    """What a mapping gives by field, without what is empty; and what it holds under keys that stand for no field."""
+    """Reads a mapping by field, without what is empty; and returns the values under keys that stand for no field."""
     found: dict[str, list[tuple[int, Any]]] = {}
     left: dict[str, Any] = {}
     for key, value in fields.items():
@@ -385,7 +385,8 @@ def known_fields(words: str, fields: Mapping[str, Any]) -> tuple[Known, dict[str
 
 
 def _says_none(words: str, name: str, value: object) -> bool:
-    """Whether an empty value says something: no tools, no questions, or what somebody noted in a word or a sign."""
+    """Tells whether an empty value says something: no tools, no questions, or what somebody noted in a word or a
+    sign."""
     is_text = isinstance(value, str) and bool(value.strip())
     return is_text if name == "tools" or words not in ("plan", "step") else name == "open_questions" and value == []
 
@@ -452,7 +453,7 @@ def _validated(kind: type[_Any], values: dict[str, Any], place: str, problems: P
 
 
 def words_in(value: object) -> str:
-    """What a value says in words; empty where it is data."""
+    """The words of a value; empty where it is data."""
     text = _as_text(opened(value))
     return str(text).strip() if isinstance(text, (str, int, float)) and not isinstance(value, bool) else ""
 

@@ -274,7 +274,7 @@ class _Node:
         return "\n".join(node.text for node in nodes if node.level > _MOST_HEADINGS)
 
     def fields(self) -> dict[str, Any]:
-        """What stands below as a mapping: values by label, prose as its text, items as steps or as its parts."""
+        """Reads the nodes below as a mapping: values by label, prose as its text, items as steps or as its parts."""
         found: dict[str, list[Any]] = {"text": [self.prose()] if self.prose() else []}
         for node in self.below:
             if node.label:
@@ -306,7 +306,7 @@ def _single(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_outline(text: str) -> dict[str, Any]:
-    """What a text says by headings, tags, labels and lists, as a mapping; empty where it says nothing so."""
+    """Reads a text by headings, tags, labels and lists, as a mapping; empty where it has none."""
     text = _TAG.sub(lambda tag: f"\n# {'' if tag[1] else tag[2] or tag[3]}\n", text[:_MOST_OUTLINE])
     text, progress = progress_in(text)
     lines = [line for whole in text.replace("**", "").replace("__", "").splitlines() for line in _numbered(whole)]
@@ -339,10 +339,9 @@ def read_outline(text: str) -> dict[str, Any]:
 
 
 def _node(line: str, body: str, labels: Mapping[str, int]) -> _Node:
-    """What a line is. Items stand deeper than labels at the margin, so that a list belongs to the label before it; a
+    """Classifies a line. Items stand deeper than labels at the margin, so that a list belongs to the label before it; a
     label that is said again after other items belongs to the item before it. ``labels`` says how often each label
-    stands at the margin, for a line below an item.
-    """
+    stands at the margin, for a line below an item."""
     indent, heading, bullet = len(line) - len(line.lstrip()), _HEADING.match(body), _BULLET.match(body)
     text = heading[2].strip("# ") if heading is not None else body[bullet.end() :] if bullet is not None else body
     is_step = _ITEM.match(text) is not None
@@ -361,7 +360,7 @@ def _node(line: str, body: str, labels: Mapping[str, int]) -> _Node:
 
 
 def _tells_of_steps(text: str) -> bool:
-    """Whether a heading or an opening line says that steps follow."""
+    """Tells whether a heading or an opening line says that steps follow."""
     return any((field_of("plan", word) or ("", 0))[0] == "steps" for word in re.split(r"[\W_]+", text[:80]) if word)
 
 

@@ -16,7 +16,7 @@ __all__ = ["SCHEMA_VERSION", "Manifest", "PackStore", "Recording", "Tip", "ToolS
 
 
 def __getattr__(name: str) -> Any:
-    """What takes long to load is loaded when it is asked for: the models of a manifest."""
+    """Loads the models of a manifest when they are asked for, since that takes long."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.manifest"), name)

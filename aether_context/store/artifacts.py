@@ -129,7 +129,7 @@ def _content(head: Mapping[str, JSON], data: bytes) -> bytes:
 
 
 def is_artifact(content: bytes) -> bool:
-    """Whether a file holds a version as it was written."""
+    """Tells whether a file holds a version as it was written."""
     line, _, data = content.partition(b"\n")
     head = json.loads(line)
     return _content({key: value for key, value in head.items() if key != "hash"}, data) == content

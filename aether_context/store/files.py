@@ -71,7 +71,8 @@ class Calls:
         self._try_at = 0.0
 
     def run(self, act: Callable[[], _R], seconds: float) -> _R:
-        """What ``act`` gives; `StoreError` where that takes longer, or takes long while another call hangs."""
+        """Returns the result of ``act``; `StoreError` where that takes longer, or takes long while another call
+        hangs."""
         if self._process != os.getpid():  # a forked process has no threads of its parent
             Calls.__init__(self)
         began = time.monotonic()
@@ -195,7 +196,7 @@ class Files:
                 del self._written[next(iter(self._written))]
 
     def written(self, folder: str) -> tuple[str, ...]:
-        """What was noted of a session's folder, in order."""
+        """The notes of a session's folder, in order."""
         with self._writing:
             return tuple(self._written.get(folder, ()))
 
@@ -310,14 +311,14 @@ class Files:
             return None
 
     def lacks(self, path: str) -> bool:
-        """Whether a file is surely not there; False where the store does not say."""
+        """Tells whether a file is surely not there; False where the store does not say."""
         try:
             return self.get(path, 1) is None
         except StoreError:
             return False
 
     def is_there(self) -> bool:
-        """Whether the base folder exists; `StoreError` where it is a file.
+        """Tells whether the base folder exists; `StoreError` where it is a file.
 
         In an object store a folder exists only while there is a file in it.
         """
@@ -351,7 +352,7 @@ class Files:
         return sorted(_files_of(entries), key=lambda file: file.path)
 
     def _entries(self, path: str, *, find: bool = False, size: int | None = None) -> list[Mapping[str, Any]]:
-        """What is in a folder, as fsspec describes it, or all files below it."""
+        """The entries of a folder, as fsspec describes them, or all files below it."""
         entries = self._perform(partial(self._list, path, find), path, "listed", size)
         # Object stores find by prefix, which may be the beginning of another folder's name; a file lists itself.
         return [entry for entry in entries if entry["name"].startswith(f"{path}/")]
@@ -373,7 +374,8 @@ class Files:
             return []
 
     def at_once(self, act: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
-        """What ``act`` gives for each item, in order; several at a time where each is a request over the network."""
+        """The results of ``act`` for each item, in order; several at a time where each is a request over the
+        network."""
         items = list(items)
         if len(items) < 2 or not self._is_async:
             return [act(item) for item in items]
@@ -381,7 +383,7 @@ class Files:
             return list(pool.map(act, items))
 
     def ahead(self, act: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
-        """What ``act`` gives for each item, in order; over the network a few ahead of the one that is asked for."""
+        """The results of ``act`` for each item, in order; over the network a few ahead of the one that is asked for."""
         size = _MOST_AHEAD if self._is_async else 1
         for start in range(0, len(items), size):
             yield from self.at_once(act, items[start : start + size])
@@ -400,11 +402,11 @@ class Files:
         return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=Files.seconds(self, size), **options)
 
     def seconds(self, size: int | None) -> float:
-        """How long a call may take that writes so many bytes; None is for what may be long to read."""
+        """The time that a call may take that writes so many bytes; None is for what may be long to read."""
         return (self.timeout_seconds or 0.0) + (size or 0) / 1_000_000
 
     def _perform(self, act: Callable[[], _R], path: str, action: str, size: int | None) -> _R:
-        """What ``act`` gives, within the time limit where there is one.
+        """Returns the result of ``act``, within the time limit where there is one.
 
         Raises `StoreError` for whatever goes wrong, and for a local path that leaves the folder by ``..`` or a link.
         ``action`` is what is done with the path, for the message.

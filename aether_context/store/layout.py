@@ -1,4 +1,4 @@
-"""Which file of a store is what, by its path alone. Whatever does not have a name of ours is somebody else's.
+"""The kinds of a store's files, by path alone. Whatever does not have a name of ours is somebody else's.
 
 The names are those that `PackStore`, `ArtifactFiles` and `retention` give. A folder of a store is often used for other
 things, too: `artifacts` in a working directory.
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(file: File, root: str) -> Entry | None:
-    """What a file below the base of a store is; None where its name is none of ours."""
+    """Reads the path of a file below the base of a store; None where its name is none of ours."""
     path = file.path.removeprefix(f"{root}/")
     kind = next((kind for kind, form in _FORMS.items() if form.fullmatch(path)), None)
     if kind is None:
@@ -93,5 +93,5 @@ def pack_at(name: str) -> str | None:
 
 
 def is_segment(folder: str) -> bool:
-    """Whether a name could lead to a folder that is called so."""
+    """Tells whether a name could lead to a folder that is called so."""
     return re.fullmatch(_NAME, folder) is not None

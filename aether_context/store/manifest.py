@@ -69,7 +69,7 @@ class LayerBudget(_Record):
 
 
 class ToolScope(_Record):
-    """Which tool declarations were sent."""
+    """The tool declarations that were sent."""
 
     mode: str
     """``off``, ``prune``, ``mask`` or ``relevant``."""

@@ -210,7 +210,7 @@ def _epoch(epoch: Epoch, last: tuple[Epoch, Epoch] | None) -> Epoch:
 def _summaries(
     source: PackInput, changed: PackInput, build: Callable[[PackInput], Pack], mask: Masker
 ) -> Mapping[str, str]:
-    """What a model wrote for a pack, masked, by the keys under which its masked form asks for it.
+    """A model's summaries for a pack, masked, by the keys under which its masked form asks for them.
 
     Both ask in the same order, and once more where what was written changed what else is needed.
     """

@@ -42,7 +42,7 @@ def gzip_bytes(data: bytes) -> bytes:
 
 
 def gunzip_bytes(data: bytes, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
-    """What `gzip_bytes` was given; `ManifestError` where it is damaged or too long."""
+    """Undoes `gzip_bytes`; `ManifestError` where the data is damaged or too long."""
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         text = inflate.decompress(data, most_bytes + 1)

@@ -63,7 +63,7 @@ _MOST_CALIBRATION_BYTES = 65_536
 
 
 class Parts(NamedTuple):
-    """What the files of a pack hold; the outcome is None, and the hash of its file empty, where there is none."""
+    """The contents of a pack's files; the outcome is None, and the hash of its file empty, where there is none."""
 
     manifest: Manifest
     texts: dict[str, JSON]
@@ -72,8 +72,8 @@ class Parts(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """What of a session was deleted for its age: the numbers of packs, and of each agent's turns the position up to
-    which they were, by the folder."""
+    """The part of a session that was deleted for its age: the numbers of packs, and of each agent's turns the position
+    up to which they were, by the folder."""
 
     packs: Sequence[int] = ()
     turns: Mapping[str, int] = NOTHING
@@ -213,7 +213,7 @@ class PackStore:
             raise type(error)(f"{error} (pack {name_of(place)}, {path})") from error
 
     def parts(self, place: str) -> Parts:
-        """What the files of the pack at a place hold, each as it was written; errors as for `read`."""
+        """Reads the files of the pack at a place, each as it was written; errors as for `read`."""
         from aether_context.store.manifest import Manifest
 
         data = self._data(place)
@@ -284,7 +284,7 @@ class PackStore:
         return hash_bytes(data) if created else self.outcome_hash(place)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
-        """How a pack's model call ended; None where no outcome was written."""
+        """The end of a pack's model call; None where no outcome was written."""
         place = self.place(manifest)
         data = self.files.get(f"{place}/{pack_file.OUTCOME}")
         try:
@@ -381,7 +381,7 @@ class PackStore:
     # what was forgotten for its age
 
     def forgotten(self, app: str, user: str, session: str) -> Forgotten:
-        """What of a session was deleted for its age; `ChecksumMismatch` where that is not what was written."""
+        """The part of a session that was deleted for its age; `ChecksumMismatch` where that is not what was written."""
         data = self._unhashed(f"{self.files.place(app, user, session)}/{FORGOTTEN}")
         return Forgotten() if data is None else Forgotten(**json.loads(data))
 

@@ -89,7 +89,7 @@ class Recording(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Recorded):
-    """What a session's packs have in common. All but ``step`` and ``instructions`` is taken from the request."""
+    """Facts that a session's packs have in common. All but ``step`` is taken from the request."""
 
     system: str
     system_is_text: bool
@@ -287,7 +287,7 @@ def record(
 
 
 def _numbers(rows: Sequence[Row]) -> dict[Layer, dict[str, int]]:
-    """How many rows each layer has, by form, or by the reason where they are left out."""
+    """Counts the rows of each layer, by form, or by the reason where they are left out."""
     numbers: dict[Layer, dict[str, int]] = {}
     for row in rows:
         of_layer = numbers.setdefault(row.layer, {})
@@ -314,7 +314,7 @@ def _truncations(pack: Pack) -> list[dict[str, object]]:
 
 
 def _first_words(request: Request) -> str:
-    """What the message says that is answered, at an invocation's first call."""
+    """The text of the message that is answered, at an invocation's first call."""
     if request.request_index is None or not request.first_call:
         return ""
     return " ".join(request.contents[request.request_index].words.split())[:_MOST_WORDS]
@@ -386,7 +386,7 @@ def row_key(row: Row) -> str:
 
 
 def is_content(row: Row) -> bool:
-    """Whether a row is one of the host's own contents."""
+    """Tells whether a row is one of the host's own contents."""
     return row.layer in ("conversation", "task")
 
 

@@ -110,7 +110,7 @@ class Replayer:
             link = self._links[link.extends] if link.extends is not None else None
 
     def pack_input(self, manifest: Manifest) -> PackInput:
-        """What the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
+        """The input that the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
         resolved = self.resolve(manifest)
         missing, known = list[str](), dict[str, Content]()
         recorded: JSON = None

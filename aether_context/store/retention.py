@@ -1,4 +1,4 @@
-"""What may be deleted from a store: what is older than an age, or all files of a user or of one session.
+"""Deletion from a store: what is older than an age, or all files of a user or of one session.
 
 Only files whose names are ours are deleted, see `layout`; others are left and counted. Agents may write meanwhile.
 """
@@ -24,7 +24,7 @@ _OF_PACK = ("replay", "outcome")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What would be deleted of one user.
+    """The files that would be deleted of one user.
 
     Attributes:
         files: the files to delete, a manifest before those that it extends, and before all that it names.
@@ -48,7 +48,7 @@ class Removal:
 
 
 def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Removal:
-    """What is older than ``seconds`` of one user, whose folder is ``owner``.
+    """The files older than ``seconds`` of one user, whose folder is ``owner``.
 
     A chain of packs goes as a whole, once its last pack is that old: the first pack of one that goes on stays. What
     was taken out of messages and results goes where no pack that stays names it, the rest by its own age.

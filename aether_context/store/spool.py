@@ -53,7 +53,8 @@ _CALM_SECONDS = 60.0
 
 
 class Write(StrEnum):
-    """What a write does where its path exists: replace the file, or leave it."""
+    """The act of a write where its path exists: replace the file, leave it, or extend it where the data begins with
+    it."""
 
     REPLACE, CREATE = "replace", "create"
 
@@ -151,19 +152,19 @@ class Spool:
         return not any(self.listed(WAITING, REFUSED))
 
     def holds_back(self, path: str = "") -> bool:
-        """Whether a write waits that later ones wait behind, or later ones to this path."""
+        """Tells whether a write waits that later ones wait behind, or later ones to this path."""
         key = _key(path)
         return any(self.listed(WAITING)) or any(
             name.endswith(key) or self.precedes(name, path) for name in self.listed(REFUSED)
         )
 
     def precedes(self, name: str, path: str) -> bool:
-        """Whether a path is that of a manifest, and a write is of its pack, too."""
+        """Tells whether a path is that of a manifest, and a write is of its pack, too."""
         key = _key(path)
         return path.endswith(f"/{MANIFEST}") and name.split("-")[2].startswith(key[:_DIGITS]) and not name.endswith(key)
 
     def missing(self) -> int:
-        """How many writes are refused or were set aside."""
+        """Counts the writes that are refused or were set aside."""
         return sum(1 for _ in self.listed(REFUSED, ASIDE))
 
     def paths(self) -> dict[str, int]:
@@ -186,7 +187,7 @@ class Spool:
         self.drop(path for path in self.paths() if path.startswith(inside))
 
     def is_forgotten(self, name: str, path: str) -> bool:
-        """Whether a write was added before the folder of its path was forgotten."""
+        """Tells whether a write was added before the folder of its path was forgotten."""
         added = int(name.split("/")[1].split("-")[0])
         with self._usable():
             for mark in (self.path / FORGOTTEN).glob("*-*"):
@@ -414,7 +415,7 @@ class SpooledFiles(Files):
         return ""
 
     def _is_refused(self, size: int, error: StoreError) -> bool:
-        """Whether a write that failed goes on waiting behind all others: the store takes others of its size.
+        """Tells whether a write that failed goes on waiting behind all others: the store takes others of its size.
 
         That is told by a write, since a full disk can be read. The first one is tried until the pauses have grown, so
         that for a store that fails now and then it does not come after what follows on it.

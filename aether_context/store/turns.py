@@ -1,4 +1,4 @@
-"""What an agent was shown of a session, kept by position, so that a host need not load all of it at each call.
+"""A session as an agent was shown it, kept by position, so that a host need not load all of it at each call.
 
     {base}/{app}/{user}/{session}/turns/{scope}/{number}-{start}-{stop}-{hash}.json.gz
 
@@ -68,7 +68,7 @@ class TurnFiles:
         return max((segment.stop for segment in self._beside_writes()), default=0)
 
     def read(self, start: int = 0, stop: int = 2**62, take: Callable[[Stored], Any] = dict) -> dict[int, Any]:
-        """What is taken of each content, by position, of all files that hold one of these; without damaged files."""
+        """Reads contents by position from all files that hold one of these; without damaged files."""
         for _ in range(2):  # what was listed may be merged and deleted meanwhile
             with suppress(FileNotFoundError):
                 return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [], take)

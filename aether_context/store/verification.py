@@ -1,4 +1,4 @@
-"""Whether a store holds what was written: every byte of every file of ours, and no pack that is missing."""
+"""Verification of a store: every byte of every file of ours, and no pack that is missing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HostSession(Protocol):
 
 @dataclass(slots=True)
 class Verification:
-    """What was found.
+    """The findings of a verification.
 
     Attributes:
         packs: number of packs that were checked.
@@ -72,7 +72,7 @@ class Verifier:
         self._parts: dict[str, Parts | AetherContextError] = {}
 
     def faults(self, places: Sequence[str]) -> dict[str, str]:
-        """What is wrong with the packs of one session, by their places; empty for each with which nothing is."""
+        """Describes the faults of a session's packs, by their places; empty for each without any."""
 
         def read(place: str) -> Parts | AetherContextError:
             try:
@@ -87,7 +87,7 @@ class Verifier:
         return faults
 
     def fault(self, place: str, *, chain: bool = False) -> str:
-        """What is wrong with the pack at a place; empty where nothing is.
+        """Describes the fault of the pack at a place; empty where there is none.
 
         Args:
             place: it is fastest to check the places of one session one after the other.
@@ -115,7 +115,7 @@ class Verifier:
         return over
 
     def _chain_fault(self, extended: str | None, whole: bool) -> str:
-        """What is wrong with the pack that another one extends, and where ``whole`` is set with those before it."""
+        """Describes the fault of the pack that another one extends, and where ``whole`` is set of those before it."""
         below: list[str] = []
         while extended is not None and extended not in self._sound and extended not in below:
             try:
@@ -226,7 +226,7 @@ def _gaps(
     outcomes: Mapping[str, str],
     event_packs: Sequence[tuple[int, str]],
 ) -> str:
-    """Which packs of a session are not there, or are others than those that were followed; empty where none.
+    """Finds packs of a session that are not there, or are others than those that were followed; empty where none.
 
     Args:
         damaged: number of packs that are there and cannot be read, which may be some of those that are missed.
@@ -260,7 +260,7 @@ def _gaps(
 
 
 class _Held:
-    """What a store holds beside packs, to be compared with what manifests name."""
+    """The files of a store beside packs, to be compared with what manifests name."""
 
     def __init__(self, store: PackStore, entries: Mapping[str, Sequence[Entry]]) -> None:
         self._store = store
@@ -284,7 +284,7 @@ class _Held:
             return None
 
     def missing(self, folder: str, manifests: Sequence[Manifest]) -> str:
-        """What the manifests of a session name that is not there; empty where nothing is missing."""
+        """Lists the files that a session's manifests name and that are not there; empty where nothing is missing."""
         owner = "/".join(folder.split("/")[:2])
         for manifest in manifests:
             for uri in manifest.saved:
@@ -312,7 +312,8 @@ class _Held:
 
 
 def _file_fault(store: PackStore, entry: Entry) -> str:
-    """What is wrong with a file that is none of a pack; empty where nothing is."""
+    """Describes the fault of a file that is no pack; empty where there is none. ``saved`` are the hashes of the
+    session's messages by their file's name."""
     place = store.files.below_base(entry.file.path)
     try:
         data = store.files.read(entry.file.path)

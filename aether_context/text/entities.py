@@ -155,7 +155,7 @@ def _without_key(field: str, before: str) -> str:
 
 
 def _is_plain(entity: str) -> bool:
-    """Whether an entity is a field with neither a name nor an identifier nor a number of some digits."""
+    """Tells whether an entity is a field with neither a name nor an identifier nor a number of some digits."""
     key, _, value = _of_record(entity)[1].rpartition(": ")
     return key != "name" and (len(value) < _SHORTEST or not _TELLING.search(value))
 
@@ -179,7 +179,7 @@ def _subject(arguments: str) -> str:
 
 
 def is_entry(bullet: str) -> bool:
-    """Whether a bullet is a line of an entity table."""
+    """Tells whether a bullet is a line of an entity table."""
     return bullet.startswith(tuple(_TITLES.values()))
 
 
@@ -288,7 +288,7 @@ def mentions(content: Content, subjects: tuple[str, ...] = ()) -> tuple[tuple[st
 
 
 def _is_value(text: str) -> bool:
-    """Whether a text is one value, short enough to be listed with its key, and no sentence about others."""
+    """Tells whether a text is one value, short enough to be listed with its key, and no sentence about others."""
     if len(text) > _LONGEST_VALUE or _SEPARATED.search(text):
         return False
     return all(entity == text or is_number(entity) for entity in entities_of(text))

@@ -239,20 +239,21 @@ def leaves(value: JSON, record: str = "", key: str = "", naming: str = "", depth
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is only a number, with its currency, sign or percent."""
+    """Tells whether a text is only a number, with its currency, sign or percent."""
     return len(text) <= _MOST and _NUMERIC.fullmatch(text) is not None
 
 
 @lru_cache(maxsize=4_096)
 def is_id(key: str) -> bool:
-    """Whether a key says that its value is an id."""
+    """Tells whether a key says that its value is an id."""
     if len(key) > _LONGEST_KEY or _NO_ID.fullmatch(key):
         return False
     return bool(_ID.fullmatch(key) or _CAMEL_ID.fullmatch(key))
 
 
 def is_label(word: str) -> bool:
-    """Whether a word looks like an id: it has a digit, a slash or an at sign, and is no number, date or colour."""
+    """Tells whether a word looks like an id: it has a digit, a slash or an at sign, and is no number, date or
+    colour."""
     if len(word) > _LONGEST_LABEL or not _TELLING.search(word) or any(map(str.isspace, word)):
         return False
     return not (is_number(word) or _DATE.fullmatch(word) or _COLOUR.fullmatch(word))

@@ -77,7 +77,7 @@ _NAMES_SHARE = 0.35
 
 
 class Excerpt(NamedTuple):
-    """What is shown of a text. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing.
+    """The shown part of a text. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing.
 
     ``names`` are identifiers and numbers in lines that do not. ``ends_early`` says that the text is JSON that was cut
     off before it came here.

@@ -75,7 +75,7 @@ def near_field(kind: str, key: str) -> str:
 
 
 def means_nothing(value: object) -> bool:
-    """Whether a value is None, or a text such as ``none`` or ``n/a``."""
+    """Tells whether a value is None, or a text such as ``none`` or ``n/a``."""
     return value is None or (
         isinstance(value, str) and len(value) < 16 and folded(value) in ("", "none", "null", "na", "nil")
     )
@@ -89,7 +89,7 @@ def is_empty(value: object) -> bool:
 
 
 def _meaning(kind: str, value: object) -> object:
-    """What a word means by a table; a value that is not in it unchanged."""
+    """Looks a word's meaning up in a table; a value that is not in it unchanged."""
     found = words(kind).get(_plain(value)) if isinstance(value, str) and len(value) <= _MOST_NAME else None
     return found[0] if found else value
 
@@ -127,7 +127,7 @@ def as_kind(value: object) -> object:
 
 
 def is_preference(metadata: Mapping[str, Any] | None) -> bool:
-    """Whether a memory's metadata says that it is a preference."""
+    """Tells whether a memory's metadata says that it is a preference."""
     kinds = [value for key, value in (metadata or {}).items() if isinstance(key, str) and folded(key) == "kind"]
     return any(as_kind(kind) == "preference" for kind in kinds)
 

@@ -200,7 +200,7 @@ class _Checked:
         return [max(1, tokens) if text else 0 for text, tokens in zip(texts, counts, strict=True)]
 
     def _is_sound(self, text: str, tokens: object) -> bool:
-        """Whether a text can have so many tokens: four a character at most, and not far fewer than estimated."""
+        """Tells whether a text can have so many tokens: four a character at most, and not far fewer than estimated."""
         if type(tokens) is not int or not bool(text.strip()) <= tokens <= 4 * len(text) + _MOST_ADDED:
             return False
         tokens = max(tokens, bool(text))  # some leave out white space

@@ -29,7 +29,7 @@ class TokenCounter(Protocol):
 
     @property
     def accuracy(self) -> Accuracy:
-        """How accurate the counts are.
+        """The accuracy of the counts.
 
         `exact`: by the model's own tokenizer; `approximate`: by a table of its vocabulary; `heuristic`: by that of
         other models.
@@ -179,7 +179,7 @@ def family_of(model: str) -> str:
 
 
 class Tokenizer(NamedTuple):
-    """What counts many texts at once. It may raise anything: `Counters` checks what it gives.
+    """A counter of many texts at once. It may raise anything: `Counters` checks what it gives.
 
     Attributes:
         name: the name that manifests record.

@@ -279,7 +279,7 @@ def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Pla
 
 
 def _is_known(low: Keys, high: Keys | int, known: Bytes) -> Flags:
-    """Whether the filter has the bit of each key."""
+    """Tells whether the filter has the bit of each key."""
     high = np.array([high], np.uint64) if isinstance(high, int) else high
     mixed = low * np.uint64(0x9E3779B97F4A7C15) ^ high * np.uint64(0xC2B2AE3D27D4EB4F)
     places = (mixed >> np.uint64(64 - KNOWN_BITS)).view(np.int64)

@@ -79,7 +79,7 @@ LimitKind: TypeAlias = Literal["tokens", "bytes", "media", "pages"]
 
 
 class RequestLimits(NamedTuple):
-    """What a provider takes in one request beside tokens; None where no limit is known.
+    """The most that a provider takes in one request beside tokens; None where no limit is known.
 
     Attributes:
         bytes: of the request's JSON, in which media are base64.
@@ -100,7 +100,7 @@ def request_limits(model: str) -> RequestLimits:
 
 
 def shares_window(model: str | None) -> bool:
-    """Whether the model's answer takes tokens of the window that it reads from."""
+    """Tells whether the model's answer takes tokens of the window that it reads from."""
     name = bare_model_name(model or "")
     return not name.startswith(("gemini", "learnlm")) and not re.match(r"gpt-[56](?!.*-chat)", name)
 

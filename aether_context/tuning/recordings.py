@@ -81,7 +81,7 @@ class RecordedSession:
 
 
 def recorded_sessions(folder: Folder) -> Iterator[RecordedSession]:
-    """What was recorded in one session, for each branch and agent.
+    """The recorded calls of one session, for each branch and agent.
 
     Raises:
         AetherContextError: a pack cannot be read, or its texts were not recorded.

@@ -27,7 +27,7 @@ _SHORTEST, _SHORTEST_LINE = 5, 30
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What the answer to one call used.
+    """The parts of a request that the answer to one call used.
 
     ``places`` has for each text the indices of the contents that hold it, none where only a memory or evidence does.
     ``read_back`` is the number of the answer's calls that read a shortened result again.
@@ -52,7 +52,7 @@ class Used:
 
 
 def used(session: RecordedSession) -> list[Used]:
-    """What the answer to each call used, in the order of the calls."""
+    """The parts of each request that its answer used, in the order of the calls."""
     found: list[Used] = []
     history: Sequence[Content] = ()
     places: dict[str, set[int]] = {}

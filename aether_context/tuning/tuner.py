@@ -23,8 +23,8 @@ from aether_context.tuning.verdict import Compared, Outcomes, Verdict, checked, 
 
 @contextmanager
 def executor(jobs: int | None = None, scheduler: str | None = None) -> Iterator[Executor]:
-    """What plays sessions: processes of this machine, by default one per core, or workers of the Dask cluster whose
-    scheduler has an address such as ``tcp://scheduler:8786``.
+    """Makes an executor that plays sessions: processes of this machine, by default one per core, or workers of the Dask
+    cluster whose scheduler has an address such as ``tcp://scheduler:8786``.
 
     Raises:
         MissingExtra: Dask is not installed.

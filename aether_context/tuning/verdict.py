@@ -1,4 +1,4 @@
-"""What the results of policies say: which one is better than the base, and whether that is more than chance."""
+"""Verdicts on the results of policies: which one is better than the base, and whether that is more than chance."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def decide(
 
 
 def checked(comparison: Compared, margin: float) -> Verdict:
-    """Whether a policy is worse by more than the margin, over all sessions."""
+    """Tells whether a policy is worse by more than the margin, over all sessions."""
     reason = _faults(comparison)
     if max(-comparison.retention.mean, comparison.cost.mean) > margin:
         reason = f"it is worse by more than {margin:g}"

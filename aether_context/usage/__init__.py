@@ -32,7 +32,7 @@ _Dollars = Annotated[Decimal, Field(ge=0, le=_MOST)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallUsage:
-    """What one model call used.
+    """The usage of one model call.
 
     Attributes:
         input_tokens: the whole input, cached tokens and the results of tools that the provider ran included.
@@ -177,7 +177,7 @@ _TOTALS = TypeAdapter(Totals, config=ConfigDict(defer_build=True))
 
 
 class Accuracy(NamedTuple):
-    """How close estimates came to what providers reported. Values are None where there is nothing to compare.
+    """The error of estimates against what providers reported. Values are None where there is nothing to compare.
 
     Attributes:
         p50, p95: nearest-rank percentiles of the absolute error, as a share of what was reported.
@@ -213,7 +213,7 @@ class LimitUse(NamedTuple):
 
     @property
     def remaining(self) -> Amount | None:
-        """What is left, never below 0; None where there is no limit."""
+        """The tokens or the money left, never below 0; None where there is no limit."""
         return None if self.limit is None else max(self.limit - self.used, 0)
 
 
@@ -262,7 +262,7 @@ class _Open:
 
 
 class TokenLedger:
-    """What one session has used. Memory is bounded: accounts of old invocations are forgotten, the session's is not.
+    """The usage of one session. Memory is bounded: accounts of old invocations are forgotten, the session's is not.
 
     Not safe to use from several threads at once.
     """
@@ -275,7 +275,7 @@ class TokenLedger:
         self._latest: deque[CallUsage] = deque(maxlen=256)
 
     def estimate(self, input_tokens: int, *, output_limit: int | None = None) -> CallUsage:
-        """What a call is expected to use, without its cost: without an ``output_limit`` the session's p90 of output, 0
+        """The expected usage of a call, without its cost: without an ``output_limit`` the session's p90 of output, 0
         before the first answer; all input is uncached."""
         output = output_limit if output_limit is not None else self.output_p90 or 0
         return CallUsage(input_tokens=input_tokens, output_tokens=output, input_estimated=True, output_estimated=True)

@@ -58,7 +58,7 @@ class TokenRatio:
         )
 
     def moved(self, previous: TokenRatio | None) -> bool:
-        """Whether estimates differ by more than a percent from those with the ratio before."""
+        """Tells whether estimates differ by more than a percent from those with the ratio before."""
         return abs(self.value - (previous or TokenRatio()).value) > 0.01
 
 
@@ -145,6 +145,7 @@ def estimated(calibration: Calibration | None, counted: int) -> int:
 
 
 def _follows(reported_before: int, counted_before: int, counted: int, reported: int, closeness: int = 1) -> bool:
-    """Whether a report is expected after the one before, within half of it or 8,000 tokens, over ``closeness``."""
+    """Tells whether a report is expected after the one before, within half of it or 8,000 tokens, over
+    ``closeness``."""
     expected = reported_before + counted - counted_before
     return closeness * abs(reported - expected) <= max(8_000, 0.5 * abs(expected))

@@ -1,4 +1,4 @@
-"""What the page of a pack shows: the request in stretches, lines that differ, and raw evidence."""
+"""The page of a pack: the request in stretches, lines that differ, and raw evidence."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
 
 
 def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manifest | None = None) -> dict[str, Any]:
-    """What the page of a pack shows, or what differs from another pack where that is given."""
+    """The page of a pack, or what differs from another pack where that is given."""
     view, store, is_beside = read_view(replayer, manifest), replayer.store, other is not None
     compared = difference(read_view(replayer, other), view) if other is not None else None
     gaps = [*view.gaps]

@@ -1,1 +1,1 @@
-"""What models are asked besides the agent's own calls: Gemini's counts and vectors, and texts."""
+"""Requests to models besides the agent's own calls: Gemini's counts and vectors, and texts."""

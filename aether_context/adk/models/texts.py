@@ -128,7 +128,7 @@ _MOST_USELESS = 2
 
 @dataclass(slots=True)
 class _Written:
-    """What became of the summary requests of one pack: texts by key, what went wrong, and what it cost."""
+    """The results of one pack's summary requests: texts by key, what went wrong, and what it cost."""
 
     texts: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a pack is built from, read off ADK's request, session and services."""
+"""The input of a pack, read off ADK's request, session and services."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Gatherer:
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
     def history(self, key: AgentKey, rewound: str | None = None) -> History:
-        """What an agent was shown in its session and branch, as it is after a rewind, or (None) as it was last."""
+        """The contents that an agent was shown in its session and branch."""
         history = self._histories.get(key)
         if history is None or rewound not in (None, history.rewound):
             files = None if self._files is None else TurnFiles(self._files, *key, rewound or "")
@@ -316,7 +316,7 @@ class Gatherer:
         loads: str,
         end: int,
     ) -> tuple[Contents, int, list[str]]:
-        """Where loaded contents stand in the agent's history, which takes in those before ``end``, with what `_filled`
+        """Aligns loaded contents with the agent's history, which takes in those before ``end``; returns what `_filled`
         gives."""
         told = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
         if told is None:
@@ -478,7 +478,7 @@ def _identity(call: ModelCall) -> Identity:
 
 
 def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
-    """Whether the host changed contents that this agent's last answer was given to.
+    """Tells whether the host changed contents that this agent's last answer was given to.
 
     Compaction and rewinds do, and results that come late, which ADK puts in the place of earlier ones. Read off the
     events, so that every worker comes to the same epoch, whether or not the last request is known there.
@@ -522,7 +522,7 @@ def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Ident
 
 
 def _loads(call: ModelCall, setting: GetSessionConfig) -> str:
-    """Which part of a session's events the host loaded, in words; empty where it loaded all."""
+    """Names the part of a session's events that the host loaded; empty where it loaded all."""
     events, most = call.context.session.events, setting.num_recent_events
     # The message that began this invocation is appended to those that were loaded.
     before = sum(event.invocation_id != call.invocation.invocation_id for event in events) if most is not None else 0
@@ -532,7 +532,7 @@ def _loads(call: ModelCall, setting: GetSessionConfig) -> str:
 
 
 def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) -> bool:
-    """Whether contents are numbered from the session's beginning on.
+    """Tells whether contents are numbered from the session's beginning on.
 
     Not where the agent is shown a part of the session alone, nor where the host took some of it away: those that are
     shown without a user's message before them may stand behind a compaction's summary.
@@ -568,7 +568,8 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
-    """How many contents ADK gives to one call alone, like instructions: they stand among the last users' ones."""
+    """Counts the contents that ADK adds for one call alone, such as instructions: they stand among the last users'
+    ones."""
     found = 0
     for content in takewhile(lambda content: content.role == "user", reversed(contents)):
         if not looks_quoted(content) and not any(part.function_response for part in content.parts or ()):
@@ -578,8 +579,8 @@ def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked
 
 
 def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) -> tuple[int, list[str]]:
-    """How many contents, which are not sent then, stand first without the user message that they answer, where what
-    came before them is not known; and what is missing, in words.
+    """Counts the first contents whose user message the host did not load, which are not sent; and says in words what is
+    missing.
 
     Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
     """
@@ -711,8 +712,8 @@ def cut_now(session: Session) -> Event:
 
 
 def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:
-    """Where the model begins to read: the event before the first human message that a pack sends; None where nothing
-    before that message is missing.
+    """Finds the event before the first human message that a pack sends, where the model begins to read; None where
+    nothing before that message is missing.
 
     Args:
         read: the frozen form of an event's content.

@@ -1,4 +1,4 @@
-"""What was said in a session as one agent is shown it: taken in once, by position, searched, and kept in the store."""
+"""A session as one agent is shown it: taken in once, by position, searched, and kept in the store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is known of a content.
+    """The facts that are stored of a content.
 
     ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is the content's, as it was before it
     was stored. ``words`` are those of a content that is words alone and an event's, which is a turn.
@@ -107,7 +107,7 @@ class History:
             self.rows.append(Row(hash(key_of(content)), words, origin, sizes))
 
     def _is(self, at: int, content: types.Content) -> bool:
-        """Whether a row is of a content, which is then known by its key."""
+        """Tells whether a row is of a content, which is then known by its key."""
         row, key = self.rows[at], hash(key_of(content))
         if row and row.key == 0 and row.digest == self.digest_of(content):
             row = self.rows[at] = row._replace(key=key)
@@ -276,7 +276,8 @@ def live_events(events: Sequence[Event]) -> tuple[list[Event], bool]:
 
 
 def _changes_earlier(event: Event) -> bool:
-    """Whether contents before an event became others with it, which another process may have stored as they were."""
+    """Tells whether contents before an event became others with it, which another process may have stored as they
+    were."""
     late = event.author == "user" and event.get_function_responses()
     return bool(late or event.actions.rewind_before_invocation_id)
 

@@ -1,4 +1,4 @@
-"""What instructs an agent until it ends: the bodies of its active skills, and results of tools that the policy marks.
+"""The instructions of an agent until they end: bodies of its active skills, and results of tools that the policy marks.
 
 A skill's body is the one that its ``load_skill`` response holds, as far as the host loads that, else the toolset's own.
 Which skills are active the toolset reads off session state, where tools write; it gives no skill that it does not hold.
@@ -78,13 +78,14 @@ async def active_instructions(
 
 
 def _uses(content: types.Content, tools: Collection[str]) -> bool:
-    """Whether a content calls one of these tools, or answers such a call."""
+    """Tells whether a content calls one of these tools, or answers such a call."""
     pieces = (part.function_call or part.function_response for part in content.parts or ())
     return any(piece is not None and piece.name in tools for piece in pieces)
 
 
 def _instruction(tool: str, arguments: str, text: str, skill: str) -> Candidate:
-    """What a call brought, or would bring again; ``skill`` is the name of the skill that it loads, if it does."""
+    """The instruction that a call brought, or would bring again; ``skill`` is the name of the skill that it loads, if
+    it does."""
     load = f"{tool}({arguments if len(arguments) <= _MOST_ARGUMENTS else '…'})"
     return Candidate(
         id=f"{tool.removesuffix(_LOAD)}skill_{skill}" if skill else f"rules_{tool}_{short(hash_text(arguments))}",

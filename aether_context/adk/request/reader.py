@@ -66,7 +66,7 @@ class Reader:
         return found
 
     def head(self, request: LlmRequest) -> Request:
-        """What stands before the contents of a request: model, system instruction, and declarations in order."""
+        """Reads a request up to its contents: model, system instruction, and declarations in order."""
         functions: list[types.FunctionDeclaration] = []
         others: list[str] = []
         for tool in (request.config.tools if request.config is not None else None) or ():
@@ -143,7 +143,7 @@ def essential_names(request: LlmRequest) -> frozenset[str]:
 
 
 def is_free(config: types.GenerateContentConfig | None) -> bool:
-    """Whether the model is free to call a tool that is added, and to call none."""
+    """Tells whether the model is free to call a tool that is added, and to call none."""
     chosen = config.tool_config if config is not None else None
     calling = chosen.function_calling_config if chosen is not None else None
     return calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)
@@ -160,8 +160,8 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
 def authors_of(
     contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None
 ) -> Callable[[int, Content], Content]:
-    """What gives a content, by its position and as it was read, to its author: one that only imitates another agent's
-    turn, as ADK shows it, is a user's.
+    """Returns a function that gives a content, by its position and as it was read, to its author: one that only
+    imitates another agent's turn, as ADK shows it, is a user's.
 
     What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not know.
 
@@ -217,12 +217,12 @@ def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
 
 
 def looks_quoted(content: types.Content) -> bool:
-    """Whether a content opens as ADK lets another agent's turn open."""
+    """Tells whether a content opens as ADK lets another agent's turn open."""
     return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
 
 
 def is_message(content: types.Content) -> bool:
-    """Whether a content is the user's or another agent's, and no tool's."""
+    """Tells whether a content is the user's or another agent's, and no tool's."""
     return content.role == "user" and not any(part.function_response for part in content.parts or ())
 
 
@@ -334,13 +334,13 @@ def memory_candidate(
 
 
 def _is_artifact(texts: Sequence[str | None]) -> bool:
-    """Whether these are the parts in which ADK's ``load_artifacts`` shows an artifact, for one call."""
+    """Tells whether these are the parts in which ADK's ``load_artifacts`` shows an artifact, for one call."""
     first = texts[0] or ""
     return len(texts) == 2 and first.startswith("Artifact ") and first.endswith(" is:")
 
 
 def _past(text: str) -> str | None:
-    """What stands between the first tag that opens a block of preloaded memories and the last one that closes it."""
+    """The text between the first tag that opens a block of preloaded memories and the last one that closes it."""
     begin = text.find(_PAST_OPENS)
     if begin < 0:
         return None
@@ -415,7 +415,7 @@ def stored(response: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def key_of(content: types.Content) -> tuple[object, ...]:
-    """What differs from another content's wherever the two would be sent otherwise."""
+    """A key that differs from another content's wherever the two would be sent otherwise."""
     # A part that is only text needs no detours: strings hash once and stay hashed.
     return (
         content.role,
@@ -471,7 +471,7 @@ def characters(content: types.Content, *, written: bool = False) -> int:
 
 
 def is_answer(event: Event, agent: str, branch: str) -> bool:
-    """Whether an event is what a model call of this agent gave."""
+    """Tells whether an event is what a model call of this agent gave."""
     if event.content is not None:
         spoke = event.content.role == "model"
     else:

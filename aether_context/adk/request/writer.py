@@ -167,7 +167,8 @@ _UPLOADED = (
 
 
 def uploaded_anew(request: LlmRequest, models: Sequence[ServedModel]) -> str:
-    """What ends the common prefix at the provider, where a request's own contents do not show it; else empty.
+    """Names the content that ends the common prefix at the provider, where a request's own contents do not show it;
+    else empty.
 
     ADK's ``LiteLlm`` uploads a document that stands in a message, and names the file that this call made.
     """

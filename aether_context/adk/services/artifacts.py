@@ -173,7 +173,7 @@ class FsspecArtifactService(BaseArtifactService):
     async def get_artifact_version(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None, version: int | None = None
     ) -> ArtifactVersion | None:
-        """What is known of a version, the last one where none is named; None where there is none."""
+        """Describes a version, the last one where none is named; None where there is none."""
         owner, name = _placed(app_name, user_id, session_id, filename)
         found = await asyncio.to_thread(self._artifacts.load, owner, name, version, with_data=False)
         return _described(owner, name, found) if found is not None else None
@@ -208,7 +208,7 @@ def _parsed(uri: str, agents_dir: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Owner, str]:
-    """Where an artifact belongs, and its name there."""
+    """Finds the folder of an artifact, and its name there."""
     name = filename.removeprefix(_USER)
     if not name.strip():
         raise InputValidationError(f"filename = {filename!r} is empty: give the artifact a name")

@@ -168,7 +168,7 @@ class HybridMemoryService(BaseMemoryService):
         return SearchMemoryResponse(memories=entries)
 
     async def find(self, app_name: str, user_id: str, query: str, limit: int) -> list[Remembered]:
-        """What `search_memory` finds, without ADK's types, which cost more than the search."""
+        """Searches as `search_memory` does, without ADK's types, which cost more than the search."""
         return await in_thread(partial(self.memories.search, app_name, user_id, query, limit))
 
     async def preferences(self, app_name: str, user_id: str) -> list[Memory]:
@@ -227,7 +227,7 @@ def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]
 
 
 def _remembered(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memory | None:
-    """What is remembered of an event; None of one without words, of thoughts, and of one that comes whole later."""
+    """The memory of an event; None of one without words, of thoughts, and of one that comes whole later."""
     from aether_context.memory import Memory
 
     if event.content is None or event.partial or not (text := _text(event.content)):

@@ -218,8 +218,8 @@ class Recorder:
             self.store.files.settle_written(folder, self.store.files.written(folder))
 
     def _stored(self, session: SessionKey, pack: Pack) -> tuple[str, ...]:
-        """What was written to a session since the pack before, and the artifacts in the store that its requests are the
-        first to name."""
+        """The files written to a session since the pack before, and the artifacts in the store that its requests are
+        the first to name."""
         files, known = self.store.files, self._artifacts.setdefault(session, set())
         folder = files.place(*session)
         for uri in sorted(pack.verdict.artifact_uris - known):
@@ -387,7 +387,8 @@ class Recorder:
 
 @dataclass(slots=True)
 class _Saving:
-    """What one invocation has waiting, as arguments of ``save_artifact``, under way, and saved but untold by events."""
+    """The artifacts of one invocation: waiting, as arguments of ``save_artifact``, under way, and saved but not yet
+    named in an event."""
 
     waiting: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MOST_WAITING))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
