@@ -121,7 +121,7 @@ CAUSES: Mapping[str, tuple[Callable[..., Chat], str]] = {
     "memory below the floor": (memory_below_the_floor, r"left out it has too little to do with the request"),
     "evidence cut for room": (evidence_cut_for_room, r"(left out|extract) its layer would have passed its"),
     "tool left out": (tool_left_out, r"delete_all left out the step does not name it"),
-    "message cut": (message_cut, r"1 shortened.* shortened 83,\d+ \d,\d+"),
+    "message cut": (message_cut, r"1 shortened.* extract it would not have fitted the window 83,\d+ \d,\d+"),
 }
 """A session for each cause, and what the page of its last pack says."""
 

@@ -73,7 +73,13 @@ def test_expired_and_repeated_candidates_stay_out():
 
 def test_evidence_without_room_goes_by_coverage_then_age():
     proofs = tuple(
-        evidence(f"e{at}", f"supplier figure {at} " * 60, time=float(at), covers=("a1",) if at == 0 else ())
+        evidence(
+            f"e{at}",
+            f"supplier figure {at} " * 60,
+            time=float(at),
+            covers=("a1",) if at == 0 else (),
+            kind="app_note",
+        )
         for at in range(8)
     )
     policy = PackPolicy.load("research", conversation={"summary_share": 0})
@@ -96,7 +102,7 @@ def test_evidence_without_room_goes_by_coverage_then_age():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_where_nothing_may_be_shortened_all_is_verbatim_or_left_out(enabled):
     known = [memory(f"m{at}", f"The supplier's price of item {at} is {at} euros. " * 9) for at in range(9)]
-    known += [evidence(f"e{at}", f"supplier figure {at}. " * 60, time=float(at)) for at in range(9)]
+    known += [evidence(f"e{at}", f"supplier figure {at}. " * 60, time=float(at), kind="app_note") for at in range(9)]
     source = pack_input([*packs.turns(8, 12), message("compare the suppliers")], window=2_000, candidates=known)
     pack = build_pack(source, PackPolicy(compress={"enabled": enabled}))
     shorter = {fate.layer for fate in pack.rows if fate.form == "extract"}

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from failing import FailingFileSystem
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from packs import paths_of, recording
@@ -64,6 +66,8 @@ def test_each_file_that_is_taken_out_is_told(store: PackStore, kind: str) -> Non
     saved = artifacts.save_artifact(**owner, filename="plans/report.md", artifact=types.Part(text="All is well."))
     asyncio.run(saved)
     talk(chat)
+    saved_by_app = Event(author="app", actions=EventActions(artifact_delta={"plans/report.md": 0}))
+    asyncio.run(chat.sessions.append_event(asyncio.run(chat.held()), saved_by_app))
     chat.say("See artifact://plans/report.md for it.", recent_events=6)
     chat.say("Thanks.", recent_events=6)
     assert verify(store, asyncio.run(chat.held()), replays=True).faults == {}

@@ -262,14 +262,14 @@ def proof(at: int, covers: list[str] | None = None, words: int = 12) -> dict[str
 def test_what_was_recorded_has_its_line_beside_as_many_results_as_the_policy_lists() -> None:
     chat = long_chat(
         [*(call("read_log", name=f"n{at}") for at in range(40)), "read"],
-        policy=small(8_000, retrieval={"evidence_k": 3}),
+        policy=small(8_000, retrieval={"evidence_k": 1}),
         state={"knowledge": {"evidence": [proof(at) for at in range(9)]}},
     )
     chat.say("read the logs", *talk(30), "the archive n17: " + LAST)
     text = chat.sent[-1].human()
     assert [at for at in range(9) if f"- artifact://proofs/{at}.md (summary: proof {at} of fact" in text] == [*range(9)]
     lines = listed(text)
-    assert len(lines) == 3
+    assert len(lines) == 1
     assert any('"n17"' in summary for summary in lines.values())
     headers = [line for line in text.splitlines() if line in ("EVIDENCE:", "TOP EVIDENCE:")]
     assert headers == ["EVIDENCE:", "TOP EVIDENCE:"]

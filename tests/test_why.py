@@ -140,8 +140,9 @@ def test_what_the_user_took_back_was_not_cut() -> None:
 
 
 def test_a_result_that_was_taken_out_is_known_by_its_tool_and_its_address(chat: Chat) -> None:
-    (place,) = why(chat.store, "Margarethe Olufsen", session="s1").places
+    place, *records = why(chat.store, "Margarethe Olufsen", session="s1").places
     assert place.who == "tide_table(harbour: Skagen)"
+    assert {(record.kind, record.who, record.uri) for record in records} <= {("evidence", "tide_table", place.uri)}
     assert place.uri.startswith("artifact://evidence/")
     assert not place.read_back
     assert all(span.holds is False for span in place.spans), "the extract holds other lines"

@@ -8,7 +8,6 @@ the request are no provider's.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -91,6 +90,8 @@ def overflow_of(error: BaseException | str, request: str = "") -> Overflow | Non
 
 @cache
 def _words_of() -> dict[str, dict[str, Any]]:
+    import tomllib  # needed where a provider refuses a request alone
+
     return tomllib.loads(resources.files(__package__).joinpath("refusals.toml").read_text("utf-8"))
 
 

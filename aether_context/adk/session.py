@@ -231,7 +231,7 @@ def storable(text: str) -> str:
 _STATE = "aether:evidence"
 ANCHORS = "aether:anchors"
 """A key of the session's state, and of an event's ``custom_metadata``: what is to be kept longer than others."""
-_MOST_EVIDENCE = 6_000
+_MOST_EVIDENCE = 5_600
 """Characters of JSON of the records in a session's state, those of the latest call aside."""
 _RECORD = TypeAdapter(EvidenceRecord)
 _MOST_SESSIONS = 512

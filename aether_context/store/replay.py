@@ -230,8 +230,9 @@ def _compare(resolved: Resolved, pack: Pack) -> None:
     """Raises `ReplayMismatch` where the rows or the layers' tokens are others than the recorded ones."""
     manifest, new = resolved.manifest, {row.id for row in resolved.manifest.rows}
     rows = {row.id: row for row in pack.rows}
-    # Where no candidate was ranked, the rows of those before hold, and the pack has none.
-    recorded = {name: row for name, row in resolved.rows.items() if manifest.chose or is_content(row)}
+    # Where no candidate was ranked, the rows of those before hold, and the pack has none but those of instructions.
+    rows_before = resolved.rows.items()
+    recorded = {name: row for name, row in rows_before if manifest.chose or is_content(row) or row.layer == "system"}
     for name in {**recorded, **rows}:
         before, after = recorded.get(name), rows.get(name)
         is_same = before == after if name in new else before and after and row_key(before) == row_key(after)

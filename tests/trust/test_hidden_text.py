@@ -142,7 +142,7 @@ def test_artifacts_hide_nothing(figure: Figure) -> None:
 @pytest.mark.parametrize("times", [1, 40])
 def test_ordinary_text_of_every_script_stays_as_it_is(times: int) -> None:
     text = ORDINARY * times
-    chat = Chat(tools=[tool(text)])
+    chat = Chat(tools=[tool(text)], policy=PackPolicy(max_input_tokens=1_000_000))
     chat.llm.script += [call("fetch"), "ok"]
     chat.say("Fetch.")
     [answer] = chat.sent[1].answers()

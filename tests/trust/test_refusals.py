@@ -151,7 +151,7 @@ def test_the_process_learns_what_two_users_were_refused() -> None:
         assert turns(plugged(llm, plugin, user, session), range(14)) == []
         first = next(iter(plugin.store.manifests(user=user, session=session)))
         marks.append((first.window_mark, len(llm.refused)))
-    assert marks == [("", 1), ("", 1), ("", 1), ("learned", 0)]
+    assert marks == [("default", 1), ("default", 1), ("default", 1), ("learned", 0)]
 
 
 def test_one_users_small_number_is_not_the_process() -> None:
@@ -175,7 +175,7 @@ def test_what_was_learned_is_tried_upwards_and_ends() -> None:
         chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."), state=state)
         chat.say("Hello?")
         windows.append((chat.manifests()[0].window, chat.manifests()[0].window_mark))
-    assert windows == [(9_000, "learned"), (18_000, "learned"), (36_000, "learned"), (window, "")]
+    assert windows == [(9_000, "learned"), (18_000, "learned"), (36_000, "learned"), (window, "default")]
 
 
 def learned_key(llm: Strict) -> list[str]:
