@@ -19,12 +19,16 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
-PACKAGE = Path(__file__).parent.parent / "aether_context"
+_SPEC = find_spec("aether_context")
+assert _SPEC is not None, "install the package, or name its folder in PYTHONPATH"
+PACKAGE = Path(str(_SPEC.origin)).parent
+"""The package that would be imported: that of this checkout, or an installed one."""
 CLAUSES = ("what ", "whether ", "how ", "where ", "which ", "who ", "why ")
 """What a relative clause begins with: a docstring begins with a noun or an imperative."""
 VAGUE = frozenset(
@@ -200,7 +204,6 @@ if __name__ == "__main__":
         behind = getattr(figures, kind)
         print("\n".join(behind if isinstance(behind, list) else (f"{key}: {value}" for key, value in behind.items())))
         raise SystemExit
-    sys.path.append(str(PACKAGE.parent))
     (first, later), entered = walks()
     report = {"first call": first._asdict(), "later call": later._asdict(), "entered": sorted(entered)}
     print(json.dumps(figures.figures | report if "--json" in sys.argv else figures.figures))
