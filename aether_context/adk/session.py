@@ -38,6 +38,8 @@ from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
+from aether_context.state import Problems, read_plan
+from aether_context.state.schema import PlanShape
 from aether_context.text.entities import SCHEME
 
 # The epoch.
@@ -255,6 +257,10 @@ class Records:
         """The time of the last event that a summary of the host's stands for."""
         self.marked: set[str] = set()
         """Ids of the events that are marked to be kept longer than others."""
+        self.planners: set[str] = set()
+        """The agents whose answer ADK took over as the plan."""
+        self.has_rewind = False
+        """Whether a rewind is among the session's events."""
         self.told: dict[str, object] = {}
         """What the session's events hold, by digits."""
         self._held: object = None
@@ -285,8 +291,10 @@ class Records:
         new = list(events[self._read :])
         if not read or any(event.actions.rewind_before_invocation_id for event in new):
             self.told, self.marked, self.artifacts, self.compacted_until, new = {}, set(), set(), -1.0, []
+            self.planners, self.has_rewind = set(), False
             for event in events:
                 if rewound := event.actions.rewind_before_invocation_id:
+                    self.has_rewind = True
                     new = new[: next((at for at, old in enumerate(new) if old.invocation_id == rewound), len(new))]
                 new.append(event)
         self._read, self._last_event = len(events), events[-1].id if events else ""
@@ -295,6 +303,8 @@ class Records:
             self.told.update(held if isinstance(held, Mapping) else {})
             if (event.custom_metadata or {}).get(ANCHORS):
                 self.marked.add(event.id)
+            if "plan" in event.actions.state_delta and _wrote_plan(event):
+                self.planners.add(event.author)
             if event.actions.compaction:
                 self.compacted_until = max(self.compacted_until, event.actions.compaction.end_timestamp)
             self.artifacts.update(f"{SCHEME}{name.removeprefix('user:')}" for name in event.actions.artifact_delta)
@@ -318,6 +328,17 @@ class Records:
             return ""
         equal = sorted((other for other in self.by_digits.values() if other.call == record.call), key=_moment)
         return equal[at - 1].uri if (at := equal.index(record)) else ""
+
+
+def _wrote_plan(event: Event) -> bool:
+    """Tells whether ADK put an event's text into the state as the plan, for the ``output_key`` of its agent."""
+    plan = event.actions.state_delta.get("plan")
+    parts = (event.content.parts if event.content is not None and plan else None) or ()
+    text = "".join(part.text or "" for part in parts if not part.thought)
+    if not text or text == plan:
+        return bool(text)
+    written, stored = (read_plan(value, Problems()).plan or PlanShape() for value in (text, plan))
+    return written.steps == stored.steps
 
 
 class SessionRecords:

@@ -144,7 +144,8 @@ class Gatherer:
         """The input of any request."""
         request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
-        live, is_behind = live_events(events)
+        has_rewind = self._records.of(call.context).has_rewind
+        live, is_behind = live_events(events) if has_rewind else (events, False)
         identity = _identity(call)
         config, head = request.config, self.reader.head(request)
         raw = list(request.contents) if untouched else with_pending(request.contents)
@@ -219,7 +220,7 @@ class Gatherer:
                 window_mark=window.mark,
                 most_window=window.most,
                 readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
-                planners=tuple(sorted({*call.policy.planners, *(one.author for one in events if _wrote_plan(one))})),
+                planners=tuple(sorted({*call.policy.planners, *records.planners})),
             ),
             usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
@@ -404,17 +405,6 @@ class Gatherer:
             except Exception as error:
                 problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
         return ranked(found)
-
-
-def _wrote_plan(event: Event) -> bool:
-    """Tells whether ADK put an event's text into the state as the plan, for the ``output_key`` of its agent."""
-    plan = event.actions.state_delta.get("plan")
-    parts = (event.content.parts if event.content is not None and plan else None) or ()
-    text = "".join(part.text or "" for part in parts if not part.thought)
-    if not text or text == plan:
-        return bool(text)
-    written, stored = (read_plan(value, Problems()).plan or PlanShape() for value in (text, plan))
-    return written.steps == stored.steps
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:

@@ -194,6 +194,8 @@ def authors_of(
 def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
     """The contents with a response of their own for calls that nothing has answered, as of long-running tools: Gemini
     and Claude refuse a call without one."""
+    if _are_answered(contents):
+        return list(contents)
     answered: list[types.Content] = []
     calls: list[types.FunctionCall] = []
     for content in (*contents, None):
@@ -214,6 +216,17 @@ def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
         if not responses:
             calls = [part.function_call for part in parts if part.function_call is not None]
     return answered
+
+
+def _are_answered(contents: Sequence[types.Content]) -> bool:
+    """Tells whether as many responses follow each content as it has calls, as in nearly all requests."""
+    for at, content in enumerate(contents):
+        if content.role == "model":
+            calls = [part for part in content.parts or () if part.function_call is not None]
+            answers = contents[at + 1].parts or () if calls and at + 1 < len(contents) else ()
+            if calls and sum(part.function_response is not None for part in answers) < len(calls):
+                return False
+    return True
 
 
 def looks_quoted(content: types.Content) -> bool:
