@@ -74,7 +74,7 @@ SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 """Characters of a call and of its result: the 10th, 25th, 50th, 75th and 90th percentiles of 950 recorded calls."""
 BOUNDS = {
     "append": 15.0, "append, p95": 26.0, "append, long": 3.0, "message": 17.0, "message, long": 4.5, "cut": 160.0,
-    "cold": 3.0, "saturated": 5.2, "import": 0.3,
+    "cold": 3.0, "saturated": 7.0, "import": 0.4,
 }  # fmt: skip
 """About half as much again as two noisy cores show; they go down with the figures."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
