@@ -140,6 +140,7 @@ def show_places(
 
 
 def _print_answer(answer: Answer, everything: bool) -> None:
+    head(answer.verdict)
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for place in answer.places if everything else answer.places[:_FEW]:
@@ -163,7 +164,7 @@ def _span(span: Span) -> str:
     held = {True: "the words stand there", False: "without these words", None: "its text is not recorded"}[span.holds]
     said = {"absent": "not in the request", "left_out": "left out"}.get(span.form, f"{span.form}, {held}")
     elsewhere = f"; the words also stand in {', '.join(span.elsewhere[:3])}" if span.elsewhere else ""
-    settings = f" (would keep it: {span.settings})" if span.settings else ""
+    settings = f" (would keep it: {span.settings})" if span.settings and not (span.holds or span.elsewhere) else ""
     return f"{calls}: {said}: {span.act}{elsewhere}{settings}"
 
 

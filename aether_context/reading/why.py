@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Literal
@@ -106,6 +107,8 @@ class Answer:
 
     Attributes:
         text: what was looked for: the text, as it is masked where the policy masks it.
+        session: the session that was asked about, and ``agent`` the one that made the call of the verdict.
+        call: the number of the call that `verdict` is about: the one that was asked for, else the session's last.
         calls: how many calls were looked at.
         places: the places that hold it, in the order in which they came.
         exact: whether they hold the text as it was asked for, else only its words.
@@ -113,10 +116,46 @@ class Answer:
     """
 
     text: str
+    session: str
+    agent: str
+    call: int
     calls: int
     places: tuple[Place, ...]
     exact: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether the model read the words at the call, and as what; where it did not, the reason, in one sentence."""
+        if not self.places:
+            return f"No call of session {self.session} knew these words."
+        read = "read it" if self.exact else "read all of these words"
+        present = [place for place in self.places if self.is_present(place)]
+        # What was cut and stands in the summary is read there.
+        present = [place for place in present if place.kind == "summary" or not self._is_summarized(place)] or present
+        if present:
+            return f"At call {self.call} the model {read}: {_and(_listed(present))}."
+        spans = [(place, span) for place in self.places for span in place.spans if place.session == self.session]
+        absent = [(place, span) for place, span in spans if self._covers(place, span)]
+        if elsewhere := next((span.elsewhere for _, span in absent if span.elsewhere), ()):
+            return f"At call {self.call} the model {read}: in {_and(elsewhere[:3])}."
+        place, act = (absent[0][0], absent[0][1].act) if absent else (self.places[0], "")
+        reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
+        earlier = [span.last for _, span in spans if span.holds and span.last < self.call]
+        last = f" The last call that did is {max(earlier)}." if earlier else ""
+        address = f" All of it is at {place.uri}." if place.uri and place.uri not in reason else ""
+        return f"At call {self.call} the model did not {read}{reason}.{last}{address}"
+
+    def is_present(self, place: Place) -> bool:
+        """Tells whether a place held the words at the call that the verdict is about."""
+        return any(span.holds and self._covers(place, span) for span in place.spans)
+
+    def _is_summarized(self, place: Place) -> bool:
+        return any(span.form == "summarized" and self._covers(place, span) for span in place.spans)
+
+    def _covers(self, place: Place, span: Span) -> bool:
+        same = (place.session, place.agent) == (self.session, self.agent)
+        return same and span.first <= self.call <= span.last
 
     def excerpt(self, place: Place) -> str:
         """The words in a place, and what stands around them."""
@@ -167,7 +206,7 @@ def why(
             search.keep(asked)
         if search.places:
             break
-    return search.answer(1 if asked is not None else len(manifests), manifests)
+    return search.answer(1 if asked is not None else len(manifests), manifests, asked or own[-1])
 
 
 class _Search:
@@ -351,7 +390,7 @@ class _Search:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
 
-    def answer(self, calls: int, manifests: Sequence[Manifest]) -> Answer:
+    def answer(self, calls: int, manifests: Sequence[Manifest], judged: Manifest) -> Answer:
         notes, places = list(self._notes), list(self.places.values())
         if not places:
             notes.append(
@@ -365,9 +404,41 @@ class _Search:
         reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
         for place in places:
             place.read_back = reads.get(place.uri, ())
-        return Answer(
-            text=self._text, calls=calls, places=tuple(places[:_MOST_PLACES]), exact=self._exact, notes=tuple(notes)
+        answer = Answer(
+            text=self._text,
+            session=judged.session,
+            agent=judged.agent,
+            call=judged.number,
+            calls=calls,
+            places=tuple(places),
+            exact=self._exact,
+            notes=tuple(notes),
         )
+        places.sort(key=answer.is_present, reverse=True)
+        return replace(answer, places=tuple(places[:_MOST_PLACES]))
+
+
+def _listed(places: Sequence[Place]) -> Iterator[str]:
+    """Places as a sentence names them: one of a kind with its date and speaker, several by their number."""
+    by_kind: dict[str, list[Place]] = {}
+    for place in places:
+        by_kind.setdefault(place.kind, []).append(place)
+    for kind, same in by_kind.items():
+        place = same[0]
+        article = "an" if kind[0] in "aeiou" else "a"
+        date = "" if place.time is None else datetime.fromtimestamp(place.time, UTC).strftime("%-d %B %Y")
+        details = ", ".join(filter(None, (date, place.who if place.who != kind else "")))
+        one = f"as {article} {kind}{f' ({details})' if details else ''}"
+        yield (
+            one
+            if len(same) == 1
+            else f"in {len(same)} {kind.removesuffix('y') + 'ies' if kind == 'memory' else kind + 's'}"
+        )
+
+
+def _and(items: Iterable[str]) -> str:
+    *first, last = items
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
