@@ -126,7 +126,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Whether the model read the words at the call, and as what; where it did not, the reason, in one sentence."""
+        """Tells in a sentence whether the model read the words at the call, and as what; where it did not, the reason."""
         if not self.places:
             return f"No call of session {self.session} knew these words."
         read = "read it" if self.exact else "read all of these words"
