@@ -126,7 +126,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Tells in a sentence whether the model read the words at the call, and as what; where it did not, the reason."""
+        """Tells in a sentence whether the model read the words at the call, and as what; else the reason."""
         if not self.places:
             return f"No call of session {self.session} knew these words."
         read = "read it" if self.exact else "read all of these words"
