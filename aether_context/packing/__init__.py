@@ -11,11 +11,13 @@ from copy import copy
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
 from aether_context.packing.carryover import restore_forms
-from aether_context.packing.compaction import bring_within_window, compact, leave_out_media, trim_early
-from aether_context.packing.compression import allocate, compress, tighten
+from aether_context.packing.compaction import compact, leave_out_media, trim_early
+from aether_context.packing.compression import compress, tighten
+from aether_context.packing.demand import allocate_window
 from aether_context.packing.draft import Draft
 from aether_context.packing.inputs import next_input, turns_to_find
 from aether_context.packing.instructions import absent_instructions
+from aether_context.packing.last_resort import bring_within_window
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render
 from aether_context.packing.selection import choose, leave_out_summarized
@@ -105,7 +107,7 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
     trim_early(draft)
     # Before the allocation, which gives tools and step what they measure.
     tighten(draft)
-    allocate(draft)
+    allocate_window(draft)
     compress(draft)
     write_payload(draft)
     # After all other layers, since the water marks are what these leave of the input budget.

@@ -1,4 +1,4 @@
-"""The window allocated, and what becomes shorter for it: tools and step, memory and evidence."""
+"""Tools and step, memory and evidence, shortened to what the window has room for."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
 from aether_context.conversation.summary import Summaries
 from aether_context.errors import StepTooLarge
-from aether_context.pack import RECALLED, Allocation, Candidate, Layer, Stage, Tool, TruncationEvent
+from aether_context.pack import RECALLED, Candidate, Layer, Stage, Tool, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.allocation import allocate as allocate_window
+from aether_context.packing.demand import allocation_of
 from aether_context.packing.draft import Draft
-from aether_context.packing.selection import render_line, signals, wanted
+from aether_context.packing.selection import render_line
 from aether_context.packing.tools import trimmed
 from aether_context.retrieval import rank
 from aether_context.text.shorten import beginning, level, shorten_line
@@ -63,7 +62,7 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
     least = {layer: sum(_least_tokens(draft, one) for one in candidates) for layer, candidates in chosen.items()}
     if not any(least.values()):
         return 0
-    divided = _divided(draft)
+    divided = allocation_of(draft)
 
     def suffices(freed: int) -> bool:
         tools, task = min(freed, spare[0]), min(max(0, freed - spare[0]), spare[1])
@@ -128,65 +127,6 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
         draft.step = changed
         touched = [name for name, text in fields.items() if text != changes[name]]
         _tightened(draft, "task", draft.measured["task"] - freed, touched)
-
-
-def allocate(draft: Draft) -> None:
-    """Allocates the window.
-
-    Raises:
-        StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
-            the largest texts among them.
-    """
-    divided = _divided(draft)
-    try:
-        draft.allocation = divided(measured=draft.measured)
-    except StepTooLarge as error:
-        too_large = StepTooLarge(window=error.window, slack=error.slack, measured=error.measured, texts=_texts(draft))
-        if draft.policy.on_invalid != "warn":
-            raise too_large from None
-        draft.account = draft.account._replace(too_large=f"step_too_large: {too_large}")
-        # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer, of
-        # which the last resort can shorten the task alone.
-        left = draft.input_budget
-        squeezed: dict[Layer, int] = {}
-        for layer in ("system", "tools", "task"):
-            squeezed[layer] = min(draft.measured[layer], left)
-            left -= squeezed[layer]
-        draft.allocation = divided(measured=squeezed)
-
-
-def _divided(draft: Draft) -> Callable[..., Allocation]:
-    """The allocation of a draft's window, by what is measured."""
-    source = draft.input
-    return partial(
-        allocate_window,
-        source.window,
-        wanted=wanted(draft),
-        signals=signals(draft),
-        settings=draft.policy.budget,
-        output_tokens=source.output_tokens,
-        spare_tokens=source.usage.spare_tokens,
-    )
-
-
-def _texts(draft: Draft) -> dict[str, int]:
-    """The parts of the given layers in tokens, each by a name that says no word of it."""
-    step, counter, source = draft.step, draft.counter, draft.input
-    request_name = "what was handed over" if source.request.from_agent else "the user's request"
-    texts = {
-        "the system instruction": source.request.system,
-        request_name: draft.raw_human.text if draft.raw_human is not None else "",
-        "the task": step.task,
-        "the goal": step.goal,
-        "the step's text": step.text,
-        "the role": "\n".join(payload.role_lines(step)),
-        "the constraints": "\n".join((*step.constraints, *(step.open_questions or ()), *step.next, *step.stop_when)),
-    }
-    sizes = {name: counter.count(text) for name, text in texts.items() if text}
-    if media := sum(map(counter.media, draft.raw_human.parts)) if draft.raw_human is not None else 0:
-        sizes["the files beside it"] = media
-    sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
-    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.tools.sent}
 
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
