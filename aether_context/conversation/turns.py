@@ -223,8 +223,19 @@ def unpaired(contents: Sequence[Content]) -> frozenset[int]:
 
 def torn(contents: Sequence[Content]) -> tuple[int, ...]:
     """Indices of contents with a response that answers no call among them."""
-    if not any(content.responses for content in contents):
+    if _are_paired_by_id(contents):
         return ()
-    parts = units(contents)
-    alone = {unit.indices[0] for unit in parts if unit.kind == "message"}
+    alone = {unit.indices[0] for unit in units(contents) if unit.kind == "message"}
     return tuple(index for index, content in enumerate(contents) if index in alone and content.responses)
+
+
+def _are_paired_by_id(contents: Sequence[Content]) -> bool:
+    """Tells whether each response answers a call before it by its id, as nearly always."""
+    waiting: set[str] = set()
+    for content in contents:
+        for response in content.responses:
+            if response.call_id not in waiting:
+                return False
+            waiting.remove(response.call_id)
+        waiting.update(call.call_id for call in content.calls if call.call_id)
+    return True

@@ -83,7 +83,12 @@ def build_pack(
 
 def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
     """Begins a draft with what the call and its epoch determine, before anything is chosen."""
-    draft = Draft(input=source, policy=policy, counter=counter, at_cut=at_cut, step=source.step)
+    agent = source.identity._replace(invocation="", call=0, last_event_id="", last_event_time=0.0)
+    columns = counter.columns(agent)
+    # Of equal contents the ones that are known, so that later comparisons end at their identity.
+    contents = columns.extend("contents", lambda new: new, source.request.contents)
+    source = source._replace(request=source.request._replace(contents=contents))
+    draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
     select_tools(draft)
     most = source.host.most_window
     window = exceeding(draft.needed_tokens, source.window, most, policy.budget, source.output_tokens) if most else 0

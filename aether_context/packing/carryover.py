@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count, takewhile
+from typing import Any
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
@@ -20,7 +22,6 @@ from aether_context.pack import (
     Outgoing,
     PackedMessage,
     Part,
-    SentForm,
     Unseen,
     is_unseen,
     medium_place,
@@ -54,7 +55,7 @@ def restore_forms(draft: Draft) -> None:
     if carried.packed is not None and carried.packed.before and draft.request_index is not None:
         packed_by_index[draft.request_index] = carried.packed
     draft.message = Message(largest=carried.packed.largest if carried.packed is not None else None)
-    keys = occurrence_keys(request.contents)
+    keys = occurrence_keys(request.contents) if epoch.forms else ()
     draft.history = _history(draft, keys, packed_by_index)
     told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
     for unit in units(request.contents) if told_tokens else ():
@@ -112,36 +113,45 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 
 def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, PackedMessage]) -> History:
     """The history with packed messages and extracts as they were sent, each content by its `occurrence_keys`."""
-    epoch, request, counter, host = draft.input.epoch, draft.input.request, draft.counter, draft.input.host
-    sent: list[tuple[Content, int, Content, SentForm, tuple[tuple[int, int], ...]]] = []
-    forms: dict[int, Changed] = {}
-    planners = host.planners if draft.input.validity == "valid" and draft.request_index is not None else ()
-    for index, raw in enumerate(request.contents):
-        form, tokens = epoch.forms.get(keys[index], ("whole", 0))
+    source, epoch, request, counter = draft.input, draft.input.epoch, draft.input.request, draft.counter
+    raws, forms = request.contents, dict[int, Changed]()
+    planners = source.host.planners if source.validity == "valid" and draft.request_index is not None else ()
+
+    def whole(*new: Sequence[Any]) -> Iterable[Outgoing]:
+        return [Outgoing(raw, raw, index, "whole", tokens) for raw, index, tokens in zip(*new, strict=True)]
+
+    # Nearly all are sent as they are. Of the others the epoch names most.
+    draft.raw_tokens = counter.column(draft.columns, "raw", raws)
+    items = list(draft.columns.extend("whole", whole, raws, tuple(range(len(raws))), draft.raw_tokens))
+    changed = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
+    if planners:
+        changed.update(index for index, raw in enumerate(raws) if raw.quotes)
+    for index in sorted(changed):
+        raw = raws[index]
+        form, tokens = epoch.forms.get(keys[index], ("whole", 0)) if keys else ("whole", 0)
         if (packed := packed_by_index.get(index)) is not None:
             content, members = payload.packed_message(raw, index, packed, draft)
-            sent.append((raw, index, content, "payload", members))
+            items[index] = Outgoing(content, raw, index, "payload", counter.content(content), members)
         elif form == "extract":
-            content, members = extract(
-                draft, index, raw, tokens, query_of(request.contents, index, request.request_index)
-            )
+            content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
             forms[index] = Changed("extract", "window", tokens)
-            sent.append((raw, index, content, "extract", members))
+            items[index] = Outgoing(content, raw, index, "extract", counter.content(content), members)
         elif index != draft.request_index and (parts := _beside_plan(raw, planners)):
             # The first part only explains the quotes.
             forms[index] = Changed("extract" if len(parts) > 1 else "left_out", "in_payload")
+            if len(parts) == 1:
+                continue
             rest = attributed(content_of_parts(raw.role, list(parts.values())))
+            members = tuple((index, at) for at in parts)
             # A cut shortens, and sums up, what is beside the plan.
-            sent += [(rest, index, rest, "extract", tuple((index, at) for at in parts))] if len(parts) > 1 else []
-        else:
-            sent.append((raw, index, raw, "whole", ()))
-    counts = counter.contents([content for _, _, content, _, _ in sent])
-    items = tuple(
-        Outgoing(content, raw, index, form, tokens, members)
-        for (raw, index, content, form, members), tokens in zip(sent, counts, strict=True)
-    )
+            items[index] = Outgoing(rest, rest, index, "extract", counter.content(rest), members)
+    left_out = {index for index, change in forms.items() if change.form == "left_out"}
     return History(
-        items, forms=forms, summary=epoch.summary, summary_place=epoch.summary_place, states=epoch.strategies
+        tuple(item for item in items if item.origin not in left_out) if left_out else tuple(items),
+        forms=forms,
+        summary=epoch.summary,
+        summary_place=epoch.summary_place,
+        states=epoch.strategies,
     )
 
 
@@ -267,9 +277,11 @@ def _past(draft: Draft) -> dict[int, PackedMessage]:
         return past
     # By its place, too: of equal messages each has a form of its own.
     by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}
-    for index, raw in enumerate(source.request.contents):
-        packed = by_place.get((source.request.positions[index], raw.digest))
-        if packed is not None and index != draft.request_index and packed.invocation != source.identity.invocation:
+    positions = source.request.positions
+    for (place, digest), packed in sorted(by_place.items(), key=lambda placed: placed[0]):
+        index = bisect_left(positions, place)
+        is_there = positions[index : index + 1] == (place,) and source.request.contents[index].digest == digest
+        if is_there and index != draft.request_index and packed.invocation != source.identity.invocation:
             past[index] = packed
     return past if draft.carried.has_chosen else {index: past[index] for index in _still_packed(draft, past)}
 
@@ -291,7 +303,7 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
     if not staying or len(staying) < len(past):
         return staying
     latest, request_index = staying[-1], len(contents) if draft.request_index is None else draft.request_index
-    tokens = counter.contents(contents)
+    tokens = draft.counter.column(draft.columns, "raw", contents)
     packed = payload.packed_message(contents[latest], latest, past[latest], draft)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)

@@ -37,7 +37,7 @@ from aether_context.pack import (
 )
 from aether_context.packing.carryover import without_unseen
 from aether_context.packing.demand import latest_need, leaves_latest
-from aether_context.packing.draft import Changed, Draft
+from aether_context.packing.draft import Changed, Draft, place_of
 
 
 def trim_early(draft: Draft) -> None:
@@ -55,7 +55,10 @@ def trim_early(draft: Draft) -> None:
 
 def leave_out_media(draft: Draft) -> None:
     """Puts notes in the place of media that the provider takes no more of; what an earlier call left out stays so."""
-    items, before, unseen = draft.history.items, draft.spoken(), draft.input.host.unseen
+    items, unseen = draft.history.items, draft.input.host.unseen
+    if not (unseen or draft.input.epoch.unseen):
+        return
+    before = draft.spoken()
     earlier = [without_unseen(draft, item, draft.input.epoch.unseen) for item in items]
     draft.history = draft.history._replace(items=tuple(without_unseen(draft, item, unseen) for item in items))
     pairs = zip(draft.history.items, earlier, strict=True)
@@ -346,7 +349,7 @@ def _leave_out_oldest(draft: Draft) -> bool:
 
 def request_place(draft: Draft) -> int | None:
     """The place of the request among the contents that are sent."""
-    return next((at for at, item in enumerate(draft.history.items) if item.origin == draft.request_index), None)
+    return place_of(draft.history.items, draft.request_index)
 
 
 def leave_out(draft: Draft, groups: Iterable[Sequence[int]], spare: int = 0) -> None:

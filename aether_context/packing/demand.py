@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aether_context.conversation import units
 from aether_context.conversation.strategies import RECAP_SHARE
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
-from aether_context.pack import RECALLED, Allocation, Layer, Signals
+from aether_context.pack import RECALLED, Allocation, Layer, Outgoing, Signals
 from aether_context.packing import payload
 from aether_context.packing.allocation import allocate
 from aether_context.packing.draft import Draft
@@ -55,11 +55,14 @@ def _wants_all(settings: ConversationSettings) -> bool:
     return settings.compact_at == 1 and settings.strategy == ("epochs",)
 
 
+def _are_human(items: Sequence[Outgoing]) -> list[bool]:
+    return [item.content.role == "user" and is_human(item.raw) for item in items]
+
+
 def signals(draft: Draft) -> Signals:
     source, step, settings = draft.input, draft.input.step, draft.policy.retrieval
     memory = tuple(candidate for candidate in draft.found.memory.chosen if answers(candidate, settings))
     pool = [candidate.layer for candidate in source.candidates].count("memory")
-    humans = [item for item in draft.history.items if item.content.role == "user" and is_human(item.raw)]
     proofs = [item.needs_evidence for item in step.acceptance]
     newest = max((candidate.time for candidate in memory if candidate.time is not None), default=None)
     return Signals(
@@ -72,7 +75,7 @@ def signals(draft: Draft) -> Signals:
         similarity=max((candidate.score for candidate in memory), default=None),
         freshness_days=None if newest is None else max(0.0, source.identity.last_event_time - newest) / _DAY_SECONDS,
         unresolved_questions=None if step.open_questions is None else len(step.open_questions),
-        dialogue_depth=len(humans),
+        dialogue_depth=sum(draft.columns.extend("human", _are_human, draft.history.items)),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from aether_context.canonical import JSON
@@ -31,7 +33,7 @@ from aether_context.pack import (
 from aether_context.packing.allocation import slack_tokens
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Ranking
-from aether_context.tokens.cache import PackCounter
+from aether_context.tokens.cache import DerivedColumns, PackCounter
 
 
 class Carried(NamedTuple):
@@ -158,7 +160,9 @@ class Draft:
     from there on. They stand in the order in which stages fill them; those without a value are filled at every call.
 
     Args:
+        columns: what earlier calls derived of the conversation's contents.
         at_cut: whether the conversation is being cut, so that everything is chosen again.
+        raw_tokens: tokens of each content as the host gave it.
         step: the plan's, in the words that are sent of it.
         whole: ids of the active instructions that are sent whole.
         instructs: ids of those that the payload holds, or names where they are not whole.
@@ -169,9 +173,11 @@ class Draft:
     input: PackInput
     policy: PackPolicy
     counter: PackCounter
+    columns: DerivedColumns
     at_cut: bool = False
     tools: ToolSelection = field(init=False)
     carried: Carried = field(init=False)
+    raw_tokens: tuple[int, ...] = field(init=False)
     history: History = field(init=False)
     found: Found = field(default_factory=Found)
     chosen: Chosen = field(default_factory=Chosen)
@@ -266,8 +272,18 @@ class Draft:
     def spoken(self, items: Sequence[Outgoing] | None = None) -> int:
         """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,
         and of the summary."""
-        request_index, items = self.request_index, self.history.items if items is None else items
-        return sum([item.tokens for item in items if item.origin != request_index]) + self.summary_tokens
+        items = self.history.items if items is None else items
+        place = place_of(items, self.request_index)
+        return sum(map(_TOKENS, items)) - (items[place].tokens if place is not None else 0) + self.summary_tokens
+
+
+_TOKENS, _ORIGIN = attrgetter("tokens"), attrgetter("origin")
+
+
+def place_of(items: Sequence[Outgoing], origin: int | None) -> int | None:
+    """The place of the host's content with this index among items, which are in its order; None where it has none."""
+    place = bisect_left(items, origin, key=_ORIGIN) if origin is not None else len(items)
+    return place if place < len(items) and items[place].origin == origin else None
 
 
 def occurrence_keys(contents: Sequence[Content]) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ def protect_instructions(draft: Draft) -> None:
 
 def absent_instructions(draft: Draft, sent: Iterable[Outgoing]) -> set[str]:
     """The ids of the instructions that stand in none of these contents, nor in an earlier message's payload there."""
+    if not draft.input.instructions:
+        return set()
     items = [item for item in sent if item.origin != draft.request_index]
     packed = {item.raw.digest for item in items if item.form == "payload"}
     present = {name for message in draft.carried.past if message.of in packed for name in message.instructs}

@@ -34,13 +34,13 @@ from aether_context.pack import (
     Validity,
     turn_place,
 )
-from aether_context.packing.draft import Draft
+from aether_context.packing.draft import Draft, place_of
 from aether_context.policy import PayloadSettings
 from aether_context.state.acceptance import covers_of, proven_items
 from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.json_lines import PIECE, pieces
 from aether_context.text.shorten import shorten
-from aether_context.tokens.cache import PackCounter
+from aether_context.tokens.cache import DerivedColumns, PackCounter
 
 _TOP_EVIDENCE = 2
 """The most pieces of evidence that move near the end, behind the acceptance list; one at least stays under EVIDENCE."""
@@ -403,8 +403,29 @@ def offloaded_to(content: Content) -> str:
     return next((uri for text in responses if _OFFLOADED in text for uri in artifact_uris(text)), "")
 
 
+def _addresses_of(items: Iterable[Outgoing]) -> list[frozenset[str]]:
+    return [addresses_of(item.content) for item in items]
+
+
+def _written_addresses(items: Iterable[Outgoing]) -> list[frozenset[str]]:
+    """The addresses that packs wrote, or that stand in calls and results."""
+    return [
+        frozenset()
+        if item.content.role != "user"
+        else addresses_of(item.content)
+        if item.form in ("payload", "summary", "merged")
+        else proofs_of(item.content)
+        for item in items
+    ]
+
+
 def addresses_in(
-    source: PackInput, system: str, declarations: Iterable[str], contents: Sequence[Outgoing], text: str
+    source: PackInput,
+    columns: DerivedColumns,
+    system: str,
+    declarations: Iterable[str],
+    contents: tuple[Outgoing, ...],
+    text: str,
 ) -> frozenset[str]:
     """The addresses in a request that the session knows: of stored results, saved files and recorded evidence, and of
     what packs took out of messages. What only a text names, such as an example in a tool's description, is none.
@@ -415,13 +436,9 @@ def addresses_in(
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     known = {*source.host.readings, *map(_listed, source.candidates)}
     addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
-    addresses = addresses.union(*(addresses_of(item.content) for item in contents))
-    written = (
-        addresses_of(item.content) if item.form in ("payload", "summary", "merged") else proofs_of(item.content)
-        for item in contents
-        if item.content.role == "user"
-    )
-    ours = filter(STORED.fullmatch, frozenset().union(*written))
+    addresses = addresses.union(*filter(None, columns.extend("addresses", _addresses_of, contents)))
+    written = columns.extend("written addresses", _written_addresses, contents)
+    ours = filter(STORED.fullmatch, frozenset().union(*filter(None, written)))
     return frozenset(addresses & known).union(listed, ours)
 
 
@@ -453,11 +470,13 @@ def missing_evidence(source: PackInput, covers: Collection[str], contents: Itera
         contents: where else to look for proof, as they are sent.
     """
     evidence = [entry for entry in source.candidates if entry.layer == "evidence"]
-    addresses: set[str] = set()
-    for entry in contents:
-        addresses |= addresses_of(entry.content) if entry.form == "payload" else proofs_of(entry.content)
-    proven = proven_items(addresses, covers_of(evidence)).union(covers)
-    items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in proven)
+    items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in covers)
+    if items:
+        addresses: set[str] = set()
+        for entry in contents:
+            addresses |= addresses_of(entry.content) if entry.form == "payload" else proofs_of(entry.content)
+        proven = proven_items(addresses, covers_of(evidence))
+        items = tuple(name for name in items if name not in proven)
     if source.validity == "unplanned" or any(entry.kind for entry in evidence):
         return items
     names = {part.name for content in source.request.contents for part in content.calls}
@@ -498,7 +517,9 @@ def write_payload(draft: Draft) -> None:
             written = written._replace(
                 content=content, form="payload", tokens=counter.content(content), members=members
             )
-        items = tuple(written if item.origin == request_index else item for item in draft.history.items)
+        items, place = draft.history.items, place_of(draft.history.items, request_index)
+        if place is not None:
+            items = (*items[:place], written, *items[place + 1 :])
         draft.history, tokens = draft.history._replace(items=items), written.tokens
     other_tools = source.request.other_tools
     system = counter.system(draft.carried.system, declares=bool(scope.sent or other_tools))
