@@ -178,6 +178,7 @@ class Conversation:
             summaries=None if own else self.summaries,
             earlier=self.summary,
             beside=self.recalled,
+            prepare=self.counter.prepare,
         )
 
     def passes(self, mark: int) -> bool:

@@ -8,7 +8,7 @@ part of it, so that the next cuts can add again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
@@ -49,6 +49,7 @@ def recap(
     summaries: Summaries | None = None,
     earlier: str = "",
     beside: str = "",
+    prepare: Callable[[Sequence[str]], object] | None = None,
 ) -> str:
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
@@ -58,6 +59,7 @@ def recap(
         summaries: a model's, in place of the summary in the conversation's own words.
         earlier: the recap of earlier cuts.
         beside: text that is sent beside it, like recalled turns; no message in it is quoted.
+        prepare: that of `entity_table`.
     """
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
     bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
@@ -66,7 +68,9 @@ def recap(
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
     said = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
     most = int(_ENTITIES * room)
-    table = entity_table(gone, max_tokens=most, counter=counter, earlier=entries, present=kept, known=known)
+    table = entity_table(
+        gone, max_tokens=most, counter=counter, earlier=entries, present=kept, known=known, prepare=prepare
+    )
     most = room - counter.count(table) - 2
     summary = summaries.conversation(gone, max_tokens=most, counter=counter, earlier=said)
     summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside)

@@ -276,7 +276,9 @@ def _shorten_summary(draft: Draft) -> None:
         return
     sent, summary = [item.content for item in history.items], ""
     if room >= LEAST_EXTRACT:
-        summary = recap([], sent, max_tokens=room, counter=draft.counter, earlier=history.summary)
+        summary = recap(
+            [], sent, max_tokens=room, counter=draft.counter, earlier=history.summary, prepare=draft.counter.prepare
+        )
     draft.history = history._replace(summary=summary, summary_place=history.summary_place if summary else 0)
     note_contents(draft, "emergency", (), before)
 

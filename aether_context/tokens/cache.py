@@ -125,6 +125,19 @@ class PackCounter:
         """Tokens of many texts, counted in one pass."""
         return self._count_items([(short(hash_text(text), 16), 0, text) for text in texts], lambda text: (text, 0))
 
+    def prepare(self, texts: Sequence[str]) -> None:
+        """Counts texts in one pass that are likely to be asked for; none is a count of this pack until it is."""
+        keys = {short(hash_text(text), 16): text for text in texts if text not in self._texts}
+        missing = [
+            key
+            for key in keys
+            if key not in self.counts
+            and key not in self._recorded
+            and self._cache.counts.get(f"{self._scope}:{key}") is None
+        ]
+        for key, tokens in zip(missing, self.counter.count_all([keys[key] for key in missing]), strict=True):
+            self._cache.counts.put(f"{self._scope}:{key}", tokens)
+
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""
         return self.contents((content,))[0]
