@@ -155,13 +155,13 @@ def hold(
     return frozenset(held_units), tuple(notes)
 
 
-def validate(conversation: Conversation, result: Decision) -> None:
-    """Checks that every anchor of a conversation is among what a result keeps.
+def validate(conversation: Conversation, decision: Decision) -> None:
+    """Checks that every anchor of a conversation is among what a decision keeps.
 
     Raises:
         AnchorPreservationError: one is not; with the tokens of all anchors and those that the conversation may hold.
     """
-    kept_places = {anchor.place for anchor in result.anchors}
+    kept_places = {anchor.place for anchor in conversation.effect(decision).anchors}
     lost = [anchor for anchor in conversation.anchors if anchor.place not in kept_places]
     if lost:
         raise AnchorPreservationError(

@@ -149,6 +149,19 @@ class Row(Recorded):
     """Tagged hash of the content at ``uri``, where it is known."""
 
 
+class ContentForm(NamedTuple):
+    """The form in which a content is sent that is not sent whole, why, and which strategy decided it.
+
+    Rows, acts and events are made of it. ``tokens`` are those that the parts of an extract, or the text that tells of
+    an exchange, were cut down to; ``strategy`` is empty where none decided it.
+    """
+
+    form: Form
+    reason: Reason
+    tokens: int | None = None
+    strategy: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act(Recorded):
     """The effect of one strategy on this request."""

@@ -18,6 +18,7 @@ from aether_context.conversation.strategy import gain
 from aether_context.evidence.record import evidence_uri
 from aether_context.pack import (
     Content,
+    ContentForm,
     EpochReason,
     Outgoing,
     PackedMessage,
@@ -27,7 +28,7 @@ from aether_context.pack import (
     medium_place,
 )
 from aether_context.packing import payload
-from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
+from aether_context.packing.draft import Carried, Draft, History, Message, occurrence_keys
 from aether_context.packing.instructions import protect_instructions
 from aether_context.state.plans import without_plan
 from aether_context.text.pairing import pair_results
@@ -114,7 +115,7 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, PackedMessage]) -> History:
     """The history with packed messages and extracts as they were sent, each content by its `occurrence_keys`."""
     source, epoch, request, counter = draft.input, draft.input.epoch, draft.input.request, draft.counter
-    raws, forms = request.contents, dict[int, Changed]()
+    raws, forms = request.contents, dict[int, ContentForm]()
     planners = source.host.planners if source.validity == "valid" and draft.request_index is not None else ()
 
     def whole(*new: Sequence[Any]) -> Iterable[Outgoing]:
@@ -134,11 +135,11 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
             items[index] = Outgoing(content, raw, index, "payload", counter.content(content), members)
         elif form == "extract":
             content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
-            forms[index] = Changed("extract", "window", tokens)
+            forms[index] = ContentForm("extract", "window", tokens)
             items[index] = Outgoing(content, raw, index, "extract", counter.content(content), members)
         elif index != draft.request_index and (parts := _beside_plan(raw, planners)):
             # The first part only explains the quotes.
-            forms[index] = Changed("extract" if len(parts) > 1 else "left_out", "in_payload")
+            forms[index] = ContentForm("extract" if len(parts) > 1 else "left_out", "in_payload")
             if len(parts) == 1:
                 continue
             rest = attributed(content_of_parts(raw.role, list(parts.values())))

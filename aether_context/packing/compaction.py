@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from aether_context.conversation import (
     Budget,
     Conversation,
-    Decision,
-    Removed,
-    Replaced,
+    Strategy,
     ranked,
     standing_anchors,
     strategies_of,
     units,
 )
-from aether_context.conversation.strategies import NET, Cutting, net
-from aether_context.conversation.strategy import summary_content
+from aether_context.conversation.strategies import NET, NORMALIZING, Cutting, net
+from aether_context.conversation.strategy import Recap, summary_content
 from aether_context.conversation.turns import protected
 from aether_context.pack import (
     RECALLED,
@@ -31,13 +28,14 @@ from aether_context.pack import (
     Layer,
     Outgoing,
     Reason,
+    SentForm,
     Stage,
     TruncationEvent,
     content_name,
 )
 from aether_context.packing.carryover import without_unseen
 from aether_context.packing.demand import latest_need, leaves_latest
-from aether_context.packing.draft import Changed, Draft, place_of
+from aether_context.packing.draft import Draft, place_of
 
 
 def trim_early(draft: Draft) -> None:
@@ -48,9 +46,9 @@ def trim_early(draft: Draft) -> None:
     conversation = _as_sent_by_host(draft)
     for strategy in early:
         # Decided anew at each call, from what the host sends then; what they keep between calls is their state.
-        result = strategy.trim(conversation)._replace(lasting=False)
-        _apply(draft, result)
-        conversation = conversation.after(result)
+        conversation = _trim(draft, strategy, conversation)
+        if strategy.name in NORMALIZING:
+            draft.history = draft.history._replace(normalize=True)
 
 
 def leave_out_media(draft: Draft) -> None:
@@ -82,68 +80,76 @@ def compact(draft: Draft) -> None:
         budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * spoken)))
     elif all(
         isinstance(strategy, Cutting)
-        and (spoken <= strategy.mark(budget) or _is_gated(draft, spoken + budget.fixed, budget.input))
+        and (spoken <= strategy.mark(budget) or _usage_is_low(draft, spoken + budget.fixed, budget.input))
         for strategy in (*late, net(settings))
     ):
         return  # No mark is passed, as at most calls, which need not read the history for that.
     for strategy in late:
-        _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
+        _trim(draft, strategy, _as_sent(draft, budget, by_hand=forced))
     # What was asked for by hand is done once: by the net where no strategy did it.
-    _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=forced and not draft.account.acts)))
+    _trim(draft, net(settings), _as_sent(draft, budget, by_hand=forced and not draft.account.acts))
     # A cut counts tokens, and what it leaves may have more bytes a token than what went: it is made again until the
     # bytes fit, and where it cannot, the oldest goes that may go. The current request and what answers it stay.
     for _ in range(_NET_ROUNDS + len(draft.history.items)):
         if (most := _byte_net(draft)) is None:
             break
         before, budget = draft.history.items, budget._replace(net=most, cut_to=min(budget.cut_to, most))
-        _apply(draft, net(settings).trim(_as_sent(draft, budget, forced=False)))
+        _trim(draft, net(settings), _as_sent(draft, budget, by_hand=False))
         if draft.history.items == before and not _leave_out_oldest(draft):
             break
 
 
-def _apply(draft: Draft, result: Decision) -> None:
+def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conversation:
+    """Has a strategy decide, and writes its decision into the draft; returns the conversation that it leaves."""
+    decision, lasting = strategy.trim(conversation, conversation.budget.cut_to), not strategy.early
     history, account = draft.history, draft.account
-    draft.history = history = history._replace(
-        normalize=history.normalize or result.normalize,
-        states=history.states if result.state is None else result.state,
-    )
-    if result.note and result.note not in account.degradations:
-        draft.account = account = account._replace(degradations=(*account.degradations, result.note))
-    if not result.changes:
-        return
-    items, forms = list(history.items), dict(history.forms)
-    for removed in result.removed:
-        forms[items[removed.index].origin] = Changed("left_out", removed.reason)
-    for replaced in result.replaced:
-        item, content = items[replaced.index], replaced.content
-        form: Literal["placeholder", "extract"] = "placeholder" if replaced.ceiling is None else "extract"
-        forms[item.origin] = Changed(form, replaced.reason, replaced.ceiling)
-        items[replaced.index] = item._replace(content=content, form=form, tokens=draft.counter.content(content))
-    if result.act is not None:
-        draft.account = account._replace(acts=(*account.acts, result.act))
-        placeholders = [change for change in result.replaced if change.new and change.ceiling is None]
-        left: list[Removed | Replaced] = [change for change in result.removed if change.new]
-        left += [change for change in result.replaced if change.ceiling is not None]
-        stages: tuple[tuple[Stage, Sequence[Removed | Replaced]], ...] = (
-            ("replace", placeholders),
-            ("cut" if result.lasting else "hide", left),
-        )
-        for stage, changes in stages:
-            if changes or (stage == "cut" and result.cuts):
-                reason = changes[0].reason if changes else "window"
-                origins = [items[change.index].origin for change in changes]
-                after, name = result.tokens_after, result.act.strategy
-                note_contents(draft, stage, origins, result.tokens_before, after, reason=reason, strategy=name)
-    gone = {items[removed.index].origin for removed in result.removed}
-    if not result.cuts:
-        draft.history = history._replace(items=tuple(item for item in items if item.origin not in gone), forms=forms)
-        return
-    summary, place = history.summary if result.summary is None else result.summary, history.summary_place
-    if result.summary_at is not None:
-        at = draft.input.request.positions[items[result.summary_at].origin]
+    if decision.state is not None:
+        history = draft.history = history._replace(states={**history.states, strategy.name: decision.state})
+        conversation = replace(conversation, state=history.states)
+    if decision.note and decision.note not in account.degradations:
+        account = draft.account = account._replace(degradations=(*account.degradations, decision.note))
+    cuts = lasting and decision.takes_anything
+    if not (decision.forms or cuts):
+        return conversation
+    effect = conversation.effect(decision, strategy.name, lasting=lasting)
+    items, forms, origins = list(history.items), dict(history.forms), dict[int, int]()
+    for at, form in decision.forms.items():
+        origins[at] = items[at].origin
+        forms[items[at].origin] = form
+        if form.form != "left_out":
+            content = conversation.formed(at, form)
+            how: SentForm = "extract" if form.form == "extract" else "placeholder"
+            items[at] = items[at]._replace(content=content, form=how, tokens=draft.counter.content(content))
+    if effect.act is not None:
+        draft.account = account._replace(acts=(*account.acts, effect.act))
+        new = {at: form for at, form in decision.forms.items() if at not in decision.earlier}
+        blank = [at for at, form in new.items() if form.form == "placeholder"]
+        left = [at for at, form in decision.forms.items() if form.form == "extract" or at in new.keys() - blank]
+        stages: tuple[tuple[Stage, Sequence[int]], ...] = (("replace", blank), ("cut" if lasting else "hide", left))
+        for stage, changed in stages:
+            if changed or (stage == "cut" and cuts):
+                note_contents(
+                    draft,
+                    stage,
+                    [origins[at] for at in changed],
+                    effect.tokens_before,
+                    effect.tokens_after,
+                    reason=decision.forms[changed[0]].reason if changed else "window",
+                    strategy=effect.act.strategy,
+                )
+    gone = {origins[at] for at in decision.removed}
+    if not cuts:
+        items = [item for item in items if item.origin not in gone]
+        draft.history = history._replace(items=tuple(items), forms=forms)
+        return effect.after
+    summary, place = history.summary if decision.summary is None else decision.summary, history.summary_place
+    if decision.summary is not None and decision.forms:
+        # A summary of earlier cuts that stands further up stays in its place.
+        at = draft.input.request.positions[origins[min(decision.forms)]]
         place = min(at, place) if history.summary else at
     draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=place)
     _take_out(draft, gone)
+    return effect.after
 
 
 def note_contents(
@@ -171,23 +177,6 @@ def note_contents(
     draft.note(event)
 
 
-def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int], budget: Budget) -> Conversation:
-    """These contents as a conversation; its summary and what else came of earlier calls aside."""
-    request = draft.input.request
-    return Conversation(
-        contents=tuple(item.content for item in items),
-        raws=tuple(item.raw for item in items),
-        tokens=tuple(tokens),
-        request_index=next((at for at, item in enumerate(items) if item.origin == draft.request_index), None),
-        positions=tuple(request.positions[item.origin] for item in items),
-        budget=budget,
-        counter=draft.counter,
-        system=request.system,
-        tools=request.tools,
-        opens=draft.input.request.first_call,
-    )
-
-
 def _as_sent_by_host(draft: Draft) -> Conversation:
     """The conversation for early strategies: packed messages in their own words, extracts as they are sent.
 
@@ -196,7 +185,6 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request, spare = source.request, source.usage.spare_tokens
     items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.history.items]
-    tokens = [item.tokens for item in items]
     # All that the host declares, not what is sent of it: declarations that become shorter at an invocation's first call
     # would move the ceiling at the second, and with it what `sliding_turns` leaves out, which ends the cached prefix.
     fixed = source.usage.uncounted_tokens + sum(counter.tools(request.tools))
@@ -209,42 +197,49 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = budget._replace(most=max(0, budget.most + spare))
-    return replace(
-        _conversation(draft, items, tokens, budget),
+    is_low = _usage_is_low(draft, fixed + sum(item.tokens for item in items), draft.input_budget + spare)
+    return Conversation(
+        items=tuple(items),
+        request=request,
+        budget=budget._replace(most=max(0, budget.most + spare)),
+        counter=counter,
         anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
-        forced=draft.by_hand,
-        gated=_is_gated(draft, fixed + sum(tokens), draft.input_budget + spare),
+        pressure="by_hand" if draft.by_hand else "usage_is_low" if is_low else "marks",
     )
 
 
-def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
+def _as_sent(draft: Draft, budget: Budget, *, by_hand: bool) -> Conversation:
     """The conversation for late strategies, as it would be sent after a cut.
 
     The human message's tokens are counted elsewhere, and so is what earlier messages have beside their own words.
     """
+    source, settings = draft.input, draft.policy.conversation
     items = [_unpacked(draft, item) for item in draft.history.items]
-    spoken = draft.spoken()
-    conversation = _conversation(
-        draft, items, [0 if item.origin == draft.request_index else item.tokens for item in items], budget
-    )
-    standing = standing_anchors(conversation.contents, conversation.positions, draft.policy.conversation)
+    spoken, place = draft.spoken(), place_of(draft.history.items, draft.request_index)
+    payload_tokens, request_tokens = spoken - draft.spoken(items), 0
+    if place is not None:
+        request_tokens, items[place] = items[place].tokens, items[place]._replace(tokens=0)
+    positions = [source.request.positions[item.origin] for item in items]
+    standing = standing_anchors([item.content for item in items], positions, settings)
     recalled = [candidate.line for candidate in draft.chosen.memory if candidate.source == RECALLED]
-    return replace(
-        conversation,
-        request_tokens=0 if conversation.request_index is None else items[conversation.request_index].tokens,
-        anchors=ranked([*draft.input.host.anchors, *standing]),
+    is_low = _usage_is_low(draft, spoken + budget.fixed, budget.input)
+    return Conversation(
+        items=tuple(items),
+        request=source.request,
+        budget=budget._replace(
+            payload_tokens=payload_tokens, request_tokens=request_tokens, cached_price=source.host.cached_price
+        ),
+        counter=draft.counter,
+        anchors=ranked([*source.host.anchors, *standing]),
         state=draft.history.states,
-        summary=draft.history.summary,
-        summary_tokens=draft.summary_tokens,
-        payload_tokens=spoken - draft.spoken(items),
-        forced=forced,
-        gated=_is_gated(draft, spoken + budget.fixed, budget.input),
+        recap=Recap(
+            summary=draft.history.summary if settings.summary_share else "",
+            beside=" ".join(word for line in recalled for word in line.split()),
+            written=draft.account.summaries,
+        ),
+        pressure="by_hand" if by_hand else "usage_is_low" if is_low else "marks",
         verbatim=not draft.policy.compress.enabled,
-        recalled=" ".join(word for line in recalled for word in line.split()),
-        cached_price=draft.input.host.cached_price,
-        summaries=draft.account.summaries,
     )
 
 
@@ -300,7 +295,7 @@ def sent_bytes(contents: Iterable[Content]) -> int:
     return sum(len(wire) if wire.isascii() else len(wire.encode("utf-8", "surrogatepass")) for wire in wires)
 
 
-def _is_gated(draft: Draft, counted: int, budget: int) -> bool:
+def _usage_is_low(draft: Draft, counted: int, budget: int) -> bool:
     """Tells whether reported usage says that the window is far from full, though the count is past its high-water mark.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from aether_context.pack import (
     Allocation,
     Candidate,
     Content,
+    ContentForm,
     EpochReason,
     Form,
     Layer,
@@ -54,15 +55,6 @@ class Carried(NamedTuple):
     past: tuple[PackedMessage, ...] = ()
 
 
-class Changed(NamedTuple):
-    """In which form a content is sent that is not sent whole, and why. ``tokens`` are those that an extract's parts, or
-    the text that tells of an exchange, were cut down to."""
-
-    form: Form
-    reason: Reason
-    tokens: int | None = None
-
-
 class History(NamedTuple):
     """The conversation as it will be sent. `restore_forms` fills it; strategies and the last resort shorten it.
 
@@ -72,7 +64,7 @@ class History(NamedTuple):
     """
 
     items: tuple[Outgoing, ...]
-    forms: Mapping[int, Changed]
+    forms: Mapping[int, ContentForm]
     summary: str
     summary_place: int
     states: Mapping[str, Mapping[str, JSON]]
@@ -81,7 +73,7 @@ class History(NamedTuple):
 
     def changed(self, form: Form, reason: Reason, origins: Iterable[int], tokens: int | None = None) -> History:
         """The history with these contents in a form from now on."""
-        return self._replace(forms={**self.forms, **dict.fromkeys(origins, Changed(form, reason, tokens))})
+        return self._replace(forms={**self.forms, **dict.fromkeys(origins, ContentForm(form, reason, tokens))})
 
 
 _NOTHING = Ranking(chosen=(), left=())
@@ -273,11 +265,12 @@ class Draft:
         """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,
         and of the summary."""
         items = self.history.items if items is None else items
-        place = place_of(items, self.request_index)
-        return sum(map(_TOKENS, items)) - (items[place].tokens if place is not None else 0) + self.summary_tokens
+        tokens, place = sum(map(_TOKENS, items)), place_of(items, self.request_index)
+        return tokens - (items[place].tokens if place is not None else 0) + self.summary_tokens
 
 
-_TOKENS, _ORIGIN = attrgetter("tokens"), attrgetter("origin")
+_TOKENS: Callable[[Outgoing], int] = attrgetter("tokens")
+_ORIGIN: Callable[[Outgoing], int] = attrgetter("origin")
 
 
 def place_of(items: Sequence[Outgoing], origin: int | None) -> int | None:

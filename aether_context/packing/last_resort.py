@@ -26,11 +26,11 @@ from aether_context.conversation.extracts import (
 )
 from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import is_instruction, protected, unread
-from aether_context.pack import RECALLED, Content, Reason
+from aether_context.pack import RECALLED, Content, ContentForm, Reason
 from aether_context.packing import payload
 from aether_context.packing.carryover import extract, is_past, tell
 from aether_context.packing.compaction import excess_tokens, leave_out, note_contents, request_place
-from aether_context.packing.draft import Changed, Chosen, Draft, History
+from aether_context.packing.draft import Chosen, Draft, History
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
@@ -145,7 +145,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> Histor
             tokens = draft.counter.content(content)
             items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
             reason: Reason = change.reason if change is not None and stands_in else "window"
-            forms[item.origin] = Changed(form, reason, most)
+            forms[item.origin] = ContentForm(form, reason, most)
     return history._replace(items=tuple(items), forms=forms)
 
 

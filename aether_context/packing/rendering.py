@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import normalize
@@ -282,11 +281,12 @@ def _rows(draft: Draft, present: Sequence[Outgoing]) -> tuple[Row, ...]:
     """
     request, counter, chosen, history = draft.input.request, draft.counter, draft.chosen, draft.history
 
-    def whole(*new: Sequence[Any]) -> list[Row]:
-        return [_whole_row(*content, counter.method) for content in zip(*new, strict=True)]
+    def whole_rows(raws: Sequence[Content], places: Sequence[int], sizes: Sequence[int]) -> list[Row]:
+        contents = zip(raws, places, sizes, strict=True)
+        return [_whole_row(raw, place, tokens, counter.method) for raw, place, tokens in contents]
 
     # Most contents are sent as they are, and were so at the call before.
-    rows = list(draft.columns.extend("row", whole, request.contents, request.positions, draft.raw_tokens))
+    rows = list(draft.columns.extend("row", whole_rows, request.contents, request.positions, draft.raw_tokens))
     changed = {*history.forms, *history.cut, *range(len(rows))}.difference(
         item.origin for item in present if item.form == "whole" and item.origin != request.request_index
     )
