@@ -35,7 +35,7 @@ _WORTHWHILE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cutting:
+class CutStrategy:
     """A strategy that leaves out whole units for good, from the oldest, in one act, with a summary in their place.
 
     What stays takes at most what the cut goes down to, summary included, where what may leave holds enough. The unit
@@ -247,13 +247,13 @@ Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 
 _STRATEGIES: dict[str, Factory] = {
     # Units go from the oldest, from the high-water mark down to the low-water mark.
-    "epochs": lambda settings: Cutting(
+    "epochs": lambda settings: CutStrategy(
         name="epochs", summary_share=settings.summary_share, by_age=True, last_turns=settings.last_turns
     ),
     "stable_prefix": lambda settings: StablePrefix(settings=settings.stable_prefix),
     "sliding_turns": lambda settings: SlidingTurns(tokens=settings.sliding_turns.tokens),
     # The beginning and the end are frozen, the middle goes.
-    "heads_tails": lambda settings: Cutting(
+    "heads_tails": lambda settings: CutStrategy(
         name="heads_tails",
         summary_share=settings.summary_share,
         keep_first=settings.heads_tails.head,
@@ -262,7 +262,7 @@ _STRATEGIES: dict[str, Factory] = {
         reason="middle",
     ),
     # Older messages become a running summary.
-    "summarize": lambda settings: Cutting(name="summarize", summary_share=0.12, above=0.8, to=0.5, keep_last=10),
+    "summarize": lambda settings: CutStrategy(name="summarize", summary_share=0.12, above=0.8, to=0.5, keep_last=10),
     "none": lambda settings: Untouched(),
 }
 _OWN = tuple(_STRATEGIES)
@@ -273,13 +273,13 @@ NET = "emergency"
 """What the net behind the strategies is called among them in a manifest."""
 
 
-def net(settings: ConversationSettings) -> Cutting:
+def net(settings: ConversationSettings) -> CutStrategy:
     """The cut behind all strategies, where what they leave would pass the window.
 
     It cuts a quarter of the way less deep than ``epochs``: of what a strategy chose to keep, more stays, and the next
     such cut is still far away.
     """
-    return Cutting(name=NET, summary_share=settings.summary_share, above=1.0, rise=0.25, by_age=True)
+    return CutStrategy(name=NET, summary_share=settings.summary_share, above=1.0, rise=0.25, by_age=True)
 
 
 def register_strategy(name: str, factory: Factory) -> None:

@@ -14,12 +14,12 @@ from aether_context.conversation import (
     Budget,
     Conversation,
     Strategy,
+    policy_anchors,
     ranked,
-    standing_anchors,
     strategies_of,
     units,
 )
-from aether_context.conversation.strategies import NET, NORMALIZING, Cutting, net
+from aether_context.conversation.strategies import NET, NORMALIZING, CutStrategy, net
 from aether_context.conversation.strategy import Recap, summary_content
 from aether_context.conversation.turns import protected
 from aether_context.pack import (
@@ -33,9 +33,9 @@ from aether_context.pack import (
     TruncationEvent,
     content_name,
 )
-from aether_context.packing.carryover import without_unseen
-from aether_context.packing.demand import latest_need, leaves_latest
+from aether_context.packing.demand import latest_turn_tokens, reserves_latest_turns
 from aether_context.packing.draft import Draft, place_of
+from aether_context.packing.epoch_state import without_unseen
 
 
 def trim_early(draft: Draft) -> None:
@@ -43,7 +43,7 @@ def trim_early(draft: Draft) -> None:
     early = [strategy for strategy in strategies_of(draft.policy.conversation) if strategy.early]
     if not early or draft.input.host.passthrough_reason:
         return
-    conversation = _as_sent_by_host(draft)
+    conversation = _host_conversation(draft)
     for strategy in early:
         # Decided anew at each call, from what the host sends then; what they keep between calls is their state.
         conversation = _trim(draft, strategy, conversation)
@@ -56,7 +56,7 @@ def leave_out_media(draft: Draft) -> None:
     items, unseen = draft.history.items, draft.input.host.unseen
     if not (unseen or draft.input.epoch.unseen):
         return
-    before = draft.spoken()
+    before = draft.conversation_tokens()
     earlier = [without_unseen(draft, item, draft.input.epoch.unseen) for item in items]
     draft.history = draft.history._replace(items=tuple(without_unseen(draft, item, unseen) for item in items))
     pairs = zip(draft.history.items, earlier, strict=True)
@@ -74,27 +74,29 @@ def compact(draft: Draft) -> None:
         draft.history = draft.history._replace(states={})
         return
     draft.budget = budget = _budget(draft)
-    settings, forced, spoken = draft.policy.conversation, draft.by_hand, draft.spoken()
+    settings, tokens = draft.policy.conversation, draft.conversation_tokens()
     late = [strategy for strategy in strategies_of(settings) if not strategy.early]
-    if forced:
-        budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * spoken)))
+    if draft.manual_cut:
+        budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * tokens)))
     elif all(
-        isinstance(strategy, Cutting)
-        and (spoken <= strategy.mark(budget) or _usage_is_low(draft, spoken + budget.fixed, budget.input))
+        isinstance(strategy, CutStrategy)
+        and (tokens <= strategy.mark(budget) or _usage_is_low(draft, tokens + budget.fixed, budget.input))
         for strategy in (*late, net(settings))
     ):
         return  # No mark is passed, as at most calls, which need not read the history for that.
     for strategy in late:
-        _trim(draft, strategy, _as_sent(draft, budget, by_hand=forced))
+        _trim(draft, strategy, _packed_conversation(draft, budget, by_hand=draft.manual_cut))
     # What was asked for by hand is done once: by the net where no strategy did it.
-    _trim(draft, net(settings), _as_sent(draft, budget, by_hand=forced and not draft.account.acts))
+    _trim(
+        draft, net(settings), _packed_conversation(draft, budget, by_hand=draft.manual_cut and not draft.account.acts)
+    )
     # A cut counts tokens, and what it leaves may have more bytes a token than what went: it is made again until the
     # bytes fit, and where it cannot, the oldest goes that may go. The current request and what answers it stay.
     for _ in range(_NET_ROUNDS + len(draft.history.items)):
         if (most := _byte_net(draft)) is None:
             break
         before, budget = draft.history.items, budget._replace(net=most, cut_to=min(budget.cut_to, most))
-        _trim(draft, net(settings), _as_sent(draft, budget, by_hand=False))
+        _trim(draft, net(settings), _packed_conversation(draft, budget, by_hand=False))
         if draft.history.items == before and not _leave_out_oldest(draft):
             break
 
@@ -171,13 +173,13 @@ def note_contents(
         reason=reason,
         item_ids=tuple(content_name(request.positions[at], request.contents[at].digest) for at in origins),
         tokens_before=before,
-        tokens_after=draft.spoken() if after is None else after,
+        tokens_after=draft.conversation_tokens() if after is None else after,
         strategy=strategy,
     )
     draft.note(event)
 
 
-def _as_sent_by_host(draft: Draft) -> Conversation:
+def _host_conversation(draft: Draft) -> Conversation:
     """The conversation for early strategies: packed messages in their own words, extracts as they are sent.
 
     The tokens of packed messages are those of what is sent.
@@ -189,7 +191,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     # would move the ceiling at the second, and with it what `sliding_turns` leaves out, which ends the cached prefix.
     fixed = source.usage.uncounted_tokens + sum(counter.tools(request.tools))
     fixed += sum(counter.count_all(request.other_tools))
-    fixed += counter.system(draft.carried.system, declares=bool(request.tools or request.other_tools))
+    fixed += counter.system(draft.epoch.system, declares=bool(request.tools or request.other_tools))
     budget = Budget.of(
         source.window,
         slack=source.window - draft.input_budget,
@@ -205,25 +207,25 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         counter=counter,
         anchors=ranked(source.host.anchors),
         state=source.epoch.strategies,
-        pressure="by_hand" if draft.by_hand else "usage_is_low" if is_low else "marks",
+        pressure="by_hand" if draft.manual_cut else "usage_is_low" if is_low else "marks",
     )
 
 
-def _as_sent(draft: Draft, budget: Budget, *, by_hand: bool) -> Conversation:
+def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conversation:
     """The conversation for late strategies, as it would be sent after a cut.
 
     The human message's tokens are counted elsewhere, and so is what earlier messages have beside their own words.
     """
     source, settings = draft.input, draft.policy.conversation
     items = [_unpacked(draft, item) for item in draft.history.items]
-    spoken, place = draft.spoken(), place_of(draft.history.items, draft.request_index)
-    payload_tokens, request_tokens = spoken - draft.spoken(items), 0
+    conversation_tokens, place = draft.conversation_tokens(), place_of(draft.history.items, draft.request_index)
+    payload_tokens, request_tokens = conversation_tokens - draft.conversation_tokens(items), 0
     if place is not None:
         request_tokens, items[place] = items[place].tokens, items[place]._replace(tokens=0)
     positions = [source.request.positions[item.origin] for item in items]
-    standing = standing_anchors([item.content for item in items], positions, settings)
+    standing = policy_anchors([item.content for item in items], positions, settings)
     recalled = [candidate.line for candidate in draft.chosen.memory if candidate.source == RECALLED]
-    is_low = _usage_is_low(draft, spoken + budget.fixed, budget.input)
+    is_low = _usage_is_low(draft, conversation_tokens + budget.fixed, budget.input)
     return Conversation(
         items=tuple(items),
         request=source.request,
@@ -245,7 +247,12 @@ def _as_sent(draft: Draft, budget: Budget, *, by_hand: bool) -> Conversation:
 
 def _budget(draft: Draft) -> Budget:
     """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them."""
-    allocation, fixed, settings, net = draft.allocation, draft.fixed, draft.policy.conversation, _byte_net(draft)
+    allocation, fixed, settings, net = (
+        draft.allocation,
+        draft.other_layer_tokens,
+        draft.policy.conversation,
+        _byte_net(draft),
+    )
     # At least the shares of the conversation's own ceiling: where evidence and memory alone pass the marks, a cut could
     # never get below them, and would be made again at every call.
     budget = Budget(
@@ -260,10 +267,10 @@ def _budget(draft: Draft) -> Budget:
     cut_to = budget.mark(settings.compact_to)
     # Recalled turns say what a cut took, so that they are of the share that it leaves, and the conversation keeps what
     # its latest turns need beside them.
-    if leaves_latest(draft):
+    if reserves_latest_turns(draft):
         recalled = sum(memory.tokens for memory in draft.chosen.memory if memory.source == RECALLED)
         both = budget._replace(fixed=fixed - recalled, most=budget.most + recalled)
-        latest = min(budget.most, latest_need(draft)) - draft.input.growth_reserve
+        latest = min(budget.most, latest_turn_tokens(draft)) - draft.input.growth_reserve
         latest = min(latest, budget.most if net is None else int(settings.compact_to * net))
         cut_to = max(both.mark(settings.compact_to) - recalled, latest)
     return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=cut_to)
@@ -286,7 +293,7 @@ def _byte_net(draft: Draft) -> int | None:
     contents = [item.content for item in draft.history.items]
     contents += [summary_content(draft.history.summary)] if draft.history.summary else []
     most, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(contents)
-    return int(most / size * draft.spoken()) if size > most else None
+    return int(most / size * draft.conversation_tokens()) if size > most else None
 
 
 def sent_bytes(contents: Iterable[Content]) -> int:
@@ -325,7 +332,7 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 
 def excess_tokens(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
     """Tokens over the input budget, with these contents in the place of those that are sent."""
-    return draft.spoken(items) + draft.fixed - draft.budget.input
+    return draft.conversation_tokens(items) + draft.other_layer_tokens - draft.budget.input
 
 
 def _leave_out_oldest(draft: Draft) -> bool:
@@ -336,7 +343,7 @@ def _leave_out_oldest(draft: Draft) -> bool:
     if going:
         leave_out(draft, [parts[going[0][1]].indices], excess_tokens(draft) - 1)
     elif draft.history.summary:
-        before = draft.spoken()
+        before = draft.conversation_tokens()
         draft.history = draft.history._replace(summary="", summary_place=0)
         note_contents(draft, "emergency", (), before)
     return bool(going)
@@ -363,7 +370,7 @@ def leave_out(draft: Draft, groups: Iterable[Sequence[int]], spare: int = 0) -> 
         over -= sum(after[at].tokens for at in places)
     if not gone:
         return
-    before = draft.spoken()
+    before = draft.conversation_tokens()
     origins = [item.origin for at, item in enumerate(draft.history.items) if at in gone]
     draft.history = draft.history.changed("left_out", "window", origins)
     _take_out(draft, origins)

@@ -32,12 +32,12 @@ _LEAST_LINE = 8
 _BRIEF_LINE = 32
 
 
-def tighten(draft: Draft) -> None:
+def trim_tools_and_step(draft: Draft) -> None:
     """Shortens declarations, then the step, only as far as is asked for.
 
     An epoch under way keeps its declarations and drops rather than break its prefix: they stand at the head of it.
     """
-    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.carried.has_chosen:
+    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.epoch.has_chosen:
         return
     floors, window, measured = draft.policy.budget.floors, draft.input.window, draft.measured
     spare = [
@@ -45,7 +45,7 @@ def tighten(draft: Draft) -> None:
         max(0, measured["task"] - int(window * floors.task)),
     ]
     over = max(0, sum(measured.values()) - draft.input_budget)
-    lacking = over + _lacking(draft, over, spare) if draft.begins else over
+    lacking = over + _lacking(draft, over, spare) if draft.starts_epoch else over
     if not lacking:
         return
     _trim_tools(draft, max(over, min(lacking, spare[0])))
@@ -76,7 +76,7 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
     return bisect_left(range(over, max(over, sum(spare))), True, key=suffices)
 
 
-def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
+def _note_shorter(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
     events = _event(layer, "compress", names, draft.measured[layer], tokens)
     draft.account = draft.account._replace(tightened=(*draft.account.tightened, *events))
     draft.measured = {**draft.measured, layer: tokens}
@@ -98,7 +98,7 @@ def _trim_tools(draft: Draft, tokens: int) -> None:
     if trimmed_tools:
         tools = tuple(trimmed_tools.get(tool.name, tool) for tool in scope.sent)
         draft.tools = replace(scope, sent=tools, trimmed=scope.trimmed | trimmed_tools.keys())
-        _tightened(draft, "tools", draft.measured["tools"] - saved, sorted(trimmed_tools))
+        _note_shorter(draft, "tools", draft.measured["tools"] - saved, sorted(trimmed_tools))
 
 
 def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
@@ -126,15 +126,15 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if freed > 0:
         draft.step = changed
         touched = [name for name, text in fields.items() if text != changes[name]]
-        _tightened(draft, "task", draft.measured["task"] - freed, touched)
+        _note_shorter(draft, "task", draft.measured["task"] - freed, touched)
 
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
 #
 # Their rungs, in the order of the events: memory to a summary, older evidence to a query-focused summary, examples of
-# tools and words of the step, which `tighten` has shortened; then memory out by lowest score, and evidence by lowest
-# coverage and age. A layer inside its ceiling is never touched, and each rung goes only as far as needed. Nothing is
-# paraphrased but by a model that the policy names, so that what is shortened can still be cited.
+# tools and words of the step, which `trim_tools_and_step` has shortened; then memory out by lowest score, and evidence
+# by lowest coverage and age. A layer inside its ceiling is never touched, and each rung goes only as far as needed.
+# Nothing is paraphrased but by a model that the policy names, so that what is shortened can still be cited.
 
 
 def compress(draft: Draft) -> None:

@@ -21,16 +21,16 @@ _DAY_SECONDS = 86_400
 
 def demand(draft: Draft) -> dict[Layer, int]:
     """The tokens that memory, evidence and conversation would use if nothing limited them."""
-    spoken = draft.spoken()
+    tokens = draft.conversation_tokens()
     if draft.at_cut:
         # A conversation that asks for everything is given nearly all by lending, and a cut has no room for memories
         # then. So it asks for what is left of it after a cut, or for what its latest turns need, where that is more.
         low_mark = int(draft.policy.conversation.compact_to * (draft.input_budget - sum(draft.measured.values())))
-        spoken = min(spoken, max(0 if leaves_latest(draft) else low_mark, latest_need(draft)))
-    return {**draft.payload_tokens, "conversation": spoken}
+        tokens = min(tokens, max(0 if reserves_latest_turns(draft) else low_mark, latest_turn_tokens(draft)))
+    return {**draft.payload_tokens, "conversation": tokens}
 
 
-def latest_need(draft: Draft) -> int:
+def latest_turn_tokens(draft: Draft) -> int:
     """The tokens that the conversation needs so that its latest turns outlive a cut, beside a recap, and the session
     can grow."""
     items, settings = draft.history.items, draft.policy.conversation
@@ -43,7 +43,7 @@ def latest_need(draft: Draft) -> int:
     return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
 
 
-def leaves_latest(draft: Draft) -> bool:
+def reserves_latest_turns(draft: Draft) -> bool:
     """Tells whether a cut leaves the conversation what its latest turns need, since turns were recalled into the
     rest."""
     recalls = any(candidate.source == RECALLED for candidate in draft.chosen.memory)
@@ -70,7 +70,7 @@ def signals(draft: Draft) -> Signals:
         expected_tool_calls=step.expected_tool_calls,
         risk=step.risk,
         retrieval_hit_rate=(
-            len(memory) / max(1, min(pool, settings.memory_k)) if pool and not draft.carried.has_chosen else None
+            len(memory) / max(1, min(pool, settings.memory_k)) if pool and not draft.epoch.has_chosen else None
         ),
         similarity=max((candidate.score for candidate in memory), default=None),
         freshness_days=None if newest is None else max(0.0, source.identity.last_event_time - newest) / _DAY_SECONDS,
@@ -124,7 +124,7 @@ def _texts(draft: Draft) -> dict[str, int]:
     request_name = "what was handed over" if source.request.from_agent else "the user's request"
     texts = {
         "the system instruction": source.request.system,
-        request_name: draft.raw_human.text if draft.raw_human is not None else "",
+        request_name: draft.request_content.text if draft.request_content is not None else "",
         "the task": step.task,
         "the goal": step.goal,
         "the step's text": step.text,
@@ -132,7 +132,7 @@ def _texts(draft: Draft) -> dict[str, int]:
         "the constraints": "\n".join((*step.constraints, *(step.open_questions or ()), *step.next, *step.stop_when)),
     }
     sizes = {name: counter.count(text) for name, text in texts.items() if text}
-    if media := sum(map(counter.media, draft.raw_human.parts)) if draft.raw_human is not None else 0:
+    if media := sum(map(counter.media, draft.request_content.parts)) if draft.request_content is not None else 0:
         sizes["the files beside it"] = media
     sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
     return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.tools.sent}

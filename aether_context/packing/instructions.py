@@ -48,7 +48,7 @@ def absent_instructions(draft: Draft, sent: Iterable[Outgoing]) -> set[str]:
         return set()
     items = [item for item in sent if item.origin != draft.request_index]
     packed = {item.raw.digest for item in items if item.form == "payload"}
-    present = {name for message in draft.carried.past if message.of in packed for name in message.instructs}
+    present = {name for message in draft.epoch.past if message.of in packed for name in message.instructs}
     return {
         instruction.id
         for instruction in (draft.input.instructions if draft.request_index is not None else ())

@@ -28,9 +28,9 @@ from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import is_instruction, protected, unread
 from aether_context.pack import RECALLED, Content, ContentForm, Reason
 from aether_context.packing import payload
-from aether_context.packing.carryover import extract, is_past, tell
 from aether_context.packing.compaction import excess_tokens, leave_out, note_contents, request_place
 from aether_context.packing.draft import Chosen, Draft, History
+from aether_context.packing.epoch_state import extract, flatten_exchange, is_past
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
 
@@ -52,13 +52,15 @@ def bring_within_window(draft: Draft) -> None:
     if draft.input.host.passthrough_reason:
         return
     last = (
-        (_tell_last, _shorten_request) if draft.needed_tokens <= draft.budget.input else (_shorten_request, _tell_last)
+        (_flatten_last_exchange, _shorten_request)
+        if draft.needed_tokens <= draft.budget.input
+        else (_shorten_request, _flatten_last_exchange)
     )
     for act in (
         _leave_out_thoughts,
         _shorten_responses,
         _shorten_parts,
-        _leave_out_neighbours,
+        _drop_other_messages,
         _shorten_summary,
         _leave_out_candidates,
         *last,
@@ -97,12 +99,12 @@ def _shorten_responses(draft: Draft) -> None:
     targets, sizes = [at for at in tokens if tokens[at]], [size for inside in tokens.values() for size in inside]
     if not sizes:
         return
-    beside = draft.spoken(items) - sum(sizes)
+    beside = draft.conversation_tokens(items) - sum(sizes)
     enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
     room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
-    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed.items) - room - beside) > 0:
+    while ceiling > LEAST_EXTRACT and (excess := draft.conversation_tokens(changed.items) - room - beside) > 0:
         ceiling = max(LEAST_EXTRACT, ceiling - excess)
         changed = _with_extracts(draft, targets, ceiling)
     _shorten_to(draft, changed)
@@ -114,7 +116,7 @@ def _shorten_parts(draft: Draft) -> None:
     A request that cannot stay whole is measured with them, so that it gives way before what is shorter than it.
     """
     items, request = draft.history.items, _request_tokens(draft) if draft.needed_tokens > draft.budget.input else 0
-    targets = [at for at in _beside(draft) if items[at].form not in ("payload", "told")]
+    targets = [at for at in _removable_contents(draft) if items[at].form not in ("payload", "told")]
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
     }
@@ -154,11 +156,11 @@ def _shorten_to(draft: Draft, changed: History) -> None:
     pairs = zip(draft.history.items, changed.items, strict=True)
     touched = [after.origin for before, after in pairs if before.content is not after.content]
     if touched:
-        before, draft.history = draft.spoken(), changed
+        before, draft.history = draft.conversation_tokens(), changed
         note_contents(draft, "emergency", touched, before)
 
 
-def _leave_out_neighbours(draft: Draft) -> None:
+def _drop_other_messages(draft: Draft) -> None:
     """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
     parts = units([item.content for item in draft.history.items])
     protected_units = protected(parts, request_place(draft))
@@ -168,7 +170,7 @@ def _leave_out_neighbours(draft: Draft) -> None:
     leave_out(draft, [parts[at].indices for at in going])
 
 
-def _beside(draft: Draft) -> list[int]:
+def _removable_contents(draft: Draft) -> list[int]:
     """The places of the contents beside the request that may give way: all but the agent's instruction."""
     items, asked = draft.history.items, draft.request_index
     return [at for at, item in enumerate(items) if item.origin != asked and not is_instruction(item.raw)]
@@ -176,7 +178,7 @@ def _beside(draft: Draft) -> list[int]:
 
 def _shorten_request(draft: Draft) -> None:
     """Shortens the human message until the pack is within the budget or nothing more may go."""
-    raw, index = draft.raw_human, draft.request_index
+    raw, index = draft.request_content, draft.request_index
     if raw is None or index is None:
         return
     task, over = draft.measured["task"], excess_tokens(draft)
@@ -200,15 +202,15 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     """
     counter, message, freed, note = draft.counter, draft.message, 0, ""
     size, least = _request_tokens(draft), _least_request(raw, counter)
-    request, largest, most_before = message.request, message.largest, message.most_before
+    request, largest, max_preamble_tokens = message.request, message.largest, message.max_preamble_tokens
     instructions = counter.count(payload.instruction_section(draft, draft.instructs))
     plan = task - size - instructions - sum(map(counter.media, raw.parts))
-    cuts_plan = plan >= 2 * LEAST_EXTRACT and (not draft.carried.has_chosen or message.is_anew)
+    cuts_plan = plan >= 2 * LEAST_EXTRACT and (not draft.epoch.has_chosen or message.is_anew)
     if cuts_plan and draft.needed_tokens <= draft.budget.input:
-        most_before = max(LEAST_EXTRACT, plan - over)
-        over -= plan - most_before
+        max_preamble_tokens = max(LEAST_EXTRACT, plan - over)
+        over -= plan - max_preamble_tokens
     sizes = payload.sizes_beside_text(raw, counter)
-    most = draft.carried.packed.largest if draft.carried.packed is not None else None
+    most = draft.epoch.packed.largest if draft.epoch.packed is not None else None
     sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
     if sent and (more := over - max(0, size - least)) > 0:
         fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
@@ -227,8 +229,8 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
         freed += size - counter.count(text)
         request = f"{text}{note}"
     if (rest := over - freed) > 0 and cuts_plan:
-        most_before = max(LEAST_EXTRACT, (plan if most_before is None else most_before) - rest)
-    draft.message = draft.message._replace(request=request, largest=largest, most_before=most_before)
+        max_preamble_tokens = max(LEAST_EXTRACT, (plan if max_preamble_tokens is None else max_preamble_tokens) - rest)
+    draft.message = draft.message._replace(request=request, largest=largest, max_preamble_tokens=max_preamble_tokens)
 
 
 def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
@@ -260,7 +262,7 @@ def _least_request(raw: Content, counter: PackCounter) -> int:
 
 def _request_tokens(draft: Draft) -> int:
     """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
-    raw, packed = draft.raw_human, draft.carried.packed
+    raw, packed = draft.request_content, draft.epoch.packed
     if raw is None:
         return 0
     if packed is None or not packed.before:
@@ -271,7 +273,7 @@ def _request_tokens(draft: Draft) -> int:
 def _shorten_summary(draft: Draft) -> None:
     """The summary of older cuts keeps the bullets that it would keep at a cut, as many as find room; none of them where
     that is next to nothing."""
-    history, before, room = draft.history, draft.spoken(), draft.summary_tokens - excess_tokens(draft)
+    history, before, room = draft.history, draft.conversation_tokens(), draft.summary_tokens - excess_tokens(draft)
     if not history.summary:
         return
     sent, summary = [item.content for item in history.items], ""
@@ -289,14 +291,14 @@ def _leave_out_candidates(draft: Draft) -> None:
     if not gone:
         return
     draft.chosen = Chosen(dropped=(*chosen.dropped, *chosen.memory, *chosen.evidence))
-    draft.carried = draft.carried._replace(packed=None)
+    draft.epoch = draft.epoch._replace(packed=None)
     draft.message = draft.message._replace(is_anew=True)
     payload.write_payload(draft)
     for layer, tokens in gone.items():
         note_contents(draft, "emergency", (), tokens, 0, layer=layer)
 
 
-def _tell_last(draft: Draft) -> None:
+def _flatten_last_exchange(draft: Draft) -> None:
     """Leaves out other agents' messages, the oldest first, then writes the last exchange as one text.
 
     Messages go after what answers them: an answer does not come first. One text, since sending some of its calls would
@@ -304,17 +306,17 @@ def _tell_last(draft: Draft) -> None:
     response gets the request refused.
     """
     parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
-    last, beside = unread(parts, request_place(draft)), _beside(draft)
+    last, beside = unread(parts, request_place(draft)), _removable_contents(draft)
     origins = [draft.history.items[at].origin for at in (last.indices if last is not None else ()) if at in beside]
     leave_out(draft, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
     over = excess_tokens(draft)
     if over <= 0 or not origins:
         return
-    before = draft.spoken()
+    before = draft.conversation_tokens()
     most = before - draft.summary_tokens
     for _ in range(_MOST_TRIES):
         most = max(LEAST_EXTRACT, most - over)
-        tell(draft, origins, most)
+        flatten_exchange(draft, origins, most)
         if (over := excess_tokens(draft)) <= 0:
             break
     note_contents(draft, "emergency", origins, before)

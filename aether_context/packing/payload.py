@@ -503,12 +503,12 @@ def write_payload(draft: Draft) -> None:
     it but its memories and its evidence. Where all that it is made of is as it was, the message stands.
     """
     message = draft.message
-    made_of = (draft.chosen, draft.step, draft.tools, draft.instructs, *message[2:])
-    if message.made_of == made_of:
+    cache_key = (draft.chosen, draft.step, draft.tools, draft.instructs, *message[2:])
+    if message.cache_key == cache_key:
         return
     source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
     packed, tokens = _message(draft), 0
-    draft.message = message._replace(packed=packed, made_of=made_of)
+    draft.message = message._replace(packed=packed, cache_key=cache_key)
     if request_index is not None:
         raw = source.request.contents[request_index]
         written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
@@ -522,7 +522,7 @@ def write_payload(draft: Draft) -> None:
             items = (*items[:place], written, *items[place + 1 :])
         draft.history, tokens = draft.history._replace(items=items), written.tokens
     other_tools = source.request.other_tools
-    system = counter.system(draft.carried.system, declares=bool(scope.sent or other_tools))
+    system = counter.system(draft.epoch.system, declares=bool(scope.sent or other_tools))
     draft.measured = {
         "system": system + source.usage.uncounted_tokens,
         "task": max(0, tokens - sum(draft.payload_tokens.values())),
@@ -532,20 +532,20 @@ def write_payload(draft: Draft) -> None:
 
 def _message(draft: Draft) -> PackedMessage | None:
     """Packs this invocation's human message; None where it is sent as it is."""
-    source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.carried.packed
+    source, policy, raw, packed = draft.input, draft.policy, draft.request_content, draft.epoch.packed
     if raw is None or source.host.passthrough_reason:
         return None
     shortened, largest, instructs = draft.message.request, draft.message.largest, draft.instructs
     if packed is not None and packed.before and not packed.after and instructs and shortened is None:
         shortened = packed.text  # an earlier call cut the request down, and there was nothing beside it
-    elif draft.carried.has_chosen and packed is not None and packed.before:
+    elif draft.epoch.has_chosen and packed is not None and packed.before:
         # What an earlier call of this invocation chose and tightened stays, also where the request is shorter now.
         if shortened is not None and packed.after:
             packed = replace(packed, text=packed.text.removesuffix(answered(packed.after)) + shortened)
         elif shortened is not None:
             packed = replace(packed, text=shortened, split=len(shortened))
         return replace(packed, largest=largest, instructs=instructs)
-    if draft.carried.has_chosen and shortened is None and not (instructs or draft.message.is_anew):
+    if draft.epoch.has_chosen and shortened is None and not (instructs or draft.message.is_anew):
         return packed
     request = raw.text if shortened is None else shortened
     rendered = render(
@@ -555,7 +555,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         evidence=draft.chosen.evidence,
         memory=draft.chosen.memory,
         settings=policy.payload,
-        explains=policy.payload.contract == "system" and not draft.carried.contract,
+        explains=policy.payload.contract == "system" and not draft.epoch.contract,
         from_agent=source.request.from_agent,
         instructions=instruction_section(draft, instructs),
     )
@@ -571,7 +571,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         instructs=instructs,
     )
     if rendered is not None:
-        before, after = _within(rendered, request, draft.message.most_before, draft.counter)
+        before, after = _within(rendered, request, draft.message.max_preamble_tokens, draft.counter)
         text = before + after
         # An emergency may have cut lines of evidence out again, and what the conversation holds anyway is sent as well.
         proofs = [one for one in draft.chosen.evidence if _is_listed(_listed(one), text) or one.line in text]

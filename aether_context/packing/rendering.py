@@ -36,8 +36,8 @@ from aether_context.pack import (
     content_name,
 )
 from aether_context.packing.allocation import spend
-from aether_context.packing.carryover import without_unseen
 from aether_context.packing.draft import Draft, occurrence_keys
+from aether_context.packing.epoch_state import without_unseen
 from aether_context.packing.payload import addresses_in, missing_evidence, offloaded_to, validity_of
 from aether_context.tokens.cache import PackCounter, shared_length
 from aether_context.usage.calibration import estimated
@@ -82,12 +82,12 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 def render(draft: Draft) -> Pack:
     """Puts the contents in order, and writes down what became of each of them and of every candidate."""
     source, scope, counter, packed = draft.input, draft.tools, draft.counter, draft.message.packed
-    carried, history, account, uncounted = draft.carried, draft.history, draft.account, source.usage.uncounted_tokens
+    history, account, uncounted = draft.history, draft.account, source.usage.uncounted_tokens
     raws = source.request.contents
     plain = _contents(draft)
     contents = _begun_by_user(draft, _normalized(plain, counter) if history.normalize else plain)
     sent = Sent(
-        system=Block(hash_text(carried.system), draft.measured["system"] - uncounted),
+        system=Block(hash_text(draft.epoch.system), draft.measured["system"] - uncounted),
         tools=(
             *map(Block, (tool.digest for tool in scope.sent), counter.tools(scope.sent)),
             *(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
@@ -113,17 +113,19 @@ def render(draft: Draft) -> Pack:
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
     request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
     in_contents = sum(map(_TOKENS, contents))
-    spoken = in_contents - request_tokens
+    conversation_tokens = in_contents - request_tokens
     counted = sent.system.tokens + sum(map(_TOKENS, sent.tools)) + in_contents
     calibration = source.usage.calibration
     anchored = calibration is not None and calibration.anchored and counter.method != "exact"
     return Pack(
         source=source,
-        system=carried.system,
+        system=draft.epoch.system,
         tools=scope,
         contents=contents,
         sent=sent,
-        allocation=spend(draft.allocation, {**draft.measured, **draft.payload_tokens, "conversation": spoken}),
+        allocation=spend(
+            draft.allocation, {**draft.measured, **draft.payload_tokens, "conversation": conversation_tokens}
+        ),
         rows=rows,
         events=account.events,
         acts=account.acts,
@@ -139,7 +141,7 @@ def render(draft: Draft) -> Pack:
             method="anchored" if anchored else counter.method,
         ),
         to_store=ToStore(
-            chose=not carried.has_chosen,
+            chose=not draft.epoch.has_chosen,
             saved=draft.message.saved,
             summary_requests=account.summaries.summary_requests,
             counts=counter.counts,
@@ -183,7 +185,7 @@ def _verdict(draft: Draft, contents: tuple[Outgoing, ...], epoch: Epoch, excess:
         artifact_uris=addresses_in(
             source,
             draft.columns,
-            draft.carried.system,
+            draft.epoch.system,
             (*(tool.wire for tool in draft.tools.sent), *source.request.other_tools),
             contents,
             packed.text if packed is not None and packed.before else "",
@@ -220,14 +222,14 @@ def _of_readers(content: Content) -> bool:
 def _reason(draft: Draft) -> EpochReason | None:
     """The reason why an epoch begins with this pack, None where none does."""
     # Where relevant tools are chosen anew because a cut ends the prefix anyway, the cut is the reason.
-    chosen = draft.carried.changed == "tools_changed" and bool(draft.tools.scores)
-    if draft.carried.changed is not None and not (draft.made_cut and chosen):
-        return draft.carried.changed
+    chosen = draft.epoch.changed == "tools_changed" and bool(draft.tools.scores)
+    if draft.epoch.changed is not None and not (draft.was_compacted and chosen):
+        return draft.epoch.changed
     if draft.tools.trimmed != frozenset(draft.input.epoch.trimmed):
         return "tools_changed"
-    if draft.by_hand and (draft.made_cut or draft.account.acts):
+    if draft.manual_cut and (draft.was_compacted or draft.account.acts):
         return "by_hand"
-    if draft.made_cut or draft.begins:
+    if draft.was_compacted or draft.starts_epoch:
         cuts = [event.reason for event in draft.account.events if event.stage == "cut"]
         return _CUTS.get(cuts[-1], "high_water") if cuts else "high_water"
     media = any(event.reason == "provider_limit" for event in draft.account.events)
@@ -398,17 +400,17 @@ def _forms(draft: Draft) -> dict[str, ShortForm]:
 def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
     before, request, packed = draft.input.epoch, draft.input.request, draft.message.packed
     # Packed messages that later calls send again: this invocation's, and earlier ones up to the next cut.
-    live = {item.raw.digest for item in draft.history.items} if draft.carried.past and not draft.made_cut else ()
-    past = tuple(message for message in draft.carried.past if message.of in live)
+    live = {item.raw.digest for item in draft.history.items} if draft.epoch.past and not draft.was_compacted else ()
+    past = tuple(message for message in draft.epoch.past if message.of in live)
     changed = replace(
         before,
         number=before.number + (reason is not None),
         summary=draft.history.summary,
         summary_place=draft.history.summary_place if draft.history.summary else 0,
-        contract=draft.carried.contract,
+        contract=draft.epoch.contract,
         trimmed=tuple(sorted(draft.tools.trimmed)),
         payloads=(*past, packed) if packed is not None else past,
-        marks=draft.carried.marks,
+        marks=draft.epoch.marks,
         strategies=draft.history.states,
         asked=draft.input.host.asked,
         tools=draft.tools.kept or before.tools,
@@ -436,7 +438,7 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     source, previous = draft.input, draft.input.previous.sent
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
-    was_cut = draft.made_cut or bool(draft.account.acts)
+    was_cut = draft.was_compacted or bool(draft.account.acts)
     before, after = previous.blocks, sent.blocks
     shared_blocks = len(before)
     if after[: len(before)] != before:  # a block that is only counted otherwise is the same

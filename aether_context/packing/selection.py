@@ -28,7 +28,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         kept: the contents as they are sent; a candidate that is in them word for word is left out.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
-    if draft.carried.has_chosen or source.host.passthrough_reason or not source.candidates:
+    if draft.epoch.has_chosen or source.host.passthrough_reason or not source.candidates:
         return
     if draft.request_index is None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
@@ -37,7 +37,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     settings = settings.model_copy(update={"floor": settings.floor / breadth_of(source)})
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
-    candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
+    candidates = retrieval.ranked(_demote_preferences(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == draft.request_index else item.content for item in kept]
     tail = "\n".join(_readable(part) for content in contents for part in content.parts)
@@ -50,7 +50,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     }
 
     memories = [entry for entry in candidates if entry.source == "memory" and not entry.kind]
-    memory_tokens = sum(memory.tokens for memory in _priced(memories[: settings.memory_k], counter))
+    memory_tokens = sum(memory.tokens for memory in _count_candidates(memories[: settings.memory_k], counter))
     is_short = len(memories) <= settings.memory_k and memory_tokens < _SHORT_SHARE * source.window
     stored = [candidate for candidate in candidates if candidate.layer == "evidence" and not candidate.kind]
     sent |= payload.sent_results(stored, kept)
@@ -66,7 +66,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
             sent=sent,
             now=now,
         )
-        return result._replace(chosen=_priced(result.chosen, counter))
+        return result._replace(chosen=_count_candidates(result.chosen, counter))
 
     evidence = _within_share(found("evidence", settings.evidence_k), int(_RESULTS_SHARE * source.window))
     draft.found = Found(query, found("memory", settings.memory_k), evidence)
@@ -106,13 +106,13 @@ def leave_out_summarized(draft: Draft) -> None:
         payload.write_payload(draft)
 
 
-def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
+def _demote_preferences(source: PackInput, counter: PackCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
     standing = [wish for wish in source.candidates if wish.kind == "preference" and not (wish.expires or now) < now]
     standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
     tokens_left, placed = int(source.window * _STANDING_SHARE), set()
-    for wish in _priced(standing[:_MOST_STANDING], counter):
+    for wish in _count_candidates(standing[:_MOST_STANDING], counter):
         if wish.tokens <= tokens_left:
             tokens_left -= wish.tokens
             placed.add(wish.id)
@@ -141,7 +141,7 @@ def render_line(candidate: Candidate) -> str:
     return payload.memory_line(candidate) if candidate.layer == "memory" else payload.evidence_line(candidate)
 
 
-def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
+def _count_candidates(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
     """Candidates with their lines, and the tokens of these, each with the line break behind it."""
     candidates = [replace(candidate, line=render_line(candidate)) for candidate in candidates]
     counter.count_all([candidate.line for candidate in candidates])

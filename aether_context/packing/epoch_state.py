@@ -28,7 +28,7 @@ from aether_context.pack import (
     medium_place,
 )
 from aether_context.packing import payload
-from aether_context.packing.draft import Carried, Draft, History, Message, occurrence_keys
+from aether_context.packing.draft import Draft, EpochState, History, Message, occurrence_keys
 from aether_context.packing.instructions import protect_instructions
 from aether_context.state.plans import without_plan
 from aether_context.text.pairing import pair_results
@@ -45,17 +45,18 @@ _REASONS: Mapping[str, EpochReason] = {
 """Why a new epoch begins where one of these marks is another than the epoch's, in this order."""
 
 
-def restore_forms(draft: Draft) -> None:
+def apply_epoch(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
     request, epoch = draft.input.request, draft.input.epoch
-    draft.carried = carried = _carried(draft)
+    draft.epoch = _epoch_state(draft)
     protect_instructions(draft)
     request = draft.input.request
     packed_by_index = _past(draft)
-    draft.carried = carried._replace(past=tuple(packed_by_index.values()))
-    if carried.packed is not None and carried.packed.before and draft.request_index is not None:
-        packed_by_index[draft.request_index] = carried.packed
-    draft.message = Message(largest=carried.packed.largest if carried.packed is not None else None)
+    draft.epoch = draft.epoch._replace(past=tuple(packed_by_index.values()))
+    packed = draft.epoch.packed
+    if packed is not None and packed.before and draft.request_index is not None:
+        packed_by_index[draft.request_index] = packed
+    draft.message = Message(largest=packed.largest if packed is not None else None)
     keys = occurrence_keys(request.contents) if epoch.forms else ()
     draft.history = _history(draft, keys, packed_by_index)
     told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
@@ -63,10 +64,10 @@ def restore_forms(draft: Draft) -> None:
         # Without the request, which may be another agent's turn in that exchange, and without packed messages.
         origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
         if origins and keys[origins[-1]] in told_tokens:
-            tell(draft, origins, told_tokens[keys[origins[-1]]])
+            flatten_exchange(draft, origins, told_tokens[keys[origins[-1]]])
 
 
-def _carried(draft: Draft) -> Carried:
+def _epoch_state(draft: Draft) -> EpochState:
     """Decides which epoch goes on, and with which system instruction; without the packed messages before this
     invocation."""
     source, epoch, request = draft.input, draft.input.epoch, draft.input.request
@@ -86,11 +87,11 @@ def _carried(draft: Draft) -> Carried:
     # An invocation chooses once, at its first call, unless its step changes. What is chosen stands in the human
     # message, before all calls and results, so that another choice would have a provider read all of these again.
     has_chosen = not draft.at_cut and not request.first_call and not new_step
-    human, packed = draft.raw_human, None
+    human, packed = draft.request_content, None
     if has_chosen and human is not None:
         key = (human.digest, source.identity.invocation)
         packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
-    return Carried(system, contract, marks, changed, has_chosen, packed)
+    return EpochState(system, contract, marks, changed, has_chosen, packed)
 
 
 def _marks(draft: Draft, system: str) -> dict[str, str]:
@@ -221,14 +222,14 @@ def is_past(draft: Draft, origin: int) -> bool:
     return draft.request_index is not None and origin < draft.request_index
 
 
-def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
+def flatten_exchange(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
     """Sends these contents as one text of about ``max_tokens`` tokens, in the place of the last of them.
 
     So a call goes with its response, whatever the host makes of its history later.
     """
     contents, last = draft.input.request.contents, origins[-1]
     words = words_before(contents, origins[0], draft.request_index)
-    text = told([contents[origin] for origin in origins], max_tokens, words, draft.counter)
+    text = flattened([contents[origin] for origin in origins], max_tokens, words, draft.counter)
     made = Outgoing(
         content=text,
         raw=contents[last],
@@ -242,10 +243,10 @@ def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:
     draft.history = draft.history.changed("told", "window", origins, max_tokens)._replace(items=items)
 
 
-_TOLD = "[Calls and what they returned, in one text, since they find no room one by one]"
+_FLATTENED = "[Calls and what they returned, in one text, since they find no room one by one]"
 
 
-def told(contents: Sequence[Content], max_tokens: int, query: str, counter: PackCounter) -> Content:
+def flattened(contents: Sequence[Content], max_tokens: int, query: str, counter: PackCounter) -> Content:
     """Writes contents, their calls and results as one text of about ``max_tokens`` tokens, in a message of the user.
 
     Of other agents' turns it is the last quote alone. Each call stands with what it returned. Lines are indented, so
@@ -264,8 +265,8 @@ def told(contents: Sequence[Content], max_tokens: int, query: str, counter: Pack
             texts_told.append(call if text is None else f"{call}: {text}")
     texts_told += ["\n".join(view_of(answer.part.text).lines) for answer in results if answer.call is None]
     text = "\n".join("- " + payload.indented(told_text) for told_text in texts_told)
-    chosen = shorten(text, max_tokens - counter.count(_TOLD), counter=counter, query=query).text
-    return content_of_parts("user", [text_part(f"{_TOLD}\n{chosen}")])
+    chosen = shorten(text, max_tokens - counter.count(_FLATTENED), counter=counter, query=query).text
+    return content_of_parts("user", [text_part(f"{_FLATTENED}\n{chosen}")])
 
 
 def _past(draft: Draft) -> dict[int, PackedMessage]:
@@ -274,7 +275,7 @@ def _past(draft: Draft) -> dict[int, PackedMessage]:
     Which of them return to their own words is decided once an invocation, and where the prefix ends.
     """
     source, past = draft.input, dict[int, PackedMessage]()
-    if draft.begins:  # The prefix ends anyway, so nothing is saved by an earlier pack in the request.
+    if draft.starts_epoch:  # The prefix ends anyway, so nothing is saved by an earlier pack in the request.
         return past
     # By its place, too: of equal messages each has a form of its own.
     by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}
@@ -284,7 +285,7 @@ def _past(draft: Draft) -> dict[int, PackedMessage]:
         is_there = positions[index : index + 1] == (place,) and source.request.contents[index].digest == digest
         if is_there and index != draft.request_index and packed.invocation != source.identity.invocation:
             past[index] = packed
-    return past if draft.carried.has_chosen else {index: past[index] for index in _still_packed(draft, past)}
+    return past if draft.epoch.has_chosen else {index: past[index] for index in _still_packed(draft, past)}
 
 
 _CALLS = 20
@@ -311,10 +312,10 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[i
     # What instructs would have to be sent with the current message instead.
     instructing = counter.count(payload.instruction_section(draft, past[latest].instructs))
     # A cut frees the rest anyway: at the pace so far it comes after so many calls.
-    spoken, replies = max(1, sum(tokens)), sum(content.role == "model" for content in contents)
+    conversation_tokens, replies = max(1, sum(tokens)), sum(content.role == "model" for content in contents)
     gained = gain(
         saved=counter.content(packed) - tokens[latest] - instructing,
-        calls=min(_CALLS, max(0, draft.input_budget - spoken) * replies / spoken),
+        calls=min(_CALLS, max(0, draft.input_budget - conversation_tokens) * replies / conversation_tokens),
         resent=sum(tokens[latest:unsent]) + instructing,
         cached_price=draft.input.host.cached_price,
     )
