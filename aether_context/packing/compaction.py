@@ -34,7 +34,7 @@ from aether_context.pack import (
     content_name,
 )
 from aether_context.packing.demand import latest_turn_tokens, reserves_latest_turns
-from aether_context.packing.draft import Draft, place_of
+from aether_context.packing.draft import Draft, item_place
 from aether_context.packing.epoch_state import without_unseen
 
 
@@ -218,7 +218,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
     """
     source, settings = draft.input, draft.policy.conversation
     items = [_unpacked(draft, item) for item in draft.history.items]
-    conversation_tokens, place = draft.conversation_tokens(), place_of(draft.history.items, draft.request_index)
+    conversation_tokens, place = draft.conversation_tokens(), item_place(draft.history.items, draft.request_index)
     payload_tokens, request_tokens = conversation_tokens - draft.conversation_tokens(items), 0
     if place is not None:
         request_tokens, items[place] = items[place].tokens, items[place]._replace(tokens=0)
@@ -351,7 +351,7 @@ def _leave_out_oldest(draft: Draft) -> bool:
 
 def request_place(draft: Draft) -> int | None:
     """The place of the request among the contents that are sent."""
-    return place_of(draft.history.items, draft.request_index)
+    return item_place(draft.history.items, draft.request_index)
 
 
 def leave_out(draft: Draft, groups: Iterable[Sequence[int]], spare: int = 0) -> None:

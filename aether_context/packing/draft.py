@@ -265,7 +265,7 @@ class Draft:
         """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,
         and of the summary."""
         items = self.history.items if items is None else items
-        tokens, place = sum(map(_TOKENS, items)), place_of(items, self.request_index)
+        tokens, place = sum(map(_TOKENS, items)), item_place(items, self.request_index)
         return tokens - (items[place].tokens if place is not None else 0) + self.summary_tokens
 
 
@@ -273,7 +273,7 @@ _TOKENS: Callable[[Outgoing], int] = attrgetter("tokens")
 _ORIGIN: Callable[[Outgoing], int] = attrgetter("origin")
 
 
-def place_of(items: Sequence[Outgoing], origin: int | None) -> int | None:
+def item_place(items: Sequence[Outgoing], origin: int | None) -> int | None:
     """The place of the host's content with this index among items, which are in its order; None where it has none."""
     place = bisect_left(items, origin, key=_ORIGIN) if origin is not None else len(items)
     return place if place < len(items) and items[place].origin == origin else None

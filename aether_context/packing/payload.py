@@ -34,7 +34,7 @@ from aether_context.pack import (
     Validity,
     turn_place,
 )
-from aether_context.packing.draft import Draft, place_of
+from aether_context.packing.draft import Draft, item_place
 from aether_context.policy import PayloadSettings
 from aether_context.state.acceptance import covers_of, proven_items
 from aether_context.text.entities import SCHEME, artifact_uris
@@ -517,7 +517,7 @@ def write_payload(draft: Draft) -> None:
             written = written._replace(
                 content=content, form="payload", tokens=counter.content(content), members=members
             )
-        items, place = draft.history.items, place_of(draft.history.items, request_index)
+        items, place = draft.history.items, item_place(draft.history.items, request_index)
         if place is not None:
             items = (*items[:place], written, *items[place + 1 :])
         draft.history, tokens = draft.history._replace(items=items), written.tokens
