@@ -223,19 +223,27 @@ def unpaired(contents: Sequence[Content]) -> frozenset[int]:
 
 def torn(contents: Sequence[Content]) -> tuple[int, ...]:
     """Indices of contents with a response that answers no call among them."""
-    if _are_paired_by_id(contents):
+    if _are_paired_simply(contents):
         return ()
     alone = {unit.indices[0] for unit in units(contents) if unit.kind == "message"}
     return tuple(index for index, content in enumerate(contents) if index in alone and content.responses)
 
 
-def _are_paired_by_id(contents: Sequence[Content]) -> bool:
-    """Tells whether each response answers a call before it by its id, as nearly always."""
-    waiting: set[str] = set()
+def _are_paired_simply(contents: Sequence[Content]) -> bool:
+    """Tells whether each response answers a call before it by its id, or by its name where no call of it has an id.
+
+    So it nearly always is, and seen without the history of every pair.
+    """
+    waiting: Counter[tuple[str, str]] = Counter()
+    named: dict[str, bool] = {}
     for content in contents:
-        for response in content.responses:
-            if response.call_id not in waiting:
+        for part in content.responses:
+            key = (part.call_id, "" if part.call_id else part.name)
+            if not waiting[key]:
                 return False
-            waiting.remove(response.call_id)
-        waiting.update(call.call_id for call in content.calls if call.call_id)
+            waiting[key] -= 1
+        for part in content.calls:
+            if named.setdefault(part.name, bool(part.call_id)) != bool(part.call_id):
+                return False
+            waiting[part.call_id, "" if part.call_id else part.name] += 1
     return True
