@@ -40,7 +40,7 @@ from aether_context.state.acceptance import covers_of, proven_items
 from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.json_lines import PIECE, pieces
 from aether_context.text.shorten import shorten
-from aether_context.tokens.cache import DerivedColumns, PackCounter
+from aether_context.tokens.cache import PackCounter
 
 _TOP_EVIDENCE = 2
 """The most pieces of evidence that move near the end, behind the acceptance list; one at least stays under EVIDENCE."""
@@ -419,23 +419,15 @@ def _written_addresses(items: Iterable[Outgoing]) -> list[frozenset[str]]:
     ]
 
 
-def addresses_in(
-    source: PackInput,
-    columns: DerivedColumns,
-    system: str,
-    declarations: Iterable[str],
-    contents: tuple[Outgoing, ...],
-    text: str,
-) -> frozenset[str]:
+def addresses_in(draft: Draft, contents: tuple[Outgoing, ...]) -> frozenset[str]:
     """The addresses in a request that the session knows: of stored results, saved files and recorded evidence, and of
-    what packs took out of messages. What only a text names, such as an example in a tool's description, is none.
-
-    Args:
-        text: the payload, which lists evidence at other addresses, too.
-    """
+    what packs took out of messages. What only a text names, such as an example in a tool's description, is none."""
+    source, columns, packed = draft.input, draft.columns, draft.message.packed
+    texts = (draft.epoch.system, *(tool.wire for tool in draft.tools.sent), *source.request.other_tools)
+    text = packed.text if packed is not None and packed.before else ""  # it lists evidence at other addresses, too
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     known = {*source.host.readings, *map(_listed, source.candidates)}
-    addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
+    addresses = {uri for candidate in texts for uri in artifact_uris(candidate)}
     addresses = addresses.union(*filter(None, columns.extend("addresses", _addresses_of, contents)))
     written = columns.extend("written addresses", _written_addresses, contents)
     ours = filter(STORED.fullmatch, frozenset().union(*filter(None, written)))

@@ -182,14 +182,7 @@ def _verdict(draft: Draft, contents: tuple[Outgoing, ...], epoch: Epoch, excess:
         validity=validity,
         invalid_reason=invalid_reason,
         evidence_needed=missing_evidence(source, covered, contents),
-        artifact_uris=addresses_in(
-            source,
-            draft.columns,
-            draft.epoch.system,
-            (*(tool.wire for tool in draft.tools.sent), *source.request.other_tools),
-            contents,
-            packed.text if packed is not None and packed.before else "",
-        ),
+        artifact_uris=addresses_in(draft, contents),
         problems=tuple(filter(None, problems)),
     )
 
