@@ -17,7 +17,8 @@ from google.adk.tools.tool_context import ToolContext
 
 from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.call import calling
-from aether_context.adk.packer import OnError, RequestPacker
+from aether_context.adk.failures import OnError
+from aether_context.adk.packer import RequestPacker
 from aether_context.errors import PolicyError
 from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore

@@ -36,8 +36,9 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from aether_context.adk.call import PreviousCall
-from aether_context.adk.packer import InvalidPlan, RequestPacker
-from aether_context.adk.request.gather import last_unread
+from aether_context.adk.failures import InvalidPlan
+from aether_context.adk.packer import RequestPacker
+from aether_context.adk.request.marks import last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.conversation import strategy_names

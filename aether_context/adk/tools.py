@@ -28,7 +28,7 @@ from aether_context.adk.acceptance import named_by
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import ASKED_CHARACTERS, STORE_SECONDS
-from aether_context.adk.request import gather
+from aether_context.adk.request import marks
 from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, plain, short, strings
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
@@ -208,7 +208,7 @@ def cut_now(tool_context: ToolContext) -> dict[str, Any]:
 
     Use it when a piece of work is done and its details are not needed any more.
     """
-    tool_context.state.update(gather.cut_now(tool_context.session).actions.state_delta)
+    tool_context.state.update(marks.cut_now(tool_context.session).actions.state_delta)
     return {"cut": "before your next answer"}
 
 

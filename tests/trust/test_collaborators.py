@@ -185,9 +185,9 @@ def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
             own["store"].fault = fault
             own["summarizer"] = FaultyModel(fault="raises")
     plugin = ContextPackPlugin(policy=PackPolicy(**settings), **own)
-    plugin._packer._waits.seconds = plugin._packer._summarizer.seconds = deadline
+    plugin._packer._parts.waits.seconds = plugin._packer._parts.summarizer.seconds = deadline
     if collaborator in ("critic", "check"):
-        plugin._packer._reviewer.seconds = deadline
+        plugin._packer._parts.reviewer.seconds = deadline
     state = planned(knowledge={"notes": [f"note {at}: {words(30, f'n{at}')}" for at in range(8)]})
     chat = Chat(plugin=plugin, state=state, tools=[look_up], **services)
     chat.llm.usage = False  # so that nothing but the counter says how long a request is

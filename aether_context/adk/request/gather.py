@@ -2,88 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from heapq import nsmallest
 from itertools import chain, islice, takewhile
 
 from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.sessions.base_session_service import GetSessionConfig
-from google.adk.sessions.session import Session
 from google.genai import types
-from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.acceptance import REPAIR
-from aether_context.adk.bounds import Waits, aside, in_thread
-from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of, words_of
+from aether_context.adk.bounds import Waits, in_thread
+from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of
 from aether_context.adk.request.history import History, Row, first_position, live_events, origins_of
 from aether_context.adk.request.instructions import active_instructions
+from aether_context.adk.request.marks import CUT, anchors_of
+from aether_context.adk.request.memories import preloaded, search_memories, stored_results, with_evidence
 from aether_context.adk.request.reader import (
-    MOST_MEMORIES,
     Reader,
     authors_of,
     characters,
-    found_memories,
     is_answer,
     is_free,
     is_message,
     looks_quoted,
-    memory_candidate,
-    preloaded,
     request_index_of,
     structure,
     with_pending,
-    without_client_ids,
 )
-from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import ANCHORS, Records, SessionRecords, load_epoch
-from aether_context.conversation import ranked, registered_anchors, selected
+from aether_context.adk.session import SessionRecords, load_epoch
 from aether_context.conversation.epoch import live_positions
-from aether_context.conversation.turns import is_human
-from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
-    Anchor,
-    Candidate,
     Content,
     Epoch,
     Host,
     Identity,
-    Pack,
     PackedMessage,
     PackInput,
     Previous,
     Search,
     Usage,
     noted,
-    valid,
 )
 from aether_context.packing import next_input
-from aether_context.packing.payload import answers_in
-from aether_context.retrieval.ranking import searched, similarity
 from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
 from aether_context.state.schema import PlanShape
 from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
-from aether_context.text.entities import artifact_uris
-from aether_context.text.shorten import query_words
-from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
 _MOST_PLANS, _MOST_HISTORIES, _MOST_ROWS = 256, 256, 200_000
 """A content of a history takes about 1,300 bytes, and its text."""
-_MOST_RESULTS = 24
-"""Stored results that are not in the conversation and are ranked for a pack. With all of 300 a manifest is 137 KB."""
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
 _TICK, _DAY = 1e-5, 86_400
 """Seconds, the first between events while a clock that was set back has not caught up."""
-_TOKEN_CHARACTERS = 5
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
 
@@ -244,7 +221,9 @@ class Gatherer:
         problems = [*source.problems, *unsent]
         loaded = [*contents.earlier.values(), *raw]
         instructions = await active_instructions(call, loaded, self.reader, self._waits, problems)
-        anchors = self._anchors(call, source.request.contents, source.request.positions, rows, problems)
+        anchors = anchors_of(
+            call, records, self.reader, source.request.contents, source.request.positions, rows, problems
+        )
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
         candidates, embedder = planned.candidates + (block[1] if block is not None else ()), ""
         if last is not None and goes_on:
@@ -254,15 +233,15 @@ class Gatherer:
             embedder = before.search.memory_embedder
         is_asked = identity.call == 1 or (source.request.first_call and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
-            found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
+            found, found_by = await search_memories(call, problems, self._waits, preloaded=block is not None)
             candidates += tuple(found)
             embedder = found_by if block is None else embedder
         recorded = {candidate.uri for candidate in candidates}
         results = [record for record in records.results(call.context) if record.uri not in recorded]
-        candidates += _stored_results(call, results, source.request.contents)
+        candidates += stored_results(call, results, source.request.contents)
         source = source._replace(
             instructions=instructions,
-            candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
+            candidates=unique(with_evidence(candidates, records, source.host.can_read)),
             host=source.host._replace(anchors=anchors),
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
@@ -352,59 +331,6 @@ class Gatherer:
                 if content.digest == message.of:
                     return content.text
         return ""
-
-    def _anchors(
-        self,
-        call: ModelCall,
-        contents: Sequence[Content],
-        positions: Sequence[int],
-        rows: Sequence[Row | None],
-        problems: list[str],
-    ) -> tuple[Anchor, ...]:
-        """The contents that the session's state, an event's metadata or a registered rule marks.
-
-        A content is an event's where it holds all of the event's parts; of several the latest. An event whose content
-        is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
-        among the problems.
-        """
-        settings, found = call.policy.conversation, list[Anchor]()
-        priority = settings.anchor_priority("instruction_anchor")
-
-        def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
-            at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
-            if at is not None:
-                own = priority if mark.priority is None else mark.priority
-                description = mark.description or mark.contains[:80] or "marked message"
-                found.append(
-                    Anchor(place=positions[at], kind="instruction_anchor", priority=own, description=description)
-                )
-
-        values = call.state.get(ANCHORS) if priority else None
-        items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else [values] if values else []
-        read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
-        problems += [f"state {ANCHORS}.{at} was ignored: {_FORM}" for at, mark in enumerate(read) if mark is None]
-        for mark in filter(None, read):
-            if text := mark.contains:
-                add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
-        by_event = {mark.event: mark for mark in filter(None, read) if mark.event}
-        marked = by_event.keys() | self._records.of(call.context).marked if priority else ()
-        for event in call.context.session.events if marked else ():
-            if event.id in marked and event.content is not None and event.content.parts:
-                mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
-                said = self.reader.content(without_client_ids(event.content), call.model)
-                wires = {part.wire for part in said.parts}
-                add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
-        for at, place in enumerate(positions if priority else ()):
-            row = rows[place] if place < len(rows) else None
-            if row and row.origin and (row.origin.event in by_event or row.origin.mark):
-                mark_of = by_event.get(row.origin.event) or valid(_MARK, row.origin.mark) or _Mark()
-                add(mark_of, lambda content, own=contents[at]: content == own)  # type: ignore[misc]
-        for rule in registered_anchors(settings):
-            try:
-                found += selected(rule, contents, positions)
-            except Exception as error:
-                problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
-        return ranked(found)
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:
@@ -581,145 +507,3 @@ def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) ->
     if headless:
         problems.append(f"{headless} contents are not sent: the host did not load the user message before them")
     return headless, problems
-
-
-async def _memories(
-    call: ModelCall, problems: list[str], waits: Waits, *, preloaded: bool
-) -> tuple[list[Candidate], str]:
-    """The app's memories, under one deadline, and what compared their meanings where they have a score.
-
-    They are what the user wants always, as our own service keeps it, since a search for something else would not find
-    it; and what a search for request and step finds, where ADK has not preloaded that. A failure is noted and costs
-    nothing else. A service of ours gives no more than could enter, and their scores count.
-    """
-    service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
-    within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
-    found: list[Candidate] = []
-    if settings.memory_k == 0:
-        return found, ""
-    if isinstance(service, HybridMemoryService):
-        try:
-            for wish in await within(service.preferences(session.app_name, session.user_id)):
-                found.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
-        except Exception as error:
-            problems.append(f"preferences could not be read: {type(error).__name__}")
-    query = searched(" ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text))))
-    if preloaded or not query:
-        return found, ""
-    query = await aside(len(query), partial(call.policy.mask, query))
-    room = call.window.tokens * _TOKEN_CHARACTERS
-    try:
-        if not isinstance(service, HybridMemoryService):
-            entries = (await within(call.context.search_memory(query))).memories
-            if len(entries) > MOST_MEMORIES:
-                looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
-                problems.append(f"memory search: {looked}")
-            return [*found, *found_memories(entries, room)], ""
-        # One more than can enter says that there are more of them than were found, so that a floor holds.
-        hits = await within(service.find(session.app_name, session.user_id, query, settings.memory_k + 1))
-        for hit in hits:
-            memory = hit.memory
-            found.append(
-                memory_candidate(
-                    memory.text,
-                    author=memory.author,
-                    timestamp=memory.timestamp,
-                    name=memory.name,
-                    scores={"similarity": similarity(hit.score), "cosine": round(hit.scores.get("cosine", 0.0), 6)},
-                    preference=is_preference(memory.metadata),
-                )
-            )
-        return found, service.memories.embedder if hits else ""
-    except Exception as error:
-        problems.append(f"memory search failed: {type(error).__name__}")
-        return found, ""
-
-
-def _stored_results(
-    call: ModelCall, records: Sequence[EvidenceRecord], contents: Iterable[Content]
-) -> tuple[Candidate, ...]:
-    """Results of tools as candidates: those in the conversation, which a cut may take, and of the others, of which a
-    session can have hundreds, those that have most words of the request, the latest first."""
-    sent = {uri for content in contents for answer in answers_in(content) for uri in artifact_uris(answer)}
-    words = query_words(f"{words_of(call.context.user_content)} {call.planned.step.text}".casefold())
-
-    def worth(record: EvidenceRecord) -> tuple[int, float, str]:
-        text = f"{record.source} {record.query} {record.summary}".casefold()
-        return (-sum(word in text for word in words), -(record.time or 0.0), record.uri)
-
-    others = nsmallest(_MOST_RESULTS, (record for record in records if record.uri not in sent), key=worth)
-    return tuple(record.candidate for record in (*(record for record in records if record.uri in sent), *others))
-
-
-def _with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
-    """Candidates with what the session's records say of their addresses, and without addresses that only a reader
-    resolves where the request declares none."""
-    readings, hashes = records.readings, {record.uri: record.digest for record in records.by_digits.values()}
-    found: list[Candidate] = []
-    for candidate in candidates:
-        uri = candidate.uri
-        if uri and can_read:
-            content_hash = candidate.content_hash or hashes.get(uri, "")
-            candidate = replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
-        elif uri and evidence_key(uri) is not None:
-            candidate = replace(candidate, uri="")
-        found.append(candidate)
-    return tuple(found)
-
-
-# What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.
-#
-#     state["aether:anchors"] = ["event-id", {"contains": "Never touch the ledger", "priority": 90}]
-#     event.custom_metadata = {"aether:anchors": True}
-#     state["aether:cut"] = {"session": "…", "id": "…"}
-
-CUT = "aether:cut"
-_MOST_MARKS = 200
-
-
-class _Mark(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    event: str = ""
-    contains: str = ""
-    priority: int | None = None
-    description: str = ""
-
-
-_MARK = TypeAdapter(_Mark)
-_FORM = "give the id of an event, or contains, and a whole number for priority"
-
-
-def cut_now(session: Session) -> Event:
-    """The event that asks for a cut at the session's next model call, whatever its size.
-
-        await service.append_event(session, cut_now(session))
-
-    Every agent of the session cuts once. Asking twice without an event in between is asking once.
-    """
-    last = session.events[-1].id if session.events else "start"
-    return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
-
-
-def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:
-    """Finds the event before the first human message that a pack sends, where the model begins to read; None where
-    nothing before that message is missing.
-
-    Args:
-        read: the frozen form of an event's content.
-    """
-    request = pack.source.request
-    sent = {origin for made in pack.contents for origin in (made.origin, *(origin for origin, _ in made.members))}
-    first = next((at for at, content in enumerate(request.contents) if at in sent and is_human(content)), None)
-    if first is None or (request.positions[first] == first and sent.issuperset(range(first))):
-        return None
-    digest = request.contents[first].digest
-    left = sum(content.digest == digest for content in request.contents[first:])
-    for event in reversed(events):
-        if event.content is None:
-            continue
-        if left == 0:
-            return event
-        is_message = event.author == "user" and not event.get_function_responses()
-        left -= is_message and read(event.content).digest == digest
-    return None

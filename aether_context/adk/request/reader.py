@@ -5,38 +5,32 @@ from __future__ import annotations
 import enum
 import marshal
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import cache
 from hashlib import blake2b
-from itertools import islice
 from typing import Any
 
 from google.adk.events.event import Event
-from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
+from aether_context.adk.request.memories import past_conversations
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
 from aether_context.conversation.turns import INSTRUCTION
-from aether_context.pack import Candidate, Content, Part, Request, Tool
+from aether_context.pack import Content, Part, Request, Tool
 from aether_context.text.decoding import visible
-from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.media import pdf_pages
 
-MOST_MEMORIES = 500
-_LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
-_PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 _ONLY_TEXT = {"text"}
 _PENDING = {"status": "pending"}
 """What stands for the answer of a call that none has come for."""
@@ -263,103 +257,14 @@ def request_index_of(contents: Sequence[types.Content], asked: types.Content | N
                 heard = says(texts)
                 quoted = at if heard or quoted is None else quoted
         elif human is None and not (texts and ((texts[0] or "").startswith(INSTRUCTION) or _is_artifact(texts))):
-            human = None if any(text and _past(text) is not None for text in texts) else at
+            human = None if any(text and past_conversations(text) is not None for text in texts) else at
     return quoted if human is None else human
-
-
-def preloaded(
-    contents: Sequence[types.Content], asked: types.Content | None
-) -> tuple[int, tuple[Candidate, ...]] | None:
-    """The block that ADK's ``preload_memory`` put among the request's last user contents: its position, and the
-    memories in it; None where there is none."""
-    for at in range(len(contents) - 1, -1, -1):
-        parts = contents[at].parts or ()
-        if contents[at].role != "user" or any(part.function_response for part in parts):
-            break
-        text = parts[0].text if len(parts) == 1 else None
-        if not text or (asked is not None and parts == asked.parts):
-            continue
-        block = _past(text) if text.startswith("The following content is from your previous conversations") else None
-        if block is None:
-            continue
-        time: str | None = None
-        lines: list[str] = []
-        memories: list[Candidate] = []
-        for line in [*block[:_MOST_MEMORY_CHARACTERS].splitlines(), "Time: "]:
-            if line.startswith("Time: "):
-                if lines and len(memories) < MOST_MEMORIES:
-                    memories.append(memory_candidate("\n".join(lines), timestamp=time))
-                time, lines = line.removeprefix("Time: "), []
-            elif line.strip():
-                lines.append(line)
-        return at, tuple(memories)
-    return None
-
-
-def found_memories(entries: Iterable[MemoryEntry], most_characters: int) -> Iterator[Candidate]:
-    """Memories of any service as candidates, without those that have no text.
-
-    The first 500 entries are looked at, 400,000 characters of them in all and 50,000 of each: services give the best
-    first, and ranking more than that would take longer than a moment. It is ``most_characters`` where that is more.
-    """
-    left = max(_MOST_MEMORY_CHARACTERS, most_characters)
-    for entry in islice(entries, MOST_MEMORIES):
-        room = min(left, _LONGEST_MEMORY)
-        texts: list[str] = []
-        for part in entry.content.parts or ():
-            if part.text and room > 0:
-                texts.append(part.text[:room])
-                room -= len(part.text)
-        text = " ".join(texts)
-        if text:
-            left -= len(text)
-            preference, time = is_preference(entry.custom_metadata), entry.timestamp
-            yield memory_candidate(text, author=entry.author, timestamp=time, name=entry.id, preference=preference)
-
-
-def memory_candidate(
-    text: str,
-    *,
-    timestamp: str | None,
-    author: str | None = None,
-    name: str | None = None,
-    scores: Mapping[str, float] | None = None,
-    preference: bool = False,
-) -> Candidate:
-    """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
-    author, text = None if preference else author, visible(text)
-    digest = hash_text(f"{author}: {text}" if author else text)
-    try:
-        time = datetime.fromisoformat(timestamp).timestamp() if timestamp else None
-    except (ValueError, OverflowError):
-        time = None
-    return Candidate(
-        id=f"mem_{name}" if name else f"mem_{short(digest)}",
-        layer="memory",
-        source="memory",
-        text=text,
-        speaker=author or "",
-        digest=digest,
-        time=time,
-        scores=scores or {},
-        kind="preference" if preference else "",
-    )
 
 
 def _is_artifact(texts: Sequence[str | None]) -> bool:
     """Tells whether these are the parts in which ADK's ``load_artifacts`` shows an artifact, for one call."""
     first = texts[0] or ""
     return len(texts) == 2 and first.startswith("Artifact ") and first.endswith(" is:")
-
-
-def _past(text: str) -> str | None:
-    """The text between the first tag that opens a block of preloaded memories and the last one that closes it."""
-    begin = text.find(_PAST_OPENS)
-    if begin < 0:
-        return None
-    begin += len(_PAST_OPENS)
-    end = text.rfind(_PAST_CLOSES, begin)
-    return text[begin:end] if end >= 0 else None
 
 
 def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> Tool:

@@ -1,0 +1,212 @@
+"""The parts of a packer, made from its arguments, and the packer that came first where an agent has two."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+
+from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
+from aether_context.adk.artifact_tools import Readers
+from aether_context.adk.bounds import Waits
+from aether_context.adk.call import PreviousCall, agent_key_of
+from aether_context.adk.evidence import Offloader
+from aether_context.adk.failures import Failures, OnError
+from aether_context.adk.learning import Learning
+from aether_context.adk.models.gemini import local_tokenizer
+from aether_context.adk.models.texts import ModelSummarizer
+from aether_context.adk.request.gather import Gatherer
+from aether_context.adk.request.recall import Recall
+from aether_context.adk.services.recorder import Mirror, Recorder
+from aether_context.adk.session import SessionRecords
+from aether_context.adk.usage import Calibrations, Ledgers
+from aether_context.adk.windows import Windows
+from aether_context.conversation import strategies_of
+from aether_context.errors import PolicyError
+from aether_context.policy import PackPolicy
+from aether_context.redaction import MaskedLogs
+from aether_context.store import PackStore
+from aether_context.store.packs import DEFAULT_STORE
+from aether_context.tokens import Counters, counter_for
+from aether_context.tokens.model_limits import model_window
+
+logger = logging.getLogger("aether_context")
+
+READ_TOKENS = 2_000
+"""The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
+_MOST_FORK_SECONDS = 5.0
+_SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
+_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "Parts | None"]
+_FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
+"""Which agent is at work in which invocation, its latest request, and the packer that came to that first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one packer, each of which serves all of its sessions."""
+
+    policy: PackPolicy
+    store: PackStore
+    failures: Failures
+    recorder: Recorder
+    mirror: Mirror
+    ledgers: Ledgers
+    windows: Windows
+    calibrations: Calibrations
+    counters: Counters
+    waits: Waits
+    gatherer: Gatherer
+    recall: Recall
+    offloader: Offloader
+    readers: Sequence[BaseTool]
+    summarizer: ModelSummarizer
+    reviewer: Reviewer
+    learning: Learning
+
+
+def wire(
+    policy: PackPolicy | str | Path | None,
+    store: PackStore | str | None,
+    on_error: OnError,
+    summarizer_model: BaseLlm | None,
+    checks: Sequence[AcceptanceCheck],
+    critic: BaseLlm | None,
+    mirror_artifacts: bool,
+    recorder: Recorder | None,
+    last_of: Callable[[CallbackContext], PreviousCall | None],
+) -> Parts:
+    """The parts that the arguments of a packer ask for.
+
+    Args:
+        last_of: gives the latest pack of an agent by the contexts of ADK's callbacks.
+
+    Raises:
+        PolicyError: the policy does not exist or is wrong.
+        MissingExtra: the store's protocol needs a package that is not installed.
+    """
+    failures = Failures(on_error)
+    policy = own_policy(policy, summarizer_model, critic)
+    if not isinstance(store, PackStore):
+        store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
+    strategies_of(policy.conversation)
+    mirror = Mirror(failures.warn_once)
+    recorder = recorder or Recorder(store, mirror.put if mirror_artifacts else None)
+    calibrations = Calibrations(recorder.store, recorder.later)
+    if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
+        logger.addFilter(MaskedLogs(policy.mask))
+    summarizer = ModelSummarizer(recorder.store, recorder.later, summarizer_model)
+    summarizer.check(policy.compress.summarizer)
+    reviewer = Reviewer(checks, critic)
+    reviewer.check(policy.acceptance.critic)
+    ledgers, windows, waits, records = Ledgers(policy.limits), Windows(), Waits(), SessionRecords()
+    gatherer = Gatherer(records, waits, recorder.store.files if policy.record == "full" else None)
+    recall = Recall(waits, gatherer.reader, gatherer.history)
+    recall.check(policy.retrieval.embedder)
+    readers = Readers(recorder.store, records, lambda context: room_to_read(last_of(context), context), policy.redact)
+    warm_up(policy.record != "off", policy.retrieval.recall)
+    return Parts(
+        policy=policy,
+        store=store,
+        failures=failures,
+        recorder=recorder,
+        mirror=mirror,
+        ledgers=ledgers,
+        windows=windows,
+        calibrations=calibrations,
+        counters=Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer}),
+        waits=waits,
+        gatherer=gatherer,
+        recall=recall,
+        offloader=Offloader(policy, recorder.store, records, failures.warn_once, failures.caught),
+        readers=readers.tools,
+        summarizer=summarizer,
+        reviewer=reviewer,
+        learning=Learning(policy, failures, ledgers, calibrations, windows, reviewer, recorder, last_of),
+    )
+
+
+def room_to_read(last: PreviousCall | None, context: ToolContext) -> int:
+    """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
+    if last is None:
+        return READ_TOKENS
+    budget = last.pack.allocation.budget
+    free = budget - last.pack.tokens.expected
+    calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
+    return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
+
+
+def stands_back(parts: Parts, context: CallbackContext, request: LlmRequest | None = None) -> str:
+    """Says why a packer stands back behind another one that came first to an agent in an invocation, empty where it
+    does not: two would undo each other's prefix, which they keep in the same session state."""
+    key = (*agent_key_of(context), context.invocation_id)
+    known, packed, first = _FIRST.get()
+    if known != key or (request is not None and packed is not request):
+        _FIRST.set((key, request, parts))
+    elif first is not None and first is not parts:
+        return (
+            f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
+            f"one for {parts.store.url} stands back behind that for {first.store.url}; remove one of the two"
+        )
+    return ""
+
+
+def own_policy(
+    policy: PackPolicy | str | Path | None, summarizer: BaseLlm | None, critic: BaseLlm | None
+) -> PackPolicy:
+    """The policy that a packer begins with, with the names of the packer's own models, where it has any.
+
+    Raises:
+        PolicyError: the policy is wrong, or ``AETHER_CONTEXT_SLIDING_TOKENS`` is no whole number.
+    """
+    if not isinstance(policy, PackPolicy):
+        policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
+    sliding = os.environ.get(_SLIDING_TOKENS, "").strip()
+    if sliding and not sliding.isdecimal():
+        raise PolicyError(
+            f"{_SLIDING_TOKENS} = {sliding!r}: give a number of tokens, or 0 for off",
+            field="conversation.sliding_turns.tokens",
+        )
+    if sliding:
+        policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
+    if summarizer is not None:
+        policy = policy.changed(compress={"summarizer": summarizer.model})
+    if critic is not None:
+        policy = policy.changed(acceptance={"critic": critic.model})
+    return policy
+
+
+@cache
+def warm_up(records: bool, recalls: bool) -> None:
+    """Loads, once in a process and beside what the app does, what the first model call would otherwise wait for.
+
+    It is numpy and a token table, the list of models with their prices, the models of manifests, and what indexes turns
+    that are recalled, but for the model that compares their meanings. A fork waits for it: a module that another thread
+    is loading stays locked in the child for ever.
+    """
+
+    def load() -> None:
+        counter_for("gemini").count("warm")
+        model_window("gemini-2.5-flash")
+        if records:
+            import_module("aether_context.store.manifest")
+        if recalls:
+            import_module("aether_context.retrieval.call_indexes")
+
+    thread = threading.Thread(target=load, name="aether-context-warm-up", daemon=True)
+    thread.start()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=partial(thread.join, _MOST_FORK_SECONDS))
