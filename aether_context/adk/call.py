@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +15,8 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.windows import Window
-from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
+from aether_context.conversation.quotes import opens
+from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackedMessage, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Plan
 from aether_context.tokens.model_limits import RequestLimits
@@ -69,6 +70,11 @@ def agent_key_of(context: CallbackContext) -> AgentKey:
 def words_of(content: types.Content | None) -> str:
     """The texts of a message, in one line."""
     return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
+
+
+def looks_quoted(content: types.Content) -> bool:
+    """Tells whether a content opens as ADK lets another agent's turn open."""
+    return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
 
 
 def time_of(context: CallbackContext) -> float | None:
@@ -131,7 +137,7 @@ class ModelCall(NamedTuple):
     is_second_try: bool = False
 
 
-def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> ModelCall:
+def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, key: AgentKey) -> ModelCall:
     """A call as ADK hands it over, without window, plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation, reason = context.get_invocation_context(), ""
@@ -145,7 +151,7 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
         request=request,
         invocation=invocation,
         policy=policy,
-        key=agent_key_of(context),
+        key=key,
         model=request.model or "",
         state=context.session.state,
         passthrough_reason=reason,
@@ -172,8 +178,9 @@ class PreparedCall(NamedTuple):
     """A call with what its pack is built from.
 
     ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
-    ``source.request.positions`` are places in it. ``length`` is their number without those that ADK gives to this call
-    alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
+    ``source.request.positions`` are places in it; ``shown`` gives the one at a place as it is sent, ``original_of`` the
+    text of the message that a packed one stands for. ``length`` is their number without those that ADK gives to this
+    call alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
     session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a model's
     summaries cost: requests and tokens.
     """
@@ -182,6 +189,8 @@ class PreparedCall(NamedTuple):
     source: PackInput
     history: Contents
     epoch: Epoch
+    shown: Callable[[int], types.Content]
+    original_of: Callable[[PackedMessage], str]
     length: int = 0
     settled: int = 0
     counter: str = ""

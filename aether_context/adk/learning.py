@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
@@ -33,12 +32,17 @@ logger = logging.getLogger("aether_context")
 _MOST_REFUSED = 512
 
 
-class Learning:
-    """Learns from the answers of models, and records them. Safe to share between sessions and event loops.
+def sent_text(last: PreviousCall | None) -> str:
+    """All that a request said, which a refusal may repeat."""
+    if last is None:
+        return ""
+    tools = (tool.wire for tool in last.pack.source.request.tools)
+    parts = (part.text for outgoing in last.pack.contents for part in outgoing.content.parts)
+    return "\n".join([last.pack.system, *tools, *parts])
 
-    Args:
-        last_of: gives the latest pack of an agent by the contexts of ADK's callbacks.
-    """
+
+class Learning:
+    """Learns from the answers of models, and records them. Safe to share between sessions and event loops."""
 
     def __init__(
         self,
@@ -49,7 +53,6 @@ class Learning:
         windows: Windows,
         reviewer: Reviewer,
         recorder: Recorder,
-        last_of: Callable[[CallbackContext], PreviousCall | None],
     ) -> None:
         self.policy = policy
         self._failures = failures
@@ -58,31 +61,28 @@ class Learning:
         self._windows = windows
         self._reviewer = reviewer
         self._recorder = recorder
-        self._last_of = last_of
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_REFUSED)
 
-    def sent_text(self, context: CallbackContext) -> str:
-        """All that the latest request of an agent said, which a refusal may repeat."""
-        last = self._last_of(context)
-        if last is None:
-            return ""
-        tools = (tool.wire for tool in last.pack.source.request.tools)
-        parts = (part.text for outgoing in last.pack.contents for part in outgoing.content.parts)
-        return "\n".join([last.pack.system, *tools, *parts])
-
     async def learn_failure(
-        self, context: CallbackContext, request: LlmRequest, error: Exception, *, is_second_try: bool = False
+        self,
+        context: CallbackContext,
+        last: PreviousCall | None,
+        request: LlmRequest,
+        error: Exception,
+        *,
+        is_second_try: bool = False,
     ) -> Limits | None:
         """Records an error in the place of an answer; returns what a second try has to keep to, None where that would
         not help."""
-        refused = overflow_of(error, self.sent_text(context))
+        refused = overflow_of(error, sent_text(last))
         code = "context_window_exceeded" if refused is not None else type(error).__name__
         response = LlmResponse(error_code=code, error_message=str(error))
-        return await self.learn(context, response, refused, request.model, is_second_try=is_second_try)
+        return await self.learn(context, last, response, refused, request.model, is_second_try=is_second_try)
 
     async def learn(
         self,
         context: CallbackContext,
+        last: PreviousCall | None,
         response: LlmResponse,
         refused: Overflow | None,
         model: str | None = None,
@@ -92,13 +92,13 @@ class Learning:
         """Learns from an answer, or from an error in its place, and records it; returns the limits for a second try.
 
         Args:
+            last: the latest pack of the agent.
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
         """
         limits: Limits | None = None
         usage, verdict = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
-        last = self._last_of(context)
         if last is not None and last.pack.identity.invocation != context.invocation_id:
             last = None
         if last is not None:

@@ -16,9 +16,9 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.acceptance import AcceptanceCheck
+from aether_context.adk.agent_state import AgentState
 from aether_context.adk.bounds import Ended, failure, in_thread, take_turn, within
 from aether_context.adk.call import (
-    AgentKey,
     ModelCall,
     Position,
     PreparedCall,
@@ -27,16 +27,16 @@ from aether_context.adk.call import (
     call_of,
 )
 from aether_context.adk.failures import InvalidPlan, OnError, answer_in_place, invalid_answer
+from aether_context.adk.learning import sent_text
 from aether_context.adk.overflow import overflow_of
+from aether_context.adk.request.contents import AgentContents
 from aether_context.adk.request.gather import Gatherer
-from aether_context.adk.request.history import live_events
 from aether_context.adk.request.marks import last_unread
-from aether_context.adk.request.reader import shown
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.second_try import FirstTry, ask_again
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session import SessionRecords, save_epoch
+from aether_context.adk.session import SessionRecords, live_events, save_epoch
 from aether_context.adk.tracing import PackSpan
 from aether_context.adk.usage import note
 from aether_context.adk.windows import Limits, Window, served_models
@@ -56,7 +56,7 @@ logger = logging.getLogger("aether_context")
 
 _T = TypeVar("_T")
 
-_MOST_CALLS = 512
+_MOST_SESSIONS = 512
 _MOST_UNKEPT = 20
 _INSTANT_CHARACTERS = 100_000
 _INSTANT_TOOLS = 50
@@ -86,17 +86,14 @@ class RequestPacker:
         recorder: Recorder | None = None,
         asks_models: bool = True,
     ) -> None:
-        parts = wire(policy, store, on_error, summarizer, checks, critic, mirror_artifacts, recorder, self.last)
+        parts = wire(policy, store, on_error, summarizer, checks, critic, mirror_artifacts, recorder)
         self.policy, self.store, self.ledgers = parts.policy, parts.store, parts.ledgers
         self._parts, self._failures = parts, parts.failures
         self._policy_of = cache(lambda profile, level: self.policy.for_profile(profile).economical(level))
         self._asks_models = asks_models
         self._sent_contents = MaskedContents(to_send=True)
         self._cache = TokenCache()
-        self._last: SharedLRU[AgentKey, PreviousCall] = SharedLRU(_MOST_CALLS)
-        self._kept: SharedLRU[AgentKey, int] = SharedLRU(_MOST_CALLS)
-        self._told: SharedLRU[tuple[str, ...], bool] = SharedLRU(_MOST_CALLS)
-        self._first_tries: SharedLRU[AgentKey, FirstTry] = SharedLRU(_MOST_CALLS)
+        self._told: SharedLRU[tuple[str, ...], bool] = SharedLRU(_MOST_SESSIONS)
 
     def __deepcopy__(self, memo: object) -> RequestPacker:
         """Itself: the copy of an agent that has its methods as callbacks shares its packer, as ADK's own copies do."""
@@ -104,7 +101,10 @@ class RequestPacker:
 
     def last(self, context: CallbackContext) -> PreviousCall | None:
         """The latest pack of an agent in its session, by the contexts of ADK's callbacks."""
-        return self._last.get(agent_key_of(context))
+        return self._state(context).last
+
+    def _state(self, context: CallbackContext) -> AgentState:
+        return self._parts.states.of(agent_key_of(context))
 
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
         """Waits until every pack so far is in the store, and those of an invocation mirrored."""
@@ -127,13 +127,14 @@ class RequestPacker:
         if self._stands_back(callback_context, llm_request):
             return None
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
+        state = self._state(callback_context)
         first = self._failures.guarded(partial(FirstTry, llm_request), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
-                answer = await self._pack(callback_context, llm_request)
+                answer = await self._pack(callback_context, llm_request, state)
                 span.error = answer.error_code or "" if answer is not None else ""
                 if first is not None:
-                    self._first_tries.put(agent_key_of(callback_context), first.packed(llm_request))
+                    state.first_try = first.packed(llm_request)
             except (InvalidPlan, BudgetExceededError):
                 raise
             except StepTooLarge as error:
@@ -144,26 +145,24 @@ class RequestPacker:
             except BaseException as error:
                 self._failures.caught(error)
                 span.error = type(error).__name__
-                answer = await self._pack_plainly(callback_context, llm_request, span.error)
+                answer = await self._pack_plainly(callback_context, llm_request, state, span.error)
             if answer is None:
-                self._failures.guarded(partial(self._failures.report_pack, self.last(callback_context), span), None)
+                self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
             return answer
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
         if self._stands_back(callback_context):
             return
-        self._first_tries.pop(agent_key_of(callback_context))  # what is being passed on is not asked for again
+        state = self._state(callback_context)
+        state.first_try = None  # what is being passed on is not asked for again
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
-                code, said = llm_response.error_code, llm_response.error_message
-                refused = (
-                    overflow_of(f"{code} {said}", self._parts.learning.sent_text(callback_context))
-                    if code is not None
-                    else None
-                )
-                await self._parts.learning.learn(callback_context, llm_response, refused)
+                code, text, refused = llm_response.error_code, llm_response.error_message, None
+                if code is not None:
+                    refused = overflow_of(f"{code} {text}", sent_text(state.last))
+                await self._parts.learning.learn(callback_context, state.last, llm_response, refused)
         except BaseException as error:
             self._failures.caught(error)
 
@@ -174,18 +173,19 @@ class RequestPacker:
         returns what the model answers to a smaller pack."""
         if self._stands_back(callback_context):
             return None
-        first = self._first_tries.pop(agent_key_of(callback_context))
+        state = self._state(callback_context)
+        first, state.first_try = state.first_try, None
         try:
-            limits = await self._parts.learning.learn_failure(callback_context, llm_request, error)
-            if limits is None or first is None or self.last(callback_context) is None:
+            limits = await self._parts.learning.learn_failure(callback_context, state.last, llm_request, error)
+            if limits is None or first is None or state.last is None:
                 return None
-            return await self._second_try(callback_context, llm_request, first, limits)
+            return await self._second_try(callback_context, llm_request, state, first, limits)
         except BaseException as raised:
             self._failures.caught(raised)
             return None
 
     async def _second_try(
-        self, context: CallbackContext, sent: LlmRequest, first: FirstTry, limits: Limits
+        self, context: CallbackContext, sent: LlmRequest, state: AgentState, first: FirstTry, limits: Limits
     ) -> LlmResponse | None:
         """Asks the model again with a smaller pack of a refused call; None where there is no answer."""
         request = first.again(sent)
@@ -196,15 +196,15 @@ class RequestPacker:
             )
             return None
         with PackSpan(context.agent_name, request.model or "") as span:
-            answer = await self._pack(context, request, limits)
+            answer = await self._pack(context, request, state, limits)
             if answer is not None:
                 return answer
-            self._failures.guarded(partial(self._failures.report_pack, self.last(context), span), None)
+            self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
         # ADK's own call is over by then. A third one would be a guess that costs money: most refusals name the limit.
         try:
             return await ask_again(context.get_invocation_context(), request)
         except Exception as error:
-            await self._parts.learning.learn_failure(context, request, error, is_second_try=True)
+            await self._parts.learning.learn_failure(context, state.last, request, error, is_second_try=True)
             return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
@@ -215,11 +215,11 @@ class RequestPacker:
     # the way of a model call
 
     async def _pack(
-        self, context: CallbackContext, request: LlmRequest, refused: Limits | None = None
+        self, context: CallbackContext, request: LlmRequest, state: AgentState, refused: Limits | None = None
     ) -> LlmResponse | None:
         """Packs a request, a second try within the limits by which its provider ``refused`` the first."""
         await take_turn()
-        call = await self._read(context, request, refused)
+        call = await self._read(context, request, state, refused)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return invalid_answer(call)
         enriched: PreparedCall | None = None
@@ -228,9 +228,9 @@ class RequestPacker:
                 pick = self._parts.counters.ready(call.model)
                 if pick is None:
                     pick = await _waited(self.policy.tokens.counter, partial(self._parts.counters.pick, call.model))
-                enriched = enriched or await self._enrich(call)
+                enriched = enriched or await self._enrich(call, state)
                 await take_turn()
-                packed = await self._build(enriched, pick)
+                packed = await self._build(enriched, pick, state)
                 break
             except TokenCountingError as error:  # the estimate counts then, all of it: counts of two kinds are no total
                 self._parts.counters.fail(call.model, error)
@@ -239,29 +239,31 @@ class RequestPacker:
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history.loaded)
         if packed[0].settled:
-            self._failures.guarded(partial(self._keep, packed[0]), None)
-        return self._send(*packed)
+            self._failures.guarded(partial(self._keep, packed[0], state), None)
+        return self._send(*packed, state)
 
-    def _keep(self, read: PreparedCall) -> None:
+    def _keep(self, read: PreparedCall, state: AgentState) -> None:
         """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
         of the events, and whenever much of it waits."""
-        call, end, kept, most = read.call, read.settled, self._kept.get(read.call.key) or 0, _MOST_UNKEPT
+        call, end, kept, most = read.call, read.settled, state.archived_end, _MOST_UNKEPT
         if (loads := getattr(call.invocation.run_config, "get_session_config", None)) is not None:
             most = 1 if read.source.identity.call == 1 else max(1, min(most, (loads.num_recent_events or 0) // 2))
         if call.policy.record != "full" or (kept <= end < kept + most and not read.source.request.rewritten):
             return
-        self._kept.put(call.key, end)
-        history, events = self._parts.gatherer.history(call.key), live_events(call.context.session.events)[0]
+        state.archived_end = end
+        history, events = self._parts.gatherer.history(state), live_events(call.context.session.events)[0]
         history.newest = id(read.history.loaded)
         self._parts.recorder.later(partial(history.save, read.history, events, end, call.policy.mask))
 
-    async def _read(self, context: CallbackContext, request: LlmRequest, refused: Limits | None) -> ModelCall:
+    async def _read(
+        self, context: CallbackContext, request: LlmRequest, state: AgentState, refused: Limits | None
+    ) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
 
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
         economical one, with a note, where a limit is near.
         """
-        call = call_of(context, request, self.policy)
+        call = call_of(context, request, self.policy, state.key)
         memories = call.invocation.memory_service
         if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
             memories.memories.mask = self.policy.mask
@@ -275,7 +277,7 @@ class RequestPacker:
         profile = planned.profile or self.policy.agents.get(context.agent_name) or self.policy.profile
         level = near_limit.level if near_limit is not None else 0
         call = self._under(call, self._policy_of(profile, level), refused)
-        call = call._replace(planned=planned, last=self.last(context), near_limit=level > 0)
+        call = call._replace(planned=planned, last=state.last, near_limit=level > 0)
         problems, offloaded_tokens = planned.problems, 0
         if not call.passthrough_reason:
             new, offloaded_tokens = await self._parts.offloader.enter(call, self._parts.readers)
@@ -298,15 +300,16 @@ class RequestPacker:
             limits = limits._replace(**{kind: limit for kind, limit in refused.items() if kind != "tokens"})
         return call._replace(policy=policy, window=window, limits=limits, is_second_try=refused is not None)
 
-    async def _enrich(self, call: ModelCall) -> PreparedCall:
+    async def _enrich(self, call: ModelCall, state: AgentState) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        read = await self._parts.offloader.focus(await self._parts.gatherer.gather(call))
+        read = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, state))
         read = await self._parts.recall.rank(read)
         if not read.source.request.first_call or not read.source.epoch.cut_count:
             return read
-        return await self._parts.recall.turns(read, read.source.request.positions)
+        history = self._parts.gatherer.history(state)
+        return await self._parts.recall.turns(read, history, read.source.request.positions)
 
-    async def _build(self, read: PreparedCall, pick: Pick) -> tuple[PreparedCall, Pack]:
+    async def _build(self, read: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last, name = read.call.policy, read.call.last, pick.counter.name
@@ -334,7 +337,7 @@ class RequestPacker:
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
         pack = await build(read.source)
         if (wanted := turns_to_find(pack)) is not None:
-            read = await self._parts.recall.turns(read, *wanted)
+            read = await self._parts.recall.turns(read, self._parts.gatherer.history(state), *wanted)
             if read.source.search.turns is not None:
                 pack = await build(read.source)
         if self._asks_models and pack.to_store.summary_requests:
@@ -342,7 +345,7 @@ class RequestPacker:
             read = read._replace(summary_cost=cost)
         return read, pack
 
-    def _send(self, read: PreparedCall, pack: Pack) -> LlmResponse | None:
+    def _send(self, read: PreparedCall, pack: Pack, state: AgentState) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
 
         Returns an answer in the model's place where a limit stands against the call.
@@ -360,10 +363,10 @@ class RequestPacker:
             unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
             cutoff = unread.id if unread is not None else ""
             if not cutoff and read.history.first:  # that event is not loaded any more
-                cut = self._parts.gatherer.history(call.key).rows[: pack.epoch.cut_count]
+                cut = self._parts.gatherer.history(state).rows[: pack.epoch.cut_count]
                 cutoff = next((row.origin.event for row in reversed(cut) if row and row.origin), "")
         if not source.host.passthrough_reason:
-            contents = [shown(read.history[at]) for at in read.source.request.positions]
+            contents = [*map(read.shown, read.source.request.positions)]
             if call.policy.redact_prompt:
                 known = (self._parts.gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, known, source.request.contents))
@@ -377,9 +380,8 @@ class RequestPacker:
                     and not is_unseen(place, read.epoch.unseen)
                 ]
                 self._parts.offloader.keep_media(call.context, new_media, self._parts.recorder.later)
-            original_of = partial(self._parts.gatherer.original_text, contents=read.history, model=call.model)
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
-            save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
+            save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, read.original_of)
             models = served_models(call.invocation.agent, call.model)
             mark_prefix(call, models)
             self._parts.windows.keep(models, call.context.state, call.key[:3])
@@ -396,7 +398,9 @@ class RequestPacker:
         position = self._parts.recorder.pack(pack, call.policy, read.counter, events) if records else Position()
         cost = read.summary_cost
         made = PreviousCall(name, pack, call.policy, call.planned, read.counter, position, cutoff, cost, read.length)
-        self._last.put(call.key, made)
+        state.last = made
+        if source.request.first_call:
+            self._parts.states.bound()
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
@@ -409,19 +413,21 @@ class RequestPacker:
             source = source._replace(problems=(*source.problems, _SIGNED_THOUGHT))
         return masked_input(source, policy.mask, self._sent_contents)
 
-    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, problem: str) -> LlmResponse | None:
+    async def _pack_plainly(
+        self, context: CallbackContext, request: LlmRequest, state: AgentState, problem: str
+    ) -> LlmResponse | None:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
-        self._last.pop(agent_key_of(context))
+        state.last, state.contents = None, AgentContents()
         try:
             policy = self.policy.changed(
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
             planned = Plan(problems=(f"packed plainly after {problem}",))
-            call = self._under(call_of(context, request, policy), policy)._replace(planned=planned)
-            read = await Gatherer(SessionRecords(), self._parts.waits).gather(call)
+            call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
+            read = await Gatherer(SessionRecords(), self._parts.waits).gather(call, AgentState(state.key))
             counter = counter_for("")
             pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
-            return self._send(read._replace(counter=counter.name), pack)
+            return self._send(read._replace(counter=counter.name), pack, state)
         except BudgetExceededError:
             raise
         except BaseException as raised:

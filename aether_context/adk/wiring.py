@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,9 +21,10 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
 from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
+from aether_context.adk.agent_state import AgentStates
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import PreviousCall, agent_key_of
+from aether_context.adk.call import agent_key_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.learning import Learning
@@ -62,6 +63,7 @@ class Parts:
     policy: PackPolicy
     store: PackStore
     failures: Failures
+    states: AgentStates
     recorder: Recorder
     mirror: Mirror
     ledgers: Ledgers
@@ -87,12 +89,8 @@ def wire(
     critic: BaseLlm | None,
     mirror_artifacts: bool,
     recorder: Recorder | None,
-    last_of: Callable[[CallbackContext], PreviousCall | None],
 ) -> Parts:
     """The parts that the arguments of a packer ask for.
-
-    Args:
-        last_of: gives the latest pack of an agent by the contexts of ADK's callbacks.
 
     Raises:
         PolicyError: the policy does not exist or is wrong.
@@ -112,16 +110,18 @@ def wire(
     summarizer.check(policy.compress.summarizer)
     reviewer = Reviewer(checks, critic)
     reviewer.check(policy.acceptance.critic)
+    states = AgentStates()
     ledgers, windows, waits, records = Ledgers(policy.limits), Windows(), Waits(), SessionRecords()
     gatherer = Gatherer(records, waits, recorder.store.files if policy.record == "full" else None)
-    recall = Recall(waits, gatherer.reader, gatherer.history)
+    recall = Recall(waits, gatherer.reader)
     recall.check(policy.retrieval.embedder)
-    readers = Readers(recorder.store, records, lambda context: room_to_read(last_of(context), context), policy.redact)
+    readers = Readers(recorder.store, records, partial(room_to_read, states), policy.redact)
     warm_up(policy.record != "off", policy.retrieval.recall)
     return Parts(
         policy=policy,
         store=store,
         failures=failures,
+        states=states,
         recorder=recorder,
         mirror=mirror,
         ledgers=ledgers,
@@ -135,12 +135,13 @@ def wire(
         readers=readers.tools,
         summarizer=summarizer,
         reviewer=reviewer,
-        learning=Learning(policy, failures, ledgers, calibrations, windows, reviewer, recorder, last_of),
+        learning=Learning(policy, failures, ledgers, calibrations, windows, reviewer, recorder),
     )
 
 
-def room_to_read(last: PreviousCall | None, context: ToolContext) -> int:
+def room_to_read(states: AgentStates, context: ToolContext) -> int:
     """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
+    last = states.of(agent_key_of(context)).last
     if last is None:
         return READ_TOKENS
     budget = last.pack.allocation.budget

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from itertools import chain, islice, takewhile
+from functools import partial
+from itertools import chain, islice
+from typing import Any
 
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from aether_context.adk.acceptance import REPAIR
+from aether_context.adk.agent_state import AgentState
 from aether_context.adk.bounds import Waits, in_thread
-from aether_context.adk.call import AgentKey, Contents, ModelCall, PreparedCall, caller_of
-from aether_context.adk.request.history import History, Row, first_position, live_events, origins_of
+from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, looks_quoted
+from aether_context.adk.request.contents import AgentContents, CallContents
+from aether_context.adk.request.history import History, Row, first_position, origins_of
+from aether_context.adk.request.host_request import host_request, request_index_of, transient_contents
 from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.marks import CUT, anchors_of
-from aether_context.adk.request.memories import preloaded, search_memories, stored_results, with_evidence
+from aether_context.adk.request.memories import search_memories, stored_results, with_evidence
 from aether_context.adk.request.reader import (
+    Authors,
     Reader,
-    authors_of,
     characters,
     is_answer,
     is_free,
     is_message,
-    looks_quoted,
-    request_index_of,
     structure,
-    with_pending,
 )
-from aether_context.adk.session import SessionRecords, load_epoch
+from aether_context.adk.session import Records, SessionRecords, live_events, load_epoch
 from aether_context.conversation.epoch import live_positions
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
@@ -41,6 +42,7 @@ from aether_context.pack import (
     PackedMessage,
     PackInput,
     Previous,
+    Request,
     Search,
     Usage,
     noted,
@@ -54,13 +56,12 @@ from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
-_MOST_PLANS, _MOST_HISTORIES, _MOST_ROWS = 256, 256, 200_000
-"""A content of a history takes about 1,300 bytes, and its text."""
+_MOST_PLANS = 256
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
-_TICK, _DAY = 1e-5, 86_400
-"""Seconds, the first between events while a clock that was set back has not caught up."""
+_DAY = 86_400
+"""Seconds."""
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
 
@@ -73,20 +74,17 @@ class Gatherer:
 
     def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None) -> None:
         self.reader = Reader()
-        self._histories: SharedLRU[AgentKey, History] = SharedLRU(_MOST_HISTORIES)
         self._files = files
         self._records = records
         self._waits = waits
         self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
 
-    def history(self, key: AgentKey, rewound: str | None = None) -> History:
+    def history(self, state: AgentState, rewound: str | None = None) -> History:
         """The contents that an agent was shown in its session and branch."""
-        history = self._histories.get(key)
+        history = state.history
         if history is None or rewound not in (None, history.rewound):
-            files = None if self._files is None else TurnFiles(self._files, *key, rewound or "")
-            history = History(self.reader, files, rewound or "")
-            self._histories.put(key, history)
-        self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
+            files = None if self._files is None else TurnFiles(self._files, *state.key, rewound or "")
+            history = state.history = History(self.reader, files, rewound or "")
         return history
 
     def planned(self, call: ModelCall) -> Plan:
@@ -117,47 +115,45 @@ class Gatherer:
             self._plans.put(key, found)
         return found
 
-    async def gather(self, call: ModelCall) -> PreparedCall:
-        """The input of any request."""
-        request, planned, last, model = call.request, call.planned, call.last, call.model
-        events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
-        has_rewind = self._records.of(call.context).has_rewind
-        live, is_behind = live_events(events) if has_rewind else (events, False)
-        identity = _identity(call)
-        config, head = request.config, self.reader.head(request)
-        raw = list(request.contents) if untouched else with_pending(request.contents)
-        block = preloaded(raw, asked)
-        if block is not None:
-            del raw[block[0]]
+    async def gather(self, call: ModelCall, state: AgentState) -> PreparedCall:
+        """The input of any request of an agent; its state takes in what was read."""
+        planned, last, model, untouched = call.planned, call.last, call.model, call.passthrough_reason
+        events, records = call.context.session.events, self._records.of(call.context)
+        live, is_behind = records.live(events)
+        identity = _identity(call, records)
         setting = getattr(call.invocation.run_config, "get_session_config", None)
         loads = _loads(call, setting) if setting is not None else ""
+        kept = AgentContents() if untouched else state.contents
+        # Where the host loads a part of the events, an index says nothing.
+        known = AgentContents() if loads else kept
+        is_trusted = known.answered_until > 0
+        host = host_request(call, self.reader, known)
+        raw, request_index, last_answer = host.contents, host.request_index, host.last_answer
         if loads and is_behind:
-            raw = raw[min(origins_of(raw, live), default=request_index_of(raw, asked) or 0) :]
+            begin = min(origins_of(raw, live), default=request_index or 0)
+            raw, last_answer = raw[begin:], max(0, last_answer - begin)
+            request_index = request_index_of(raw, call.context.user_content)
         tracked = _is_tracked(call, raw, loads)
-        # What follows the last answer may be of this call alone, like instructions, and results may still change.
-        last_answer = next((at for at in range(len(raw), 0, -1) if raw[at - 1].role == "model"), 0)
-        contents, begin, unsent = Contents(raw), 0, list[str]()
-        loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
-        if tracked:
-            history, rewound = await self._followed(call, loaded_epoch.rewound, loads, raw, live)
+        contents, begin, unsent, history = Contents(raw), 0, list[str](), None
+        if loads:
+            loaded_epoch, rewound = load_epoch(call.state, identity, lambda message: message.of), ""
+            if tracked:
+                history, rewound = await self._followed(call, state, loaded_epoch.rewound, loads, raw, live)
+                contents, begin, unsent = await self._place(call, live, history, loaded_epoch, raw, loads, last_answer)
+            else:
+                rewound = _rewound(call, events)
+                begin, unsent = _unloaded(call, raw, loads)
         else:
-            history, rewound = None, _rewound(call, events)
-        history = history if loads else None
-        if history is not None:
-            contents, begin, unsent = await self._place(call, live, history, loaded_epoch, raw, loads, last_answer)
-        elif loads:
-            begin, unsent = _unloaded(call, raw, loads)
+            rewound = _rewound(call, events)
+            if tracked:
+                self.history(state, rewound)
         first = contents.first
+        if request_index is not None:
+            request_index += first
         rows = history.rows[:first] if history is not None else []
-        authored = authors_of(raw, events, asked)
-        stored = load_epoch(call.state, identity, partial(self.original_text, contents=contents, model=model))
-        # Where the last cut was made is not looked at before the loaded contents.
-        digests = {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
+        digests: dict[int, str] = {}
 
-        @cache
-        def content_at(at: int) -> Content:
-            if at >= first:
-                return authored(at - first, self.reader.content(raw[at - first], model))
+        def earlier(at: int) -> Content:
             content = self.reader.content(contents[at], model)
             if at not in contents.earlier:
                 return replace(content, digest=digests.get(at, ""))
@@ -166,79 +162,70 @@ class Gatherer:
             content = replace(content, digest=row.digest or content.digest)
             return replace(content, agent="", quotes=()) if row.origin and row.origin.author == "user" else content
 
-        request_index = request_index_of(raw, asked)
-        if request_index is not None:
-            request_index += first
-        records, window = self._records.of(call.context), call.window
-        price = cached_share(model, int(identity.last_event_time // _DAY))
-        # A limit counts cached input in full.
-        cached = 1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4)
+        read = CallContents(kept, self.reader, model, raw, first, _authors(call, records).authored, earlier)
+        stored = load_epoch(call.state, identity, partial(original_text, contents=contents, read=read))
+        # Where the last cut was made is not looked at before the loaded contents.
+        digests |= {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
+        rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
         given = PackInput(
             identity=identity,
-            request=head._replace(
-                rewritten=_rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
-            ),
-            window=window.tokens,
-            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
+            request=host.head._replace(rewritten=rewritten),
+            window=call.window.tokens,
+            output_tokens=_output_tokens(call),
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
             previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
-            host=Host(
-                passthrough_reason=untouched,
-                cached_price=cached,
-                can_mask="gemini" in model and (config is None or config.tool_config is None),
-                can_find=config is not None and is_free(config),
-                can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
-                asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-                window_mark=window.mark,
-                most_window=window.most,
-                readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
-                planners=tuple(sorted({*call.policy.planners, *records.planners})),
-            ),
-            usage=Usage(growth=_growth(events, rows, identity), offloaded_tokens=call.offloaded_tokens),
+            host=_host(call, host.head, records, identity, by_hand),
+            usage=Usage(growth=_growth_of(state, events, rows, identity), offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
-        alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
         follow = partial(
             next_input,
             given,
             first + len(raw),
-            content_at,
+            read.__getitem__,
             replace(stored, rewound=rewound),
             request_index=request_index,
+            alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
+            limits=call.limits,
         )
-        source = follow(begin=begin, alone=alone, restored=contents.first, limits=call.limits)
+        source = follow(begin=begin, restored=contents.first)
+        if (
+            read.has_changed and is_trusted
+        ):  # the host rewrote what was read before, so that nothing about it is taken for granted
+            state.contents = AgentContents()
+            return await self.gather(call, state)
         # Where the boundary is not where it was, everything is live again.
         if history is not None and any(at < first and at not in contents.earlier for at in source.request.positions):
             contents, begin, unsent = await self._filled(call, history, contents, range(first))
             rows = history.rows[:first]
-            content_at.cache_clear()
-            source = follow(begin=begin, alone=alone, restored=contents.first, limits=call.limits)
+            read.clear()
+            source = follow(begin=begin, restored=contents.first)
         problems = [*source.problems, *unsent]
         loaded = [*contents.earlier.values(), *raw]
         instructions = await active_instructions(call, loaded, self.reader, self._waits, problems)
-        anchors = anchors_of(
-            call, records, self.reader, source.request.contents, source.request.positions, rows, problems
-        )
+        request = source.request
+        anchors = anchors_of(call, records, self.reader, request.contents, request.positions, rows, problems)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
-        candidates, embedder = planned.candidates + (block[1] if block is not None else ()), ""
+        candidates, embedder = planned.candidates + (host.preloaded or ()), ""
         if last is not None and goes_on:
             # What an earlier call of this invocation found.
             before = last.pack.source
             candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
             embedder = before.search.memory_embedder
-        is_asked = identity.call == 1 or (source.request.first_call and not goes_on)
+        is_asked = identity.call == 1 or (request.first_call and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
-            found, found_by = await search_memories(call, problems, self._waits, preloaded=block is not None)
+            was_preloaded = host.preloaded is not None
+            found, found_by = await search_memories(call, problems, self._waits, preloaded=was_preloaded)
             candidates += tuple(found)
-            embedder = found_by if block is None else embedder
+            embedder = embedder if was_preloaded else found_by
         recorded = {candidate.uri for candidate in candidates}
         results = [record for record in records.results(call.context) if record.uri not in recorded]
-        candidates += stored_results(call, results, source.request.contents)
+        candidates += stored_results(call, results, request.contents)
         source = source._replace(
             instructions=instructions,
             candidates=unique(with_evidence(candidates, records, source.host.can_read)),
@@ -247,42 +234,53 @@ class Gatherer:
             problems=tuple(problems),
         )
         if history is not None:
-            history.live = {at: contents[at] for at in source.request.positions}
+            history.live = {at: contents[at] for at in request.positions}
+        known.answered_until = last_answer
+        read.forget_others()
         # Where a result is posted, ADK shows nothing between its call and itself.
         late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
-        transient = _transient(raw, events, asked) if len(raw) - last_answer > 1 else 0
+        transient = 0
+        if len(raw) - last_answer > 1:
+            transient = transient_contents(raw, events, call.context.user_content)
         length = first + len(raw) - transient if tracked and not late else 0
         settled = first + (len(raw) if late else last_answer) if tracked else 0
-        return PreparedCall(call, source, contents, stored, length=length, settled=settled)
+        shown, original_of = partial(read.shown, contents), partial(original_text, contents=contents, read=read)
+        return PreparedCall(call, source, contents, stored, shown, original_of, length=length, settled=settled)
 
     async def _followed(
-        self, call: ModelCall, known: str, loads: str, raw: Sequence[types.Content], live: Sequence[Event]
+        self,
+        call: ModelCall,
+        state: AgentState,
+        known: str,
+        loads: str,
+        raw: Sequence[types.Content],
+        live: Sequence[Event],
     ) -> tuple[History, str]:
         """The agent's history since the event that last rewrote it, and that event's id.
 
         Args:
             known: the one that the agent's epoch follows.
         """
-        last_history = self._histories.get(call.key) or self.history(call.key, known)
+        last_history = state.history or self.history(state, known)
         rewound = _rewound(call, call.context.session.events)
-        is_placed = not loads or first_position(raw, live, call.key[4], call.key[3]) is not None
-        if not loads or (is_placed and last_history.rewound == rewound):
-            return self.history(call.key, rewound), rewound
+        is_placed = first_position(raw, live, call.key[4], call.key[3]) is not None
+        if is_placed and last_history.rewound == rewound:
+            return self.history(state, rewound), rewound
         # The host loads a part of the events. All are read once, to see what is left of those that are not loaded.
         session, within = call.context.session, partial(self._waits.within, "rewind", call.invocation.invocation_id)
         load = partial(call.invocation.session_service.get_session, app_name=session.app_name)
         try:
             await last_history.look(None, call, self._waits)
             if not last_history.rows:
-                return self.history(call.key, rewound), rewound
+                return self.history(state, rewound), rewound
             session_with_all = await within(load(user_id=session.user_id, session_id=session.id))
             events = session_with_all.events if session_with_all is not None else ()
             rewound = _rewound(call, events)
-            history = self.history(call.key, rewound)
+            history = self.history(state, rewound)
             live_ids = {event.id for event in live_events(events)[0]}
             await within(in_thread(partial(last_history.surviving, live_ids, history)))
         except Exception as error:  # nothing from before the loaded events is sent, then
-            history = self.history(call.key, rewound)
+            history = self.history(state, rewound)
             history.problem = f"what a rewind left could not be read ({type(error).__name__})"
         return history, rewound
 
@@ -292,7 +290,7 @@ class Gatherer:
         events: Sequence[Event],
         history: History,
         epoch: Epoch,
-        loaded: list[types.Content],
+        loaded: Sequence[types.Content],
         loads: str,
         end: int,
     ) -> tuple[Contents, int, list[str]]:
@@ -323,14 +321,45 @@ class Gatherer:
         begin = next((at for at in range(begin, len(contents)) if is_message(contents[at])), begin)
         return contents, begin, [f"{len(lost):,} contents before the loaded events are not sent: {history.problem}"]
 
-    def original_text(self, message: PackedMessage, contents: Contents, model: str) -> str:
-        """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
-        for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
-            if 0 <= at < len(contents) and contents[at].role == "user":
-                content = self.reader.content(contents[at], model)
-                if content.digest == message.of:
-                    return content.text
-        return ""
+
+def original_text(message: PackedMessage, contents: Contents, read: CallContents) -> str:
+    """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
+    for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
+        if 0 <= at < len(contents) and contents[at].role == "user":
+            content = read[at]
+            if content.digest == message.of:
+                return content.text
+    return ""
+
+
+def _authors(call: ModelCall, records: Records) -> Authors:
+    asked = call.context.user_content
+    quotes = [*records.user_quotes, *([asked] if asked is not None and looks_quoted(asked) else ())]
+    return Authors(records.authors, [content.parts for content in quotes])
+
+
+def _output_tokens(call: ModelCall) -> int | None:
+    config = call.request.config
+    return config.max_output_tokens if config is not None and shares_window(call.model) else None
+
+
+def _host(call: ModelCall, head: Request, records: Records, identity: Identity, by_hand: Mapping[str, Any]) -> Host:
+    """The host's side of a call, but for what the conversation decides."""
+    config, window = call.request.config, call.window
+    price = cached_share(call.model, int(identity.last_event_time // _DAY))
+    return Host(
+        passthrough_reason=call.passthrough_reason,
+        # A limit counts cached input in full.
+        cached_price=1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4),
+        can_mask="gemini" in call.model and (config is None or config.tool_config is None),
+        can_find=config is not None and is_free(config),
+        can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
+        asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
+        window_mark=window.mark,
+        most_window=window.most,
+        readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
+        planners=tuple(sorted({*call.policy.planners, *records.planners})),
+    )
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:
@@ -362,7 +391,7 @@ def _completed(call: ModelCall) -> tuple[str, object]:
     return (shown, plan) if plan and not claims else ("", None)
 
 
-def _identity(call: ModelCall) -> Identity:
+def _identity(call: ModelCall, records: Records) -> Identity:
     """Whose model call this is; the call's number is read off the session's events."""
     invocation, events, last = call.invocation.invocation_id, call.context.session.events, call.last
     app, user, session, branch, agent = call.key
@@ -375,9 +404,6 @@ def _identity(call: ModelCall) -> Identity:
         if event.invocation_id != invocation:
             break
         number += is_answer(event, agent, branch)
-    time, latest = 0.0, events[-1].timestamp + _DAY if events else 0.0
-    for event in events:  # ids stand in the order of calls, although a clock may have been set back, by a day at most
-        time = event.timestamp if time <= event.timestamp <= latest else time + _TICK
     caller = caller_of((app, user, session))
     return Identity(
         app,
@@ -388,7 +414,7 @@ def _identity(call: ModelCall) -> Identity:
         branch,
         number + call.is_second_try,
         last_event_id=events[-1].id if events else "",
-        last_event_time=time,
+        last_event_time=records.time(events),
         caller=caller.session if caller is not None else None,
     )
 
@@ -412,6 +438,15 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
         if is_answer(event, agent, branch):
             break
     return bool(posted)
+
+
+def _growth_of(
+    state: AgentState, events: Sequence[Event], rows: Sequence[Row | None], identity: Identity
+) -> int | None:
+    """The growth of a session before an invocation, which is the same at each of its calls."""
+    if rows or state.growth[0] != identity.invocation:
+        state.growth = (identity.invocation, _growth(events, rows, identity))
+    return state.growth[1]
 
 
 def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Identity) -> int | None:
@@ -481,17 +516,6 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
     if not call.passthrough_reason:
         call.context.state[_REWOUND] = {"session": session, "event": latest.id}
     return latest.id
-
-
-def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
-    """Counts the contents that ADK adds for one call alone, such as instructions: they stand among the last users'
-    ones."""
-    found = 0
-    for content in takewhile(lambda content: content.role == "user", reversed(contents)):
-        if not looks_quoted(content) and not any(part.function_response for part in content.parts or ()):
-            own = chain((asked,), (event.content for event in reversed(events) if event.author == "user"))
-            found += not any(said is not None and said.parts == content.parts for said in own)
-    return found
 
 
 def _unloaded(call: ModelCall, contents: Sequence[types.Content], loads: str) -> tuple[int, list[str]]:

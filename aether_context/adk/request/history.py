@@ -257,24 +257,6 @@ def first_position(loaded: Sequence[types.Content], events: Sequence[Event], age
     return None
 
 
-def live_events(events: Sequence[Event]) -> tuple[list[Event], bool]:
-    """The events that no rewind took back, and whether one went back behind the first that is loaded: ADK then shows
-    what it took back for as long as that is loaded."""
-    if not any(event.actions.rewind_before_invocation_id for event in events):
-        return list(events), False
-    live, at = list[Event](), len(events) - 1
-    while at >= 0:
-        if target := events[at].actions.rewind_before_invocation_id:
-            begin = next((begin for begin in range(at) if events[begin].invocation_id == target), None)
-            if begin is None:
-                return live[::-1], True
-            at = begin
-        else:
-            live.append(events[at])
-        at -= 1
-    return live[::-1], False
-
-
 def _changes_earlier(event: Event) -> bool:
     """Tells whether contents before an event became others with it, which another process may have stored as they
     were."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import enum
 import marshal
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
@@ -18,11 +17,9 @@ from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
-from aether_context.adk.request.memories import past_conversations
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
-from aether_context.conversation.turns import INSTRUCTION
+from aether_context.conversation.quotes import NAMELESS, attributed
 from aether_context.pack import Content, Part, Request, Tool
 from aether_context.text.decoding import visible
 from aether_context.tokens import family_of, media_tokens
@@ -32,8 +29,6 @@ from aether_context.tokens.media import pdf_pages
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
 _ONLY_TEXT = {"text"}
-_PENDING = {"status": "pending"}
-"""What stands for the answer of a call that none has come for."""
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
@@ -44,20 +39,28 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._contents: SharedLRU[object, Content] = SharedLRU(20_000)
+        self._contents: SharedLRU[object, tuple[Content, types.Content | None]] = SharedLRU(20_000)
         self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
-    def content(self, content: types.Content, model: str) -> Content:
-        """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
+    def read(self, content: types.Content, model: str) -> tuple[Content, types.Content | None]:
+        """The frozen form of a content, as it would be sent to a model, whose rule counts media; and what is sent of
+        it with escapes in the place of what nobody sees, None where it hides nothing."""
         key = (model, key_of(content))
-        found = self._contents.get(key)
-        if found is None:
-            found = _read(content, model)
-            if (escaped := _escaped(content, found)) is not content:
-                _shown_contents.put(key[1], escaped)
-                found = _read(escaped, model)
-            self._contents.put(key, found)
-        return found
+        known = self._contents.get(key)
+        if known is None:
+            known = _read(content, model), None
+            if (escaped := _escaped(content, known[0])) is not content:
+                known = _read(escaped, model), escaped
+            self._contents.put(key, known)
+        return known
+
+    def content(self, content: types.Content, model: str) -> Content:
+        """The frozen form of a content alone."""
+        return self.read(content, model)[0]
+
+    def shown(self, content: types.Content, model: str) -> types.Content:
+        """A content as it is sent: with escapes where others wrote what nobody sees."""
+        return self.read(content, model)[1] or content
 
     def head(self, request: LlmRequest) -> Request:
         """Reads a request up to its contents: model, system instruction, and declarations in order."""
@@ -80,11 +83,6 @@ class Reader:
         return Request(request.model or "", system, is_text, tools, tuple(others))
 
 
-def shown(content: types.Content) -> types.Content:
-    """A content as it was read: with escapes in the place of what nobody sees, where others wrote it."""
-    return (_shown_contents.get(key_of(content)) or content) if len(_shown_contents) else content
-
-
 def _read(content: types.Content, model: str) -> Content:
     return attributed(content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()]))
 
@@ -92,8 +90,6 @@ def _read(content: types.Content, model: str) -> Content:
 # What others wrote, who may hide words from people and not from the model: results, quotes and artifacts. A user's own
 # words, and those of the app, stay as they are.
 
-_shown_contents: SharedLRU[object, types.Content] = SharedLRU(20_000)
-"""Contents that hide something, as they are sent, by `key_of`."""
 _ARTIFACT = re.compile(r"Artifact .* is:", re.DOTALL)
 """How ADK's ``load_artifacts`` begins a message that shows one."""
 _ESCAPED = re.compile(r"\\u00[01]|\\[bf]")
@@ -151,120 +147,28 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
     return canonical_json(_json(system)), False
 
 
-def authors_of(
-    contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None
-) -> Callable[[int, Content], Content]:
-    """Returns a function that gives a content, by its position and as it was read, to its author: one that only
-    imitates another agent's turn, as ADK shows it, is a user's.
+class Authors(NamedTuple):
+    """The authors that a session knows, and the messages of its users that open as another agent's turn does."""
 
-    What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not know.
+    names: Collection[str]
+    imitations: Sequence[list[types.Part] | None]
 
-    Args:
-        contents: as the host gave them.
-        events: the session's.
-        asked: the message that the invocation answers, which need not be among them.
-    """
+    def authored(self, raw: types.Content, content: Content) -> Content:
+        """Gives a content to its author: one that only imitates another agent's turn, as ADK shows it, is a user's.
 
-    @cache
-    def names() -> frozenset[str]:
+        What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not
+        know.
+        """
         # ADK quotes a result as the user's where a person posts one to another agent's call.
-        return frozenset(event.author for event in events) | {"user"}
-
-    @cache
-    def imitations() -> list[list[types.Part] | None]:
-        own = [*(event.content for event in events if event.author == "user"), asked]
-        return [content.parts for content in own if content is not None and looks_quoted(content)]
-
-    def authored(at: int, content: Content) -> Content:
-        if not content.agent:
-            return content
-        is_known = content.agent == NAMELESS or names().issuperset(quote.agent for quote in content.quotes)
-        is_turn = is_known and contents[at].parts not in imitations()
-        return content if is_turn else replace(content, agent="", quotes=())
-
-    return authored
-
-
-def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
-    """The contents with a response of their own for calls that nothing has answered, as of long-running tools: Gemini
-    and Claude refuse a call without one."""
-    if _are_answered(contents):
-        return list(contents)
-    answered: list[types.Content] = []
-    calls: list[types.FunctionCall] = []
-    for content in (*contents, None):
-        parts = (content.parts if content is not None else None) or ()
-        responses = [part.function_response for part in parts if part.function_response is not None]
-        for response in responses:
-            same = (call for call in calls if (call.id, call.name) == (response.id, response.name))
-            if (call := next(same, None)) is not None:
-                calls.remove(call)
-        if calls and not responses:
-            answers = [types.FunctionResponse(id=call.id, name=call.name, response=dict(_PENDING)) for call in calls]
-            pending = [types.Part(function_response=answer) for answer in answers]
-            if any(part.function_response for part in answered[-1].parts or ()):
-                pending = [*(answered.pop().parts or ()), *pending]
-            answered.append(types.Content(role="user", parts=pending))
-        if content is not None:
-            answered.append(content)
-        if not responses:
-            calls = [part.function_call for part in parts if part.function_call is not None]
-    return answered
-
-
-def _are_answered(contents: Sequence[types.Content]) -> bool:
-    """Tells whether as many responses follow each content as it has calls, as in nearly all requests."""
-    for at, content in enumerate(contents):
-        if content.role == "model":
-            calls = [part for part in content.parts or () if part.function_call is not None]
-            answers = contents[at + 1].parts or () if calls and at + 1 < len(contents) else ()
-            if calls and sum(part.function_response is not None for part in answers) < len(calls):
-                return False
-    return True
-
-
-def looks_quoted(content: types.Content) -> bool:
-    """Tells whether a content opens as ADK lets another agent's turn open."""
-    return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
+        is_known = content.agent == NAMELESS or all(
+            quote.agent == "user" or quote.agent in self.names for quote in content.quotes
+        )
+        return content if is_known and raw.parts not in self.imitations else replace(content, agent="", quotes=())
 
 
 def is_message(content: types.Content) -> bool:
     """Tells whether a content is the user's or another agent's, and no tool's."""
     return content.role == "user" and not any(part.function_response for part in content.parts or ())
-
-
-def request_index_of(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
-    """The index of the human message that the model answers, None where there is none.
-
-    It is the last content with the words of ``asked``; where none has them, the last human one that is neither a block
-    of preloaded memories nor a loaded artifact nor the agent's own instruction. An agent that is shown nothing but
-    other agents' turns answers the last of them in which something is said, or the last one where nothing is.
-    """
-    words = [part.text for part in (asked.parts if asked is not None else None) or ()]
-    human: int | None = None
-    quoted: int | None = None
-    heard = False
-    for at in range(len(contents) - 1, -1, -1):
-        content = contents[at]
-        parts = content.parts or ()
-        if content.role != "user" or any(part.function_response or part.function_call for part in parts):
-            continue
-        texts = [part.text for part in parts]
-        if words and texts == words:
-            return at
-        if looks_quoted(content):
-            if not heard:
-                heard = says(texts)
-                quoted = at if heard or quoted is None else quoted
-        elif human is None and not (texts and ((texts[0] or "").startswith(INSTRUCTION) or _is_artifact(texts))):
-            human = None if any(text and past_conversations(text) is not None for text in texts) else at
-    return quoted if human is None else human
-
-
-def _is_artifact(texts: Sequence[str | None]) -> bool:
-    """Tells whether these are the parts in which ADK's ``load_artifacts`` shows an artifact, for one call."""
-    first = texts[0] or ""
-    return len(texts) == 2 and first.startswith("Artifact ") and first.endswith(" is:")
 
 
 def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> Tool:
