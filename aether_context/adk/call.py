@@ -14,7 +14,7 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from aether_context.adk.windows import Window
+from aether_context.adk.windows import ServedModel, Window, served_models
 from aether_context.conversation.quotes import opens
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackedMessage, PackInput
 from aether_context.policy import PackPolicy
@@ -114,7 +114,7 @@ class ModelCall(NamedTuple):
     """One model call: ADK's request and contexts, and what packs it.
 
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
-    the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
+    the request must not be touched, and is empty where it may be. ``models`` are those that it may go to. ``last`` is the call before it of the same agent and
     branch, where this process packed that. ``limits`` are the provider's beside tokens. ``offloaded_tokens`` are those
     that extracts leave out of its history. ``near_limit`` is set where a limit of the policy is near or reached,
     ``is_second_try`` where the provider refused the pack before it as too long.
@@ -128,6 +128,7 @@ class ModelCall(NamedTuple):
     model: str
     state: Mapping[str, Any]
     passthrough_reason: str
+    models: Sequence[ServedModel]
     window: Window = Window(0)
     limits: RequestLimits = RequestLimits()
     planned: Plan = Plan()
@@ -155,6 +156,7 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, k
         model=request.model or "",
         state=context.session.state,
         passthrough_reason=reason,
+        models=served_models(invocation.agent, request.model or ""),
     )
 
 

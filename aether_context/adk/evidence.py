@@ -8,7 +8,7 @@ the address of that. One whose whole could not be stored stays as it is: no addr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -45,7 +45,7 @@ from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import summary_of, tokens_of
-from aether_context.pack import Candidate
+from aether_context.pack import Candidate, PackInput, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
@@ -253,11 +253,30 @@ class Offloader:
         return ""
 
     def keep_media(
-        self, context: CallbackContext, parts: Iterable[types.Part], later: Callable[[Callable[[], None]], None]
+        self,
+        call: ModelCall,
+        source: PackInput,
+        unseen: Unseen,
+        contents: Sequence[types.Content],
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Keeps media that are not sent any more under the address that the note in their place names."""
+        """Keeps media that are not sent any more under the address that the note in their place names.
+
+        Args:
+            unseen: those that were not sent before, either.
+            contents: the host's, as the input has them.
+        """
+        if source.host.unseen == unseen:
+            return
+        context = call.context
         records, origin = [], {"form": "described", "time": time_of(context)}
-        for part in parts:
+        new_parts = [
+            part
+            for position, content in zip(source.request.positions, contents, strict=True)
+            for at, part in enumerate(content.parts or ())
+            if is_unseen(place := medium_place(position, at), source.host.unseen) and not is_unseen(place, unseen)
+        ]
+        for part in new_parts:
             inside = part.function_response.parts if part.function_response is not None else None
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
                 digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type

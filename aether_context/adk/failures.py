@@ -14,13 +14,14 @@ from aether_context.adk.call import ModelCall, PreviousCall
 from aether_context.adk.tracing import PackSpan
 from aether_context.errors import BudgetExceededError, PolicyError
 from aether_context.store.layout import manifest_uri
+from aether_context.tokens.counters import SharedLRU
 
 logger = logging.getLogger("aether_context")
 
 OnError: TypeAlias = Literal["passthrough", "raise"]
 _T = TypeVar("_T")
 
-_MOST_TOLD = 8
+_MOST_TOLD, _MOST_TOLD_SESSIONS = 8, 512
 _MOST_WARNINGS = 1_000
 
 
@@ -36,6 +37,7 @@ class Failures:
             raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
         self._raises = on_error == "raise"
         self._warnings: set[str] = set()
+        self._told: SharedLRU[tuple[object, ...], bool] = SharedLRU(_MOST_TOLD_SESSIONS)
 
     def caught(self, raised: BaseException, about: str = "") -> None:
         """Reports an error that was caught, or raises it again; called where it is handled."""
@@ -71,12 +73,16 @@ class Failures:
         pack, name = made.pack, made.name
         identity, uri = pack.identity, manifest_uri(name) if made.position.number else ""
         span.packed(pack, name, uri)
+        source, mark = pack.source, pack.source.host.window_mark
+        if mark.startswith("default") and self._told.get((*identity[:3], mark)) is None:
+            self._told.put((*identity[:3], mark), True)
+            logger.info("%s: the window is %d tokens (%s), see max_input_tokens", name, source.window, mark)
         for problem in pack.verdict.problems:
             if problem.startswith("strategy "):
                 self.report(problem)
         if pack.tokens.over_window:
             self.warn_once(
-                f"the window of {pack.source.window:,} tokens is too small for agent {identity.agent!r}: instruction,"
+                f"the window of {source.window:,} tokens is too small for agent {identity.agent!r}: instruction,"
                 " declarations and current message are never cut; raise max_input_tokens, or give it less of them"
             )
         if logger.isEnabledFor(logging.INFO):

@@ -12,18 +12,16 @@ from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from aether_context.adk.acceptance import ACCEPTANCE, Reviewer
+from aether_context.adk.acceptance import ACCEPTANCE
 from aether_context.adk.call import PreviousCall
-from aether_context.adk.failures import Failures
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.history import LENGTH
-from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.tracing import count_cached
-from aether_context.adk.usage import Calibrations, Ledgers, reported
+from aether_context.adk.usage import reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
-from aether_context.adk.windows import Limits, Windows
+from aether_context.adk.windows import Limits
+from aether_context.adk.wiring import Parts
 from aether_context.pack import METADATA
-from aether_context.policy import PackPolicy
 from aether_context.store.layout import manifest_uri
 from aether_context.tokens.counters import SharedLRU
 
@@ -44,23 +42,8 @@ def sent_text(last: PreviousCall | None) -> str:
 class Learning:
     """Learns from the answers of models, and records them. Safe to share between sessions and event loops."""
 
-    def __init__(
-        self,
-        policy: PackPolicy,
-        failures: Failures,
-        ledgers: Ledgers,
-        calibrations: Calibrations,
-        windows: Windows,
-        reviewer: Reviewer,
-        recorder: Recorder,
-    ) -> None:
-        self.policy = policy
-        self._failures = failures
-        self.ledgers = ledgers
-        self._calibrations = calibrations
-        self._windows = windows
-        self._reviewer = reviewer
-        self._recorder = recorder
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_REFUSED)
 
     async def learn_failure(
@@ -98,13 +81,15 @@ class Learning:
         """
         limits: Limits | None = None
         usage, verdict = reported(response.usage_metadata, response.model_version), None
-        metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
+        metadata: dict[str, Any] = self._parts.failures.guarded(
+            lambda: self._parts.ledgers.track(context, response, usage), {}
+        )
         if last is not None and last.pack.identity.invocation != context.invocation_id:
             last = None
         if last is not None:
             pack = last.pack
             try:
-                verdict = await self._reviewer.review(
+                verdict = await self._parts.reviewer.review(
                     pack,
                     response,
                     last.policy.acceptance,
@@ -112,22 +97,22 @@ class Learning:
                     context.session.events,
                 )
             except BaseException as error:  # the rest is recorded all the same
-                self._failures.caught(error, "acceptance: ")
+                self._parts.failures.caught(error, "acceptance: ")
             if refused is not None:
                 agent, before = context.get_invocation_context().agent, context.state.get(WINDOWS)
-                limits = self._windows.learn(
+                limits = self._parts.windows.learn(
                     agent, pack, refused, model, last.policy, context.state, is_second_try=is_second_try
                 )
                 if (learned := context.state.get(WINDOWS)) != before:
                     self._refused.put(context.invocation_id, learned)
                 if refused.sent is not None:  # by so much the estimate of the request was wrong
-                    self._calibrations.reported(pack, last.counter, refused.sent)
+                    self._parts.calibrations.reported(pack, last.counter, refused.sent)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
-                self._calibrations.reported(pack, last.counter, usage.input_tokens)
+                self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             about = (("cutoff", last.cutoff), (LENGTH, last.length), ("step", last.planned.step.step_id))
             told = {name: value for name, value in about if value}
-            noted = {"pack_id": last.name, **last.position._asdict(), **self._calibrations.note(pack), **told}
+            noted = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **told}
             if last.position.number:
                 noted["manifest"] = manifest_uri(last.name)
             metadata = {**noted, **metadata}
@@ -137,7 +122,7 @@ class Learning:
         # session state; the metadata is written by callbacks alone, and not sent to the model.
         if metadata:
             response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
-        if last is None or self.policy.record == "off":
+        if last is None or self._parts.policy.record == "off":
             return limits
         outcome = {
             **usage._asdict(),
@@ -147,7 +132,7 @@ class Learning:
             **({"summarizer": last.summarizer} if last.summarizer else {}),
             **({ACCEPTANCE: verdict.to_json()} if verdict is not None else {}),
         }
-        self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
+        self._parts.recorder.outcome(last.pack.identity, self._parts.policy.mask.json(outcome))
         return limits
 
     async def keep_refusal(self, invocation: InvocationContext) -> None:

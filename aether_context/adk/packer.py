@@ -3,97 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
-from typing import TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from aether_context.adk.acceptance import AcceptanceCheck
-from aether_context.adk.agent_state import AgentState
-from aether_context.adk.bounds import Ended, failure, in_thread, take_turn, within
-from aether_context.adk.call import (
-    ModelCall,
-    Position,
-    PreparedCall,
-    PreviousCall,
-    agent_key_of,
-    call_of,
-)
-from aether_context.adk.failures import InvalidPlan, OnError, answer_in_place, invalid_answer
-from aether_context.adk.learning import sent_text
+from aether_context.adk.bounds import counted_in_time, failure, take_turn
+from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer
+from aether_context.adk.learning import Learning, sent_text
 from aether_context.adk.overflow import overflow_of
+from aether_context.adk.request.agent_state import AgentState
 from aether_context.adk.request.contents import AgentContents
 from aether_context.adk.request.gather import Gatherer
-from aether_context.adk.request.marks import last_unread
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.second_try import FirstTry, ask_again
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session import SessionRecords, live_events, save_epoch
+from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan
 from aether_context.adk.usage import note
-from aether_context.adk.windows import Limits, Window, served_models
-from aether_context.adk.wiring import stands_back, wire
+from aether_context.adk.windows import Limits, Window
+from aether_context.adk.wiring import Parts, stands_back
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
-from aether_context.pack import Pack, PackInput, is_unseen, medium_place
+from aether_context.pack import Pack, PackInput
 from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.state import Plan
-from aether_context.store import PackStore, pack_id
+from aether_context.store import pack_id
 from aether_context.store.masking import MaskedContents, masked_input
 from aether_context.tokens import Pick, counter_for
-from aether_context.tokens.cache import TokenCache
-from aether_context.tokens.counters import SharedLRU
 
-logger = logging.getLogger("aether_context")
-
-_T = TypeVar("_T")
-
-_MOST_SESSIONS = 512
-_MOST_UNKEPT = 20
 _INSTANT_CHARACTERS = 100_000
 _INSTANT_TOOLS = 50
-_COUNTING_SECONDS = 10.0
 _SIGNED_THOUGHT = "redact_prompt: a signed thought holds what is masked, and is sent as the model wrote it"
 
 
 class RequestPacker:
-    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops.
+    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops."""
 
-    Its arguments are those of `ContextPackPlugin`, and:
-
-    Args:
-        recorder: writes to the store; None makes one.
-        asks_models: whether a model writes summaries; where none does, the extractive ones stand.
-    """
-
-    def __init__(
-        self,
-        policy: PackPolicy | str | Path | None = None,
-        store: PackStore | str | None = None,
-        on_error: OnError = "passthrough",
-        summarizer: BaseLlm | None = None,
-        checks: Sequence[AcceptanceCheck] = (),
-        critic: BaseLlm | None = None,
-        mirror_artifacts: bool = False,
-        recorder: Recorder | None = None,
-        asks_models: bool = True,
-    ) -> None:
-        parts = wire(policy, store, on_error, summarizer, checks, critic, mirror_artifacts, recorder)
+    def __init__(self, parts: Parts) -> None:
         self.policy, self.store, self.ledgers = parts.policy, parts.store, parts.ledgers
-        self._parts, self._failures = parts, parts.failures
+        self._parts, self._failures, self._learning = parts, parts.failures, Learning(parts)
         self._policy_of = cache(lambda profile, level: self.policy.for_profile(profile).economical(level))
-        self._asks_models = asks_models
         self._sent_contents = MaskedContents(to_send=True)
-        self._cache = TokenCache()
-        self._told: SharedLRU[tuple[str, ...], bool] = SharedLRU(_MOST_SESSIONS)
 
     def __deepcopy__(self, memo: object) -> RequestPacker:
         """Itself: the copy of an agent that has its methods as callbacks shares its packer, as ADK's own copies do."""
@@ -162,7 +116,7 @@ class RequestPacker:
                 code, text, refused = llm_response.error_code, llm_response.error_message, None
                 if code is not None:
                     refused = overflow_of(f"{code} {text}", sent_text(state.last))
-                await self._parts.learning.learn(callback_context, state.last, llm_response, refused)
+                await self._learning.learn(callback_context, state.last, llm_response, refused)
         except BaseException as error:
             self._failures.caught(error)
 
@@ -176,7 +130,7 @@ class RequestPacker:
         state = self._state(callback_context)
         first, state.first_try = state.first_try, None
         try:
-            limits = await self._parts.learning.learn_failure(callback_context, state.last, llm_request, error)
+            limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error)
             if limits is None or first is None or state.last is None:
                 return None
             return await self._second_try(callback_context, llm_request, state, first, limits)
@@ -204,12 +158,12 @@ class RequestPacker:
         try:
             return await ask_again(context.get_invocation_context(), request)
         except Exception as error:
-            await self._parts.learning.learn_failure(context, state.last, request, error, is_second_try=True)
+            await self._learning.learn_failure(context, state.last, request, error, is_second_try=True)
             return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed."""
-        await self._parts.learning.keep_refusal(invocation)
+        await self._learning.keep_refusal(invocation)
         await self.flush(invocation=invocation)
 
     # the way of a model call
@@ -227,7 +181,9 @@ class RequestPacker:
             try:
                 pick = self._parts.counters.ready(call.model)
                 if pick is None:
-                    pick = await _waited(self.policy.tokens.counter, partial(self._parts.counters.pick, call.model))
+                    pick = await counted_in_time(
+                        self.policy.tokens.counter, partial(self._parts.counters.pick, call.model)
+                    )
                 enriched = enriched or await self._enrich(call, state)
                 await take_turn()
                 packed = await self._build(enriched, pick, state)
@@ -239,21 +195,9 @@ class RequestPacker:
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history.loaded)
         if packed[0].settled:
-            self._failures.guarded(partial(self._keep, packed[0], state), None)
+            archive = partial(self._parts.gatherer.archive, packed[0], state, self._parts.recorder.later)
+            self._failures.guarded(archive, None)
         return self._send(*packed, state)
-
-    def _keep(self, read: PreparedCall, state: AgentState) -> None:
-        """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
-        of the events, and whenever much of it waits."""
-        call, end, kept, most = read.call, read.settled, state.archived_end, _MOST_UNKEPT
-        if (loads := getattr(call.invocation.run_config, "get_session_config", None)) is not None:
-            most = 1 if read.source.identity.call == 1 else max(1, min(most, (loads.num_recent_events or 0) // 2))
-        if call.policy.record != "full" or (kept <= end < kept + most and not read.source.request.rewritten):
-            return
-        state.archived_end = end
-        history, events = self._parts.gatherer.history(state), live_events(call.context.session.events)[0]
-        history.newest = id(read.history.loaded)
-        self._parts.recorder.later(partial(history.save, read.history, events, end, call.policy.mask))
 
     async def _read(
         self, context: CallbackContext, request: LlmRequest, state: AgentState, refused: Limits | None
@@ -284,7 +228,7 @@ class RequestPacker:
             problems += new
         if near_limit is not None:
             problems += (note(near_limit),)
-        if uploads := uploaded_anew(call.request, served_models(call.invocation.agent, call.model)):
+        if uploads := uploaded_anew(call.request, call.models):
             self._failures.warn_once(uploads)
             problems += (uploads,)
         return call._replace(planned=planned._replace(problems=problems), offloaded_tokens=offloaded_tokens)
@@ -292,9 +236,8 @@ class RequestPacker:
     def _under(self, call: ModelCall, policy: PackPolicy, refused: Limits | None = None) -> ModelCall:
         """The call under a policy, with the window: the policy's, else the model's own; less where the provider has
         refused as much."""
-        agent, session = call.invocation.agent, call.key[:3]
-        window = self._parts.windows.window(agent, call.model, policy, call.state, session)
-        limits = self._parts.windows.limits(agent, call.model, call.state, session)
+        window = self._parts.windows.window(call.models, policy, call.state, call.key[:3])
+        limits = self._parts.windows.limits(call.models, call.state, call.key[:3])
         if refused:
             window = min(window, Window(refused.get("tokens", window.tokens), "learned"))
             limits = limits._replace(**{kind: limit for kind, limit in refused.items() if kind != "tokens"})
@@ -328,10 +271,10 @@ class RequestPacker:
 
             def made() -> Pack:
                 sent = self._sent_input(source, policy)
-                return build_pack(sent, policy, counter=pick.counter, cache=self._cache)
+                return build_pack(sent, policy, counter=pick.counter, cache=self._parts.cache)
 
             if pick.may_wait:
-                return await _waited(pick.name, made)
+                return await counted_in_time(pick.name, made)
             return made() if is_instant else await asyncio.to_thread(made)
 
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
@@ -340,7 +283,7 @@ class RequestPacker:
             read = await self._parts.recall.turns(read, self._parts.gatherer.history(state), *wanted)
             if read.source.search.turns is not None:
                 pack = await build(read.source)
-        if self._asks_models and pack.to_store.summary_requests:
+        if self._parts.asks_models and pack.to_store.summary_requests:
             pack, cost = await self._parts.summarizer.summarize(pack, policy, build)
             read = read._replace(summary_cost=cost)
         return read, pack
@@ -354,51 +297,30 @@ class RequestPacker:
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
-        before = call.last
-        if before is not None and not source.request.first_call and before.pack.epoch == pack.epoch:
-            cutoff = before.cutoff  # nothing came or went where the model begins to read
-        else:
-            reader = self._parts.gatherer.reader
-            content_of = partial(reader.content, model=call.model)
-            unread = self._failures.guarded(partial(last_unread, pack, call.context.session.events, content_of), None)
-            cutoff = unread.id if unread is not None else ""
-            if not cutoff and read.history.first:  # that event is not loaded any more
-                cut = self._parts.gatherer.history(state).rows[: pack.epoch.cut_count]
-                cutoff = next((row.origin.event for row in reversed(cut) if row and row.origin), "")
+        cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, read, pack, state), "")
         if not source.host.passthrough_reason:
             contents = [*map(read.shown, read.source.request.positions)]
             if call.policy.redact_prompt:
                 known = (self._parts.gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, known, source.request.contents))
             write(pack, call.request, contents, call.policy.redact)
-            if source.host.unseen != read.epoch.unseen and call.policy.record == "full":
-                new_media = [
-                    part
-                    for position, content in zip(source.request.positions, contents, strict=True)
-                    for at, part in enumerate(content.parts or ())
-                    if is_unseen(place := medium_place(position, at), source.host.unseen)
-                    and not is_unseen(place, read.epoch.unseen)
-                ]
-                self._parts.offloader.keep_media(call.context, new_media, self._parts.recorder.later)
+            if call.policy.record == "full":
+                self._parts.offloader.keep_media(call, source, read.epoch.unseen, contents, self._parts.recorder.later)
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
             save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, read.original_of)
-            models = served_models(call.invocation.agent, call.model)
-            mark_prefix(call, models)
-            self._parts.windows.keep(models, call.context.state, call.key[:3])
+            mark_prefix(call, call.models)
+            self._parts.windows.keep(call.models, call.context.state, call.key[:3])
             if source.request.first_call:
                 self._parts.calibrations.save(
                     source, read.counter, call.context.state, store=call.policy.record != "off"
                 )
-        name, mark = pack_id(source.identity, source.step), source.host.window_mark
-        if mark.startswith("default") and self._told.get((*call.key[:3], mark)) is None:
-            self._told.put((*call.key[:3], mark), True)
-            logger.info("%s: the window is %d tokens (%s), see max_input_tokens", name, source.window, mark)
-        records = call.policy.record != "off"
-        events = call.context.session.events
-        position = self._parts.recorder.pack(pack, call.policy, read.counter, events) if records else Position()
-        cost = read.summary_cost
-        made = PreviousCall(name, pack, call.policy, call.planned, read.counter, position, cutoff, cost, read.length)
-        state.last = made
+        name = pack_id(source.identity, source.step)
+        position, events = Position(), call.context.session.events
+        if call.policy.record != "off":
+            position = self._parts.recorder.pack(pack, call.policy, read.counter, events)
+        state.last = PreviousCall(
+            name, pack, call.policy, call.planned, read.counter, position, cutoff, read.summary_cost, read.length
+        )
         if source.request.first_call:
             self._parts.states.bound()
         return None
@@ -434,15 +356,3 @@ class RequestPacker:
             error = failure(raised)
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
-
-
-async def _waited(counter: str, act: Callable[[], _T]) -> _T:
-    """Returns the result of an act that a counter may hold up.
-
-    Raises:
-        TokenCountingError: it is late.
-    """
-    try:
-        return await within(_COUNTING_SECONDS, in_thread(act))
-    except (TimeoutError, Ended) as error:
-        raise TokenCountingError(counter, str(error)) from error

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -17,19 +16,17 @@ from typing import TypeAlias
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
 from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
-from aether_context.adk.agent_state import AgentStates
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import agent_key_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.failures import Failures, OnError
-from aether_context.adk.learning import Learning
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
+from aether_context.adk.request.agent_state import AgentStates
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.services.recorder import Mirror, Recorder
@@ -43,6 +40,7 @@ from aether_context.redaction import MaskedLogs
 from aether_context.store import PackStore
 from aether_context.store.packs import DEFAULT_STORE
 from aether_context.tokens import Counters, counter_for
+from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
 
 logger = logging.getLogger("aether_context")
@@ -56,87 +54,59 @@ _FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), Non
 """Which agent is at work in which invocation, its latest request, and the packer that came to that first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one packer, each of which serves all of its sessions."""
+    """The parts of one packer, each of which serves all of its sessions.
 
-    policy: PackPolicy
-    store: PackStore
-    failures: Failures
-    states: AgentStates
-    recorder: Recorder
-    mirror: Mirror
-    ledgers: Ledgers
-    windows: Windows
-    calibrations: Calibrations
-    counters: Counters
-    waits: Waits
-    gatherer: Gatherer
-    recall: Recall
-    offloader: Offloader
-    readers: Sequence[BaseTool]
-    summarizer: ModelSummarizer
-    reviewer: Reviewer
-    learning: Learning
+    Args:
+        recorder: writes to the store; None makes one.
+        asks_models: whether a model writes summaries; where none does, the extractive ones stand.
 
-
-def wire(
-    policy: PackPolicy | str | Path | None,
-    store: PackStore | str | None,
-    on_error: OnError,
-    summarizer_model: BaseLlm | None,
-    checks: Sequence[AcceptanceCheck],
-    critic: BaseLlm | None,
-    mirror_artifacts: bool,
-    recorder: Recorder | None,
-) -> Parts:
-    """The parts that the arguments of a packer ask for.
+    The others are those of `ContextPackPlugin`.
 
     Raises:
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    failures = Failures(on_error)
-    policy = own_policy(policy, summarizer_model, critic)
-    if not isinstance(store, PackStore):
-        store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
-    strategies_of(policy.conversation)
-    mirror = Mirror(failures.warn_once)
-    recorder = recorder or Recorder(store, mirror.put if mirror_artifacts else None)
-    calibrations = Calibrations(recorder.store, recorder.later)
-    if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
-        logger.addFilter(MaskedLogs(policy.mask))
-    summarizer = ModelSummarizer(recorder.store, recorder.later, summarizer_model)
-    summarizer.check(policy.compress.summarizer)
-    reviewer = Reviewer(checks, critic)
-    reviewer.check(policy.acceptance.critic)
-    states = AgentStates()
-    ledgers, windows, waits, records = Ledgers(policy.limits), Windows(), Waits(), SessionRecords()
-    gatherer = Gatherer(records, waits, recorder.store.files if policy.record == "full" else None)
-    recall = Recall(waits, gatherer.reader)
-    recall.check(policy.retrieval.embedder)
-    readers = Readers(recorder.store, records, partial(room_to_read, states), policy.redact)
-    warm_up(policy.record != "off", policy.retrieval.recall)
-    return Parts(
-        policy=policy,
-        store=store,
-        failures=failures,
-        states=states,
-        recorder=recorder,
-        mirror=mirror,
-        ledgers=ledgers,
-        windows=windows,
-        calibrations=calibrations,
-        counters=Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer}),
-        waits=waits,
-        gatherer=gatherer,
-        recall=recall,
-        offloader=Offloader(policy, recorder.store, records, failures.warn_once, failures.caught),
-        readers=readers.tools,
-        summarizer=summarizer,
-        reviewer=reviewer,
-        learning=Learning(policy, failures, ledgers, calibrations, windows, reviewer, recorder),
-    )
+
+    def __init__(
+        self,
+        policy: PackPolicy | str | Path | None = None,
+        store: PackStore | str | None = None,
+        on_error: OnError = "passthrough",
+        summarizer: BaseLlm | None = None,
+        checks: Sequence[AcceptanceCheck] = (),
+        critic: BaseLlm | None = None,
+        mirror_artifacts: bool = False,
+        recorder: Recorder | None = None,
+        asks_models: bool = True,
+    ) -> None:
+        self.failures = failures = Failures(on_error)
+        self.policy = policy = own_policy(policy, summarizer, critic)
+        if not isinstance(store, PackStore):
+            store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
+        self.store = store
+        strategies_of(policy.conversation)
+        self.mirror = Mirror(failures.warn_once)
+        self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
+        store = self.recorder.store  # which reads what waits to be written, too
+        if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
+            logger.addFilter(MaskedLogs(policy.mask))
+        self.asks_models = asks_models
+        self.summarizer = ModelSummarizer(store, self.recorder.later, summarizer)
+        self.summarizer.check(policy.compress.summarizer)
+        self.reviewer = Reviewer(checks, critic)
+        self.reviewer.check(policy.acceptance.critic)
+        self.states, self.waits, records = AgentStates(), Waits(), SessionRecords()
+        self.ledgers, self.windows = Ledgers(policy.limits), Windows()
+        self.calibrations = Calibrations(store, self.recorder.later)
+        self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None)
+        self.recall = Recall(self.waits, self.gatherer.reader)
+        self.recall.check(policy.retrieval.embedder)
+        self.offloader = Offloader(policy, store, records, failures.warn_once, failures.caught)
+        self.readers = Readers(store, records, partial(room_to_read, self.states), policy.redact).tools
+        self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
+        self.cache = TokenCache()
+        warm_up(policy.record != "off", policy.retrieval.recall)
 
 
 def room_to_read(states: AgentStates, context: ToolContext) -> int:

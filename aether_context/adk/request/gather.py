@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -13,14 +13,14 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from aether_context.adk.acceptance import REPAIR
-from aether_context.adk.agent_state import AgentState
 from aether_context.adk.bounds import Waits, in_thread
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, looks_quoted
+from aether_context.adk.request.agent_state import AgentState
 from aether_context.adk.request.contents import AgentContents, CallContents
 from aether_context.adk.request.history import History, Row, first_position, origins_of
 from aether_context.adk.request.host_request import host_request, request_index_of, transient_contents
 from aether_context.adk.request.instructions import active_instructions
-from aether_context.adk.request.marks import CUT, anchors_of
+from aether_context.adk.request.marks import CUT, anchors_of, last_unread
 from aether_context.adk.request.memories import search_memories, stored_results, with_evidence
 from aether_context.adk.request.reader import (
     Authors,
@@ -39,6 +39,7 @@ from aether_context.pack import (
     Epoch,
     Host,
     Identity,
+    Pack,
     PackedMessage,
     PackInput,
     Previous,
@@ -56,7 +57,7 @@ from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
-_MOST_PLANS = 256
+_MOST_PLANS, _MOST_UNARCHIVED = 256, 20
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
@@ -246,6 +247,32 @@ class Gatherer:
         settled = first + (len(raw) if late else last_answer) if tracked else 0
         shown, original_of = partial(read.shown, contents), partial(original_text, contents=contents, read=read)
         return PreparedCall(call, source, contents, stored, shown, original_of, length=length, settled=settled)
+
+    def archive(self, read: PreparedCall, state: AgentState, later: Callable[[Callable[[], object]], None]) -> None:
+        """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
+        of the events, and whenever much of it waits."""
+        call, end, archived, most = read.call, read.settled, state.archived_end, _MOST_UNARCHIVED
+        if (loads := getattr(call.invocation.run_config, "get_session_config", None)) is not None:
+            most = 1 if read.source.identity.call == 1 else max(1, min(most, (loads.num_recent_events or 0) // 2))
+        if call.policy.record != "full" or (archived <= end < archived + most and not read.source.request.rewritten):
+            return
+        state.archived_end = end
+        history, events = self.history(state), live_events(call.context.session.events)[0]
+        history.newest = id(read.history.loaded)
+        later(partial(history.save, read.history, events, end, call.policy.mask))
+
+    def cutoff(self, read: PreparedCall, pack: Pack, state: AgentState) -> str:
+        """The id of the last event that the model does not read, empty where it reads all of them."""
+        last = read.call.last
+        if last is not None and not pack.source.request.first_call and last.pack.epoch == pack.epoch:
+            return last.cutoff  # nothing came or went where the model begins to read
+        unread = last_unread(
+            pack, read.call.context.session.events, partial(self.reader.content, model=read.call.model)
+        )
+        if unread is not None or not read.history.first:
+            return unread.id if unread is not None else ""
+        cut = self.history(state).rows[: pack.epoch.cut_count]  # that event is not loaded any more
+        return next((row.origin.event for row in reversed(cut) if row and row.origin), "")
 
     async def _followed(
         self,
