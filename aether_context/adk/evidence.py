@@ -164,6 +164,15 @@ class Offloader:
             window: the window in tokens by which it is judged.
             needs_proof: whether a result that stays is evidence, too, but for an error.
         """
+        response = said_once(given.response)
+        size = _characters(response)
+        inside = await aside(size, partial(self._written, response))
+        is_settled = bool(self._mask or inside or given.parts or needs_proof or given.tool in self._always)
+        if not is_settled and size <= settings.threshold_tokens:
+            # No text takes more tokens than bytes: it is not counted to see that it stays.
+            written = await aside(size, lambda: canonical_json(plain(response)).encode("utf-8", "surrogatepass"))
+            if len(written) <= settings.threshold_tokens:
+                return []
         arguments = plain(dict(given.arguments))
         words = words_of(context.user_content)
         words = await aside(len(words), partial(self._mask, words))
@@ -178,9 +187,6 @@ class Offloader:
             "window": window,
         }
         evidence: _Evidence = []
-        response = said_once(given.response)
-        size = _characters(response)
-        inside = await aside(size, partial(self._written, response))
         marks: list[tuple[Medium, str]] = []
         for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             if found_medium is not None:
