@@ -15,7 +15,6 @@ from aether_context.adk.request.contents import AgentContents, CallContents
 from aether_context.adk.request.reader import Reader
 from aether_context.pack import Content
 
-
 NOTHING = Content(role="user", parts=(), wire="", digest="")
 
 
