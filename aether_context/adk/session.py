@@ -373,6 +373,8 @@ def _next_time(time: float, timestamp: float) -> float:
 def live_events(events: Sequence[Event]) -> tuple[list[Event], bool]:
     """The events that no rewind took back, and whether one went back behind the first that is loaded: ADK then shows
     what it took back for as long as that is loaded."""
+    if not any(event.actions.rewind_before_invocation_id for event in events):
+        return list(events), False
     live, at = list[Event](), len(events) - 1
     while at >= 0:
         if target := events[at].actions.rewind_before_invocation_id:
