@@ -1,4 +1,4 @@
-"""What fails while a call is packed: reported once, raised where the caller wants it, answered in the model's place."""
+"""Failures while a call is packed: reported once, raised where the caller wants it, or answered in the model's place."""
 
 from __future__ import annotations
 

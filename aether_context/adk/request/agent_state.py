@@ -1,4 +1,4 @@
-"""What a process keeps of agents between their calls: a cache of the session, which a new process goes on without."""
+"""The state that a process keeps of each agent between its calls: a cache, which a new process goes on without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_CONTENTS = 200_000
 
 @dataclass(slots=True, eq=False)
 class AgentState:
-    """What is kept of one agent in one session and branch. ``archived_end`` is the first content of its history that
+    """The state of one agent in one session and branch. ``archived_end`` is the first content of its history that
     was not queued for the store; ``growth`` by how much its session grows, as the named invocation found it."""
 
     key: AgentKey

@@ -1,4 +1,4 @@
-"""What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.
+"""The marks of people and tools in a session: contents that outlive others, and cuts asked for by hand.
 
 state["aether:anchors"] = ["event-id", {"contains": "Never touch the ledger", "priority": 90}]
 event.custom_metadata = {"aether:anchors": True}
