@@ -109,7 +109,7 @@ def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() ->
             free.say(message, session=session, recent_events=12)
             reads = TurnFiles.read
             with (
-                patch("aether_context.adk.request.agent_state._MOST_CONTENTS", 150),
+                patch("aether_context.adk.request.contents._MOST_CONTENTS", 150),
                 patch.object(TurnFiles, "read", autospec=True, side_effect=reads) as read,
             ):
                 bound.say(message, session=session, recent_events=12)

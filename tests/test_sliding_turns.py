@@ -16,7 +16,7 @@ from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
-from aether_context.adk.wiring import Parts
+from aether_context.adk.wiring import PackerParts
 from aether_context.conversation import Conversation, Decision, units
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
@@ -192,15 +192,15 @@ def test_the_cutoff_is_not_sent_and_stands_in_the_events_metadata() -> None:
 
 def test_the_environment_overrides_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", "200000")
-    assert Parts(POLICY, new_store()).policy.conversation.sliding_turns.tokens == 200_000
-    assert Parts(POLICY, new_store()).policy.max_input_tokens == 20_000
+    assert PackerParts(POLICY, new_store()).policy.conversation.sliding_turns.tokens == 200_000
+    assert PackerParts(POLICY, new_store()).policy.max_input_tokens == 20_000
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1e5", "1.5"])
 def test_a_wrong_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", value)
     with pytest.raises(PolicyError, match=rf"AETHER_CONTEXT_SLIDING_TOKENS = '{value}'"):
-        Parts(POLICY, new_store())
+        PackerParts(POLICY, new_store())
 
 
 # the window

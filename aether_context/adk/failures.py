@@ -1,16 +1,19 @@
-"""Failures while a call is packed: reported once, raised where the caller wants it, or answered in the model's place."""
+"""Failures while a call is packed: reported once, raised where the caller wants it, or answered for the model."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Literal, TypeAlias, TypeVar
 
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk.bounds import failure
-from aether_context.adk.call import ModelCall, PreviousCall
+from aether_context.adk.call import ModelCall, PreviousCall, agent_key_of
 from aether_context.adk.tracing import PackSpan
 from aether_context.errors import BudgetExceededError, PolicyError
 from aether_context.store.layout import manifest_uri
@@ -23,6 +26,12 @@ _T = TypeVar("_T")
 
 _MOST_TOLD, _MOST_TOLD_SESSIONS = 8, 512
 _MOST_WARNINGS = 1_000
+
+
+_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "tuple[Failures, str] | None"]
+_FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
+"""Which agent is at work in which invocation, its latest request, and the packer that came to that first: by its
+failures and the URL of its store."""
 
 
 class InvalidPlan(PolicyError):
@@ -105,3 +114,18 @@ def answer_in_place(code: str, text: str) -> LlmResponse:
     return LlmResponse(
         content=types.Content(role="model", parts=[types.Part(text=text)]), error_code=code, error_message=text
     )
+
+
+def stands_back(failures: Failures, url: str, context: CallbackContext, request: LlmRequest | None = None) -> str:
+    """Says why a packer stands back behind another one that came first to an agent in an invocation, empty where it
+    does not: two would undo each other's prefix, which they keep in the same session state."""
+    key = (*agent_key_of(context), context.invocation_id)
+    known, packed, first = _FIRST.get()
+    if known != key or (request is not None and packed is not request):
+        _FIRST.set((key, request, (failures, url)))
+    elif first is not None and first[0] is not failures:
+        return (
+            f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
+            f"one for {url} stands back behind that for {first[1]}; remove one of the two"
+        )
+    return ""

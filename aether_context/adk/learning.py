@@ -20,7 +20,7 @@ from aether_context.adk.tracing import count_cached
 from aether_context.adk.usage import reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Limits
-from aether_context.adk.wiring import Parts
+from aether_context.adk.wiring import PackerParts
 from aether_context.pack import METADATA
 from aether_context.store.layout import manifest_uri
 from aether_context.tokens.counters import SharedLRU
@@ -42,7 +42,7 @@ def sent_text(last: PreviousCall | None) -> str:
 class Learning:
     """Learns from the answers of models, and records them. Safe to share between sessions and event loops."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PackerParts) -> None:
         self._parts = parts
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_REFUSED)
 

@@ -12,11 +12,10 @@ from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.bounds import counted_in_time, failure, take_turn
 from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
-from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer
+from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
 from aether_context.adk.learning import Learning, sent_text
 from aether_context.adk.overflow import overflow_of
-from aether_context.adk.request.agent_state import AgentState
-from aether_context.adk.request.contents import AgentContents
+from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.second_try import FirstTry, ask_again
@@ -25,7 +24,7 @@ from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan
 from aether_context.adk.usage import note
 from aether_context.adk.windows import Limits, Window
-from aether_context.adk.wiring import Parts, stands_back
+from aether_context.adk.wiring import PackerParts
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
 from aether_context.pack import Pack, PackInput
 from aether_context.packing import build_pack, turns_to_find
@@ -43,7 +42,7 @@ _SIGNED_THOUGHT = "redact_prompt: a signed thought holds what is masked, and is 
 class RequestPacker:
     """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PackerParts) -> None:
         self.policy, self.store, self.ledgers = parts.policy, parts.store, parts.ledgers
         self._parts, self._failures, self._learning = parts, parts.failures, Learning(parts)
         self._policy_of = cache(lambda profile, level: self.policy.for_profile(profile).economical(level))
@@ -68,7 +67,7 @@ class RequestPacker:
             await self._parts.mirror.finish(invocation)
 
     def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
-        if reason := stands_back(self._parts, context, request):
+        if reason := stands_back(self._failures, self.store.url, context, request):
             self._failures.warn_once(reason)
         return bool(reason)
 

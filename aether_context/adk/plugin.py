@@ -19,7 +19,7 @@ from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.call import calling
 from aether_context.adk.failures import OnError
 from aether_context.adk.packer import RequestPacker
-from aether_context.adk.wiring import Parts
+from aether_context.adk.wiring import PackerParts
 from aether_context.errors import PolicyError
 from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore
@@ -67,7 +67,7 @@ class ContextPackPlugin(BasePlugin):
         if name in (*PROFILES, *PRESETS):
             raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
-        self._packer = RequestPacker(Parts(policy, store, on_error, summarizer, checks, critic, mirror_artifacts))
+        self._packer = RequestPacker(PackerParts(policy, store, on_error, summarizer, checks, critic, mirror_artifacts))
 
     @property
     def policy(self) -> PackPolicy:
@@ -174,7 +174,7 @@ def context_pack_callbacks(
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    packer = RequestPacker(Parts(policy, store, on_error, summarizer, checks, critic, mirror_artifacts))
+    packer = RequestPacker(PackerParts(policy, store, on_error, summarizer, checks, critic, mirror_artifacts))
 
     async def after_agent(callback_context: CallbackContext) -> None:
         await packer.flush(invocation=callback_context.get_invocation_context())

@@ -7,15 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextvars import ContextVar
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
 
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.tool_context import ToolContext
 
 from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
@@ -26,7 +22,7 @@ from aether_context.adk.evidence import Offloader
 from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
-from aether_context.adk.request.agent_state import AgentStates
+from aether_context.adk.request.contents import AgentStates
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.recall import Recall
 from aether_context.adk.services.recorder import Mirror, Recorder
@@ -49,12 +45,9 @@ READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
 _MOST_FORK_SECONDS = 5.0
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
-_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "Parts | None"]
-_FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
-"""Which agent is at work in which invocation, its latest request, and the packer that came to that first."""
 
 
-class Parts:
+class PackerParts:
     """The parts of one packer, each of which serves all of its sessions.
 
     Args:
@@ -118,21 +111,6 @@ def room_to_read(states: AgentStates, context: ToolContext) -> int:
     free = budget - last.pack.tokens.expected
     calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
     return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
-
-
-def stands_back(parts: Parts, context: CallbackContext, request: LlmRequest | None = None) -> str:
-    """Says why a packer stands back behind another one that came first to an agent in an invocation, empty where it
-    does not: two would undo each other's prefix, which they keep in the same session state."""
-    key = (*agent_key_of(context), context.invocation_id)
-    known, packed, first = _FIRST.get()
-    if known != key or (request is not None and packed is not request):
-        _FIRST.set((key, request, parts))
-    elif first is not None and first is not parts:
-        return (
-            f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
-            f"one for {parts.store.url} stands back behind that for {first.store.url}; remove one of the two"
-        )
-    return ""
 
 
 def own_policy(

@@ -1,4 +1,4 @@
-"""An agent's contents as they were read: each is read once, and compared with what it was at the call before.
+"""The state of an agent between its calls: its contents as they were read, each once, and what was made of them.
 
 ADK copies every content for every call, and callbacks may edit what it copied from. So a content is compared with a
 snapshot, field by field: strings are compared by identity first, which costs next to nothing, and nothing is hashed or
@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.call import Contents
+from aether_context.adk.call import AgentKey, Contents, PreviousCall
+from aether_context.adk.request.history import History
 from aether_context.adk.request.reader import Reader, key_of
+from aether_context.adk.second_try import FirstTry
 from aether_context.pack import Content
+from aether_context.tokens.counters import SharedLRU
 
 _TEXT, _CALL, _RESPONSE = {"text"}, {"function_call"}, {"function_response"}
 _DEEPEST = 100
+_MOST_AGENTS = 512
+_MOST_CONTENTS = 200_000
+"""Of all agents together. A content takes about 1,300 bytes, and its text."""
 _Snapshot: TypeAlias = list[Any] | tuple[object, ...]
 """The fields of a content, its own containers apart from ADK's; a key where they hold what cannot be compared."""
 
@@ -106,6 +113,46 @@ class CallContents(dict[int, Content]):
         """Forgets what earlier calls read and this one did not."""
         if len(self._kept.entries) > 2 * len(self) + 100:
             self._kept.entries = {at: entry for at, entry in self._kept.entries.items() if at in self}
+
+
+@dataclass(slots=True, eq=False)
+class AgentState:
+    """The state of one agent in one session and branch. ``archived_end`` is the first content of its history that
+    was not queued for the store; ``growth`` by how much its session grows, as the named invocation found it."""
+
+    key: AgentKey
+    last: PreviousCall | None = None
+    first_try: FirstTry | None = None
+    history: History | None = None
+    contents: AgentContents = field(default_factory=AgentContents)
+    archived_end: int = 0
+    growth: tuple[str, int | None] = ("", None)
+
+    @property
+    def size(self) -> int:
+        """Contents that it holds."""
+        return max(len(self.contents.entries), len(self.history.rows) if self.history is not None else 0)
+
+
+class AgentStates:
+    """The states of the agents that were at work last. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._states: SharedLRU[AgentKey, AgentState] = SharedLRU(_MOST_AGENTS)
+
+    def of(self, key: AgentKey) -> AgentState:
+        """The state of an agent, which is the same object from call to call while it is kept."""
+        return self._states.get_or_put(key, AgentState)
+
+    def bound(self) -> None:
+        """Lets the agents that were at work longest ago forget their contents while all have too many together."""
+        states = self._states.values()
+        excess = sum(state.size for state in states) - _MOST_CONTENTS
+        for state in states[:-1]:
+            if excess <= 0:
+                return
+            excess -= state.size
+            state.history, state.contents = None, AgentContents()
 
 
 class _Number:

@@ -15,8 +15,7 @@ from google.genai import types
 from aether_context.adk.acceptance import REPAIR
 from aether_context.adk.bounds import Waits, in_thread
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, looks_quoted
-from aether_context.adk.request.agent_state import AgentState
-from aether_context.adk.request.contents import AgentContents, CallContents
+from aether_context.adk.request.contents import AgentContents, AgentState, CallContents
 from aether_context.adk.request.history import History, Row, first_position, origins_of
 from aether_context.adk.request.host_request import host_request, request_index_of, transient_contents
 from aether_context.adk.request.instructions import active_instructions
