@@ -116,16 +116,17 @@ def answer_in_place(code: str, text: str) -> LlmResponse:
     )
 
 
-def stands_back(failures: Failures, url: str, context: CallbackContext, request: LlmRequest | None = None) -> str:
-    """Says why a packer stands back behind another one that came first to an agent in an invocation, empty where it
-    does not: two would undo each other's prefix, which they keep in the same session state."""
+def stands_back(failures: Failures, url: str, context: CallbackContext, request: LlmRequest | None = None) -> bool:
+    """Tells whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
+    they keep in the same session state."""
     key = (*agent_key_of(context), context.invocation_id)
     known, packed, first = _FIRST.get()
     if known != key or (request is not None and packed is not request):
         _FIRST.set((key, request, (failures, url)))
     elif first is not None and first[0] is not failures:
-        return (
+        failures.warn_once(
             f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
             f"one for {url} stands back behind that for {first[1]}; remove one of the two"
         )
-    return ""
+        return True
+    return False

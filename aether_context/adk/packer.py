@@ -66,18 +66,13 @@ class RequestPacker:
         if invocation is not None:
             await self._parts.mirror.finish(invocation)
 
-    def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
-        if reason := stands_back(self._failures, self.store.url, context, request):
-            self._failures.warn_once(reason)
-        return bool(reason)
-
     # the callbacks, with ADK's names for what they take: whatever fails below them, the call goes on, since ADK ends a
     # run whose plugin raises
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
         the policy gives one in the model's place."""
-        if self._stands_back(callback_context, llm_request):
+        if stands_back(self._failures, self.store.url, callback_context, llm_request):
             return None
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         state = self._state(callback_context)
@@ -105,7 +100,7 @@ class RequestPacker:
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
-        if self._stands_back(callback_context):
+        if stands_back(self._failures, self.store.url, callback_context):
             return
         state = self._state(callback_context)
         state.first_try = None  # what is being passed on is not asked for again
@@ -124,7 +119,7 @@ class RequestPacker:
     ) -> LlmResponse | None:
         """Records a call whose model raised. Where that is since the request was too long, it learns from it, and
         returns what the model answers to a smaller pack."""
-        if self._stands_back(callback_context):
+        if stands_back(self._failures, self.store.url, callback_context):
             return None
         state = self._state(callback_context)
         first, state.first_try = state.first_try, None
@@ -248,8 +243,8 @@ class RequestPacker:
         read = await self._parts.recall.rank(read)
         if not read.source.request.first_call or not read.source.epoch.cut_count:
             return read
-        history = self._parts.gatherer.history(state)
-        return await self._parts.recall.turns(read, history, read.source.request.positions)
+        sent = read.source.request.positions
+        return await self._parts.recall.turns(read, self._parts.gatherer.history(state), sent)
 
     async def _build(self, read: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
@@ -313,8 +308,7 @@ class RequestPacker:
                 self._parts.calibrations.save(
                     source, read.counter, call.context.state, store=call.policy.record != "off"
                 )
-        name = pack_id(source.identity, source.step)
-        position, events = Position(), call.context.session.events
+        name, position, events = pack_id(source.identity, source.step), Position(), call.context.session.events
         if call.policy.record != "off":
             position = self._parts.recorder.pack(pack, call.policy, read.counter, events)
         state.last = PreviousCall(
@@ -340,9 +334,8 @@ class RequestPacker:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
         state.last, state.contents = None, AgentContents()
         try:
-            policy = self.policy.changed(
-                on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
-            )
+            plain = {"conversation": {"strategy": ("epochs",)}, "tools": {"scope": "off"}}
+            policy = self.policy.changed(on_invalid="warn", **plain)
             planned = Plan(problems=(f"packed plainly after {problem}",))
             call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
             read = await Gatherer(SessionRecords(), self._parts.waits).gather(call, AgentState(state.key))
