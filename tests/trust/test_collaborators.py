@@ -16,7 +16,7 @@ from plans import planned, words
 from scripted import Chat, call, inside, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
-from aether_context.adk import ContextPackPlugin, packer
+from aether_context.adk import ContextPackPlugin, bounds
 from aether_context.conversation import Conversation, Decision, Removed, register_strategy, unregister_strategy
 from aether_context.retrieval import embedders
 from aether_context.tokens import choice, counter_for, register_counter
@@ -206,7 +206,7 @@ def test_a_collaborator_that_fails_costs_no_call(
 ) -> None:
     if (collaborator, fault) == ("strategy", "hangs"):
         pytest.skip("what decides without waiting cannot be left behind")
-    monkeypatch.setattr(packer, "_COUNTING_SECONDS", 0.3)
+    monkeypatch.setattr(bounds, "_COUNTING_SECONDS", 0.3)
     chat = chat_with(collaborator, fault, 0.2)
     turns = 1 if (collaborator, fault) == ("artifacts", "hangs") else TURNS  # each waits for them at its end
     for turn in range(turns):
