@@ -17,7 +17,7 @@ from google.genai import types
 from aether_context.adk.windows import Window
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
-from aether_context.state import Plan
+from aether_context.state import PlannedCall
 from aether_context.tokens.model_limits import RequestLimits
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
@@ -96,7 +96,7 @@ class PreviousCall(NamedTuple):
     name: str
     pack: Pack
     policy: PackPolicy
-    planned: Plan
+    planned: PlannedCall
     counter: str
     position: Position = Position()
     cutoff: str = ""
@@ -124,7 +124,7 @@ class ModelCall(NamedTuple):
     passthrough_reason: str
     window: Window = Window(0)
     limits: RequestLimits = RequestLimits()
-    planned: Plan = Plan()
+    planned: PlannedCall = PlannedCall()
     last: PreviousCall | None = None
     offloaded_tokens: int = 0
     near_limit: bool = False

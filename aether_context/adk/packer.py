@@ -59,7 +59,7 @@ from aether_context.pack import METADATA, Pack, PackInput, is_unseen, medium_pla
 from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
-from aether_context.state import Plan
+from aether_context.state import PlannedCall
 from aether_context.store import PackStore, pack_id
 from aether_context.store.layout import manifest_uri
 from aether_context.store.masking import MaskedContents, masked_input
@@ -563,7 +563,7 @@ class RequestPacker:
             policy = self.policy.changed(
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
-            planned = Plan(problems=(f"packed plainly after {problem}",))
+            planned = PlannedCall(problems=(f"packed plainly after {problem}",))
             call = self._under(call_of(context, request, policy), policy)._replace(planned=planned)
             read = await Gatherer(SessionRecords(), self._waits).gather(call)
             counter = counter_for("")

@@ -38,8 +38,7 @@ from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
-from aether_context.state import Problems, read_plan
-from aether_context.state.schema import PlanShape
+from aether_context.plans import PlanShape, parse_plan
 from aether_context.text.entities import SCHEME
 
 # The epoch.
@@ -337,7 +336,7 @@ def _wrote_plan(event: Event) -> bool:
     text = "".join(part.text or "" for part in parts if not part.thought)
     if not text or text == plan:
         return bool(text)
-    written, stored = (read_plan(value, Problems()).plan or PlanShape() for value in (text, plan))
+    written, stored = (parse_plan(value).plan or PlanShape() for value in (text, plan))
     return written.steps == stored.steps
 
 

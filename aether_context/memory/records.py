@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import EmbeddingError
+from aether_context.plans.spellings import is_preference
 from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Places, Pool
-from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
 Known: TypeAlias = Mapping[tuple[int, int], str | None]

@@ -28,7 +28,7 @@ from aether_context.pack import (
 from aether_context.packing import payload
 from aether_context.packing.draft import Carried, Changed, Draft, History, Message, occurrence_keys
 from aether_context.packing.instructions import protect_instructions
-from aether_context.state.plans import without_plan
+from aether_context.plans import without_plan
 from aether_context.text.pairing import pair_results
 from aether_context.text.shorten import shorten, view_of
 from aether_context.tokens.cache import PackCounter

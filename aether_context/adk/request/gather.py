@@ -62,14 +62,14 @@ from aether_context.pack import (
 )
 from aether_context.packing import next_input
 from aether_context.packing.payload import answers_in
+from aether_context.plans import PlanShape, parse_plan
+from aether_context.plans.spellings import is_preference
 from aether_context.retrieval.ranking import searched, similarity
-from aether_context.state import Plan, Problems, current_step, read_plan, read_state, unique
-from aether_context.state.schema import PlanShape
+from aether_context.state import PlannedCall, current_step, read_state, unique
 from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
 from aether_context.text.entities import artifact_uris
 from aether_context.text.shorten import query_words
-from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
@@ -100,7 +100,7 @@ class Gatherer:
         self._files = files
         self._records = records
         self._waits = waits
-        self._plans: SharedLRU[object, Plan] = SharedLRU(_MOST_PLANS)
+        self._plans: SharedLRU[object, PlannedCall] = SharedLRU(_MOST_PLANS)
 
     def history(self, key: AgentKey, rewound: str | None = None) -> History:
         """The contents that an agent was shown in its session and branch."""
@@ -112,7 +112,7 @@ class Gatherer:
         self._histories.bound(lambda history: len(history.rows), _MOST_ROWS)
         return history
 
-    def planned(self, call: ModelCall) -> Plan:
+    def planned(self, call: ModelCall) -> PlannedCall:
         """The plan, tools and knowledge in the session's state.
 
         A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools, until it
@@ -126,7 +126,7 @@ class Gatherer:
             and call.state.get("plan") is not None
             and not any({"plan", "tools"} & event.actions.state_delta.keys() for event in call.context.session.events)
         ):
-            plan = read_plan(call.state.get("plan"), Problems()).plan
+            plan = parse_plan(call.state.get("plan")).plan
             step = current_step(plan, agent) if plan is not None else None
             if step is None or step.claimed_by != agent:
                 keys = ("knowledge",)
@@ -431,7 +431,7 @@ def _completed(call: ModelCall) -> tuple[str, object]:
                 break
             shown, is_repair = shown or str(metadata.get("step") or ""), False
     plan = plans.get(shown) if shown else None
-    current = current_step(read_plan(plan_now, Problems()).plan or PlanShape(), agent) if plan else None
+    current = current_step(parse_plan(plan_now).plan or PlanShape(), agent) if plan else None
     claims = current is not None and (current.status, current.claimed_by) == ("claimed", agent)
     return (shown, plan) if plan and not claims else ("", None)
 

@@ -26,8 +26,8 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
 from aether_context.conversation.turns import INSTRUCTION
 from aether_context.pack import Candidate, Content, Part, Request, Tool
+from aether_context.plans.spellings import is_preference
 from aether_context.text.decoding import visible
-from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.media import pdf_pages

@@ -11,9 +11,9 @@ from aether_context.adk.call import AgentKey, PreparedCall
 from aether_context.adk.request.history import History, Row, live_events
 from aether_context.adk.request.reader import Reader
 from aether_context.pack import Candidate, turn_place
+from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
 from aether_context.retrieval.ranking import LEAST_TOKENS, most_turns, room_for_turns
-from aether_context.state.plans import without_plan
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry

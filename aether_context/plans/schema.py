@@ -5,7 +5,7 @@
     state["tools"] = ["search_web", "file_read"]
     state["knowledge"] = {"notes": ["…"], "evidence": [{"uri": "artifact://…", "summary": "…"}]}
 
-Much of it is written by models. So the words of text/words.toml stand for the fields, and what does not fit a field is
+Much of it is written by models. So the words of words.toml stand for the fields, and what does not fit a field is
 ignored and its place reported; it never stops a run.
 """
 
@@ -15,16 +15,15 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from threading import RLock
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from aether_context.canonical import canonical_json, plain
-from aether_context.pack import describe
-from aether_context.state.texts import bulleted, json_in, marked
-from aether_context.text import spellings
-from aether_context.text.spellings import field_of, folded, is_empty, means_nothing
+from aether_context.pack import NOTHING, describe
+from aether_context.plans import spellings
+from aether_context.plans.spellings import field_of, folded, is_empty, means_nothing
+from aether_context.plans.texts import bulleted, json_in, marked
 
 MOST_ITEMS = 1_000
 _MOST_TEXT = 20_000
@@ -41,22 +40,10 @@ _NAME_KEYS = ("name", "tool_name", "function_name", "tool", "function", "id")
 _ALL_TOOLS = frozenset(["", "*", "all", "any", "all tools"])
 _ARGUMENTS = re.compile(r"\([^()]*\)")
 
-WRITING = RLock()
-"""A lock for reading a key of a state and writing it back, so that no change made in this process is lost."""
-
-
-class SessionState(Protocol):
-    """The part of a session's state that is used here: a dict, or ADK's ``State``."""
-
-    def get(self, key: str, default: Any = None, /) -> Any: ...
-
-    def __setitem__(self, key: str, value: Any, /) -> None: ...
-
-
 # Values, before pydantic checks them.
 
 
-def data_of(value: object, above: tuple[int, ...] = ()) -> Any:
+def data_of(value: object, parents: tuple[int, ...] = ()) -> Any:
     """A value as mappings with keys that are texts, as lists and single values. What contains itself, or is nested
     deeper than any plan, is None."""
     if isinstance(value, BaseModel):
@@ -67,9 +54,9 @@ def data_of(value: object, above: tuple[int, ...] = ()) -> Any:
         value = sorted(value, key=str)
     if not isinstance(value, (Mapping, list, tuple)):
         return value
-    if len(above) > _MOST_DEPTH or id(value) in above:
+    if len(parents) > _MOST_DEPTH or id(value) in parents:
         return None
-    inside = (*above, id(value))
+    inside = (*parents, id(value))
     if isinstance(value, Mapping):
         return {str(key): data_of(item, inside) for key, item in value.items()}
     return [data_of(item, inside) for item in value]
@@ -106,9 +93,9 @@ def _as_text(value: object, fields: Sequence[str] = ("text", "title", "id")) -> 
         texts = [_as_text(item) for item in value]
         return "\n".join(map(str, texts)) if all(isinstance(text, (str, int, float)) for text in texts) else value
     if isinstance(value, Mapping):
-        known, _ = known_fields("step", value)
-        given = [item for name in fields for item in known.get(name, ())]
-        return next((item for item in given if isinstance(item, (str, int))), value)
+        step_fields, _ = known_fields("step", value)
+        values = [item for name in fields for item in step_fields.get(name, ())]
+        return next((item for item in values if isinstance(item, (str, int))), value)
     return value
 
 
@@ -332,56 +319,65 @@ class KnowledgeShape(Shape):
 class Problems:
     """The values of a state that were ignored or are unknown, in order. Messages name places, never values.
 
-    ``lost`` are the places of values that could not be read, or not completely.
+    ``rejected`` are the places of values that could not be read, or not completely, with the reasons.
     """
 
-    def __init__(self) -> None:
-        self.lost: dict[str, str] = {}
-        self._messages: dict[str, None] = {}
+    def __init__(self, recorded: Iterable[str] = (), rejected: Mapping[str, str] = NOTHING) -> None:
+        self.rejected = dict(rejected)
+        self._messages = dict.fromkeys(recorded)
         self._unknown: set[tuple[str, str]] = set()
 
     @property
+    def recorded(self) -> tuple[str, ...]:
+        """Every message."""
+        return tuple(self._messages)
+
+    @property
     def messages(self) -> tuple[str, ...]:
-        messages = tuple(self._messages)
+        """The first messages, and the number of the others."""
+        messages = self.recorded
         excess = len(messages) - _MOST_PROBLEMS
         return messages if excess <= 0 else (*messages[:_MOST_PROBLEMS], f"state: {excess} more problems")
 
-    def lose(self, place: str, reason: str, outcome: str = "was ignored") -> None:
-        self.lost[place] = reason
-        self.note(f"state {place} {outcome}: {reason}")
+    def reject(self, path: str, reason: str, outcome: str = "was ignored") -> None:
+        """Reports a value that could not be read."""
+        self.rejected[path] = reason
+        self.note(f"state {path} {outcome}: {reason}")
 
     def note(self, text: str) -> None:
         self._messages[text] = None
 
-    def unknown(self, words: str, left: Mapping[str, object], place: str) -> None:
+    def unknown(self, words: str, fields: Mapping[str, object], path: str) -> None:
         """Reports keys that stand for no field, each once for each kind of shape."""
-        for key in (" ".join(key[:_MOST_KEY].split()) for key, value in left.items() if value is not None):
+        for key in (" ".join(key[:_MOST_KEY].split()) for key, value in fields.items() if value is not None):
             if (words, key) not in self._unknown and len(self._unknown) <= _MOST_PROBLEMS:
                 self._unknown.add((words, key))
                 near = spellings.near_field(words, key)
                 advice = f": did you mean {near!r}?" if near else " and was not read"
-                self.note(f"state {place}.{key} is unknown{advice}")
+                self.note(f"state {path}.{key} is unknown{advice}")
 
 
 # Shapes, read by their words.
 
-Known: TypeAlias = dict[str, list[Any]]
+KnownFields: TypeAlias = dict[str, list[Any]]
 """By field what is given for it, the likeliest first."""
 
 
-def known_fields(words: str, fields: Mapping[str, Any]) -> tuple[Known, dict[str, Any]]:
+def known_fields(words: str, fields: Mapping[str, Any]) -> tuple[KnownFields, dict[str, Any]]:
     """Reads a mapping by field, without what is empty; and returns the values under keys that stand for no field."""
-    found: dict[str, list[tuple[int, Any]]] = {}
-    left: dict[str, Any] = {}
+    placed_values: dict[str, list[tuple[int, Any]]] = {}
+    unknown: dict[str, Any] = {}
     for key, value in fields.items():
-        name, place = field_of(words, key) or ("", 0)
+        name, rank = field_of(words, key) or ("", 0)
         if not name:
-            left[key] = value
+            unknown[key] = value
         elif not is_empty(value) or _says_none(words, name, value):
             if name in ("risk", "limit") and words != "constraints":
                 name, value = "constraints", {key: value}
-            found.setdefault(name, []).append((place, value))
-    return {name: [value for _, value in sorted(given, key=itemgetter(0))] for name, given in found.items()}, left
+            placed_values.setdefault(name, []).append((rank, value))
+    return {
+        name: [value for _, value in sorted(ranked, key=itemgetter(0))] for name, ranked in placed_values.items()
+    }, unknown
 
 
 def _says_none(words: str, name: str, value: object) -> bool:
@@ -391,42 +387,44 @@ def _says_none(words: str, name: str, value: object) -> bool:
     return is_text if name == "tools" or words not in ("plan", "step") else name == "open_questions" and value == []
 
 
-def read_shape(kind: type[_Any], value: object, place: str, problems: Problems) -> _Any | None:
+def read_shape(kind: type[_Any], value: object, path: str, problems: Problems) -> _Any | None:
     """A shape with the fields that can be read; None where it is no mapping or text, or lacks a required text."""
     value = opened(data_of(value))
     value = {kind.short_for: value} if isinstance(value, str) else value
     if not isinstance(value, Mapping):
-        problems.lose(place, "it is neither a mapping nor a text")
+        problems.reject(path, "it is neither a mapping nor a text")
         return None
-    known, left = known_fields(kind.words, value)
-    problems.unknown(kind.words, left, place)
-    if kind is AcceptanceShape and "text" not in known:
-        clauses = [f"{name} {text_of(known[name][0])}" for name in ("given", "when", "then") if name in known]
-        known |= {"text": [", ".join(clauses)]} if clauses else {}
-    return shape_of(kind, known, place, problems)
+    fields, unknown = known_fields(kind.words, value)
+    problems.unknown(kind.words, unknown, path)
+    if kind is AcceptanceShape and "text" not in fields:
+        clauses = [f"{name} {text_of(fields[name][0])}" for name in ("given", "when", "then") if name in fields]
+        fields |= {"text": [", ".join(clauses)]} if clauses else {}
+    return shape_of(kind, fields, path, problems)
 
 
-def shape_of(kind: type[_Any], known: Known, place: str, problems: Problems) -> _Any | None:
+def shape_of(kind: type[_Any], fields: KnownFields, path: str, problems: Problems) -> _Any | None:
     """A shape from what is given by field: several values of a list are joined, of others the likeliest is taken."""
     values: dict[str, Any] = {}
-    forbidden = [f"do not: {text_of(item)}" for item in each(known.get("forbidden", ()))]
-    known = {**known, "constraints": [*known.get("constraints", []), *([forbidden] if forbidden else [])]}
+    forbidden = [f"do not: {text_of(item)}" for item in each(fields.get("forbidden", ()))]
+    fields = {**fields, "constraints": [*fields.get("constraints", []), *([forbidden] if forbidden else [])]}
     for name in kind.model_fields:
-        given, at = known.get(name, []), f"{place}.{name}"
-        if not given:
+        field_values, field_path = fields.get(name, []), f"{path}.{name}"
+        if not field_values:
             continue
         if name in kind.lists:
-            values[name] = tuple(item for value in given for item in read_items(kind.lists[name], value, at, problems))
+            values[name] = tuple(
+                item for value in field_values for item in read_items(kind.lists[name], value, field_path, problems)
+            )
         elif name == "tools":
-            values[name] = read_tools(given, at, problems)
+            values[name] = read_tools(field_values, field_path, problems)
         elif name == "constraints":
-            values[name] = _constraints(given, at, problems)
+            values[name] = _constraints(field_values, field_path, problems)
         else:
-            values[name] = each(given) if name in _LISTS and len(given) > 1 else given[0]
-    return _validated(kind, values, place, problems)
+            values[name] = each(field_values) if name in _LISTS and len(field_values) > 1 else field_values[0]
+    return _validated(kind, values, path, problems)
 
 
-def _validated(kind: type[_Any], values: dict[str, Any], place: str, problems: Problems) -> _Any | None:
+def _validated(kind: type[_Any], values: dict[str, Any], path: str, problems: Problems) -> _Any | None:
     """The shape of the values that fit; of a list the items that fit, and a long text cut to its limit."""
     while True:
         try:
@@ -435,13 +433,13 @@ def _validated(kind: type[_Any], values: dict[str, Any], place: str, problems: P
             fault = error.errors(include_url=False)[-1]
         name, index = str(fault["loc"][0]), next((at for at in fault["loc"][1:] if isinstance(at, int)), None)
         if name not in values:
-            problems.lose(place, "it has no text")
+            problems.reject(path, "it has no text")
             return None
         # pydantic's messages say what was expected, not what was given.
         reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
         is_long = fault["type"] == "string_too_long"
-        at_item = f"{place}.{name}" if index is None else f"{place}.{name}.{index}"
-        problems.lose(at_item, f"{reason[:1].lower()}{reason[1:]}", "was cut" if is_long else "was ignored")
+        at_item = f"{path}.{name}" if index is None else f"{path}.{name}.{index}"
+        problems.reject(at_item, f"{reason[:1].lower()}{reason[1:]}", "was cut" if is_long else "was ignored")
         if index is not None:
             items = list(cast("Sequence[Any]", _as_lines(values[name])))
             items[index : index + 1] = [text_of(items[index])] if is_long else []
@@ -464,24 +462,24 @@ def text_of(value: object) -> str:
     return (text if isinstance(text, str) else canonical_json(plain(value)))[:_MOST_TEXT]
 
 
-def read_items(kind: type[_Any], value: object, place: str, problems: Problems) -> list[_Any]:
+def read_items(kind: type[_Any], value: object, path: str, problems: Problems) -> list[_Any]:
     """The items of a list that can be read."""
     items = raw_items(kind, value)
     if items is None:
-        problems.lose(place, "it is not a list")
+        problems.reject(path, "it is not a list")
         return []
-    limit = _MOST_ENTRIES if place in ("knowledge.decisions", "knowledge.entities") else MOST_ITEMS
+    limit = _MOST_ENTRIES if path in ("knowledge.decisions", "knowledge.entities") else MOST_ITEMS
     if len(items) > limit:
-        kept_end = "latest" if place.startswith("knowledge") else "first"
-        problems.note(f"state {place}: only the {limit} {kept_end} of {len(items)} entries were read")
+        kept_end = "latest" if path.startswith("knowledge") else "first"
+        problems.note(f"state {path}: only the {limit} {kept_end} of {len(items)} entries were read")
         items = items[-limit:] if kept_end == "latest" else items[:limit]
     shapes: list[_Any] = []
     for index, item in enumerate(items):
-        shape = read_shape(kind, item, f"{place}.{index}", problems)
+        shape = read_shape(kind, item, f"{path}.{index}", problems)
         if isinstance(shape, AcceptanceShape) and not shape.id and len(shapes) < index:
             shape = shape.model_copy(update={"id": f"a{index + 1}"})
         if isinstance(shape, NoteShape) and shape.ttl_seconds is not None and shape.time is None:
-            problems.note(f"state {place}.{index}.ttl_seconds was ignored: the note has no time")
+            problems.note(f"state {path}.{index}.ttl_seconds was ignored: the note has no time")
         shapes += [shape] if shape is not None else []
     return shapes
 
@@ -492,10 +490,10 @@ def raw_items(kind: type[Shape], value: object) -> list[Any] | None:
     value = opened(value)
     is_checklist = kind is AcceptanceShape
     if isinstance(value, Mapping):
-        known, _ = known_fields(kind.words, value)
-        if is_checklist and isinstance(inner := opened(known.get("items", [None])[0]), (list, Mapping)):
+        inner_fields, _ = known_fields(kind.words, value)
+        if is_checklist and isinstance(inner := opened(inner_fields.get("items", [None])[0]), (list, Mapping)):
             return raw_items(kind, inner)
-        if known.keys() & {kind.short_for, "then", "title"}:
+        if inner_fields.keys() & {kind.short_for, "then", "title"}:
             return [value]
     if isinstance(value, str):
         lines = [value] if kind is NoteShape else bulleted(value)
@@ -518,14 +516,14 @@ def raw_items(kind: type[Shape], value: object) -> list[Any] | None:
     return None if items is None else result
 
 
-def _constraints(given: Iterable[object], place: str, problems: Problems) -> ConstraintShape:
+def _constraints(constraint_values: Iterable[object], path: str, problems: Problems) -> ConstraintShape:
     """Constraints from mappings and lists: a line for each, with its key where it has one, beside the risk."""
     risk: object = None
     lines: list[str] = []
-    for value in map(opened, given):
+    for value in map(opened, constraint_values):
         items = [("", value)] if isinstance(value, Mapping) else entries(value)
         if items is None:
-            problems.lose(place, "it is neither a mapping nor a list")
+            problems.reject(path, "it is neither a mapping nor a list")
         for _, item in items or ():
             fields = opened(item)
             if not isinstance(fields, Mapping):
@@ -536,32 +534,32 @@ def _constraints(given: Iterable[object], place: str, problems: Problems) -> Con
             fields = {label: content} if isinstance(label, str) and content is not None else fields
             for key, raw in fields.items():
                 name = (field_of("constraints", key) or ("",))[0]
-                if name == "risk" and (read := spellings.as_risk(raw)) in ("low", "medium", "high"):
-                    risk = read
+                if name == "risk" and (risk_word := spellings.as_risk(raw)) in ("low", "medium", "high"):
+                    risk = risk_word
                 elif name == "notes":
                     lines += map(text_of, each([raw]))
                 elif not is_empty(raw):
                     lines.append(f"{key.replace('_', ' ')}: {text_of(raw)}")
                     if name == "risk":
-                        problems.lose(f"{place}.risk", "it should be 'low', 'medium' or 'high'", "is a line of text")
+                        problems.reject(f"{path}.risk", "it should be 'low', 'medium' or 'high'", "is a line of text")
     return ConstraintShape.model_validate({"risk": risk, "notes": tuple(filter(str.strip, lines))})
 
 
-def read_tools(given: Iterable[object], place: str, problems: Problems) -> tuple[str, ...] | None:
+def read_tools(tool_values: Iterable[object], path: str, problems: Problems) -> tuple[str, ...] | None:
     """The names of tools in lists of any form; None, for no restriction, where nothing, an empty list or a word for all
     is given. A list in which nothing can be read, or a word for none, is no tools, rather than all."""
     named: list[str] | None = None
     unread = 0
-    for value in map(data_of, given):
+    for value in map(data_of, tool_values):
         if value in (None, [], {}) or (isinstance(value, str) and value.strip().casefold() in _ALL_TOOLS):
             continue
         names = [] if means_nothing(value) else [_tool_names(item) for item in _tool_items(value)]
         unread += names.count([])
         named = [*(named or []), *(name for listed in names for name in listed)]
     if unread and not named:
-        problems.lose(place, "it names no tools, so that only those that no step leaves out are declared")
+        problems.reject(path, "it names no tools, so that only those that no step leaves out are declared")
     elif unread:
-        problems.note(f"state {place}: {unread} of its items name no tool")
+        problems.note(f"state {path}: {unread} of its items name no tool")
     return None if named is None else tuple(dict.fromkeys(named))
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
 
+from aether_context.plans.spellings import field_of, spoken_status, status_of
 from aether_context.text.decoding import read_python
 from aether_context.text.shorten import sentences
-from aether_context.text.spellings import field_of, spoken_status, status_of
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
@@ -160,27 +160,31 @@ def marked(text: str) -> Marked:
     """The step that a text is, and what its marks say of it. The first mark that says its status holds."""
     id, status, text = "", "", text.strip()
     for _ in range(4):
-        before = text
+        unchanged = text
         if box := _BOX.match(text):
             status, text = status or _BOXES.get(box[1], "done"), text[box.end() :]
         if text.startswith("~~") and "~~" in text[2:]:
             status, text = status or "done", text[2:].replace("~~", "", 1).strip()
         if (number := _NUMBER.match(text)) and number.end() < len(text):
-            given = number[1] or number[2] or number[3]
-            id, text = id or _DIGITS.get(given, given), text[number.end() :]
-        if (sign := _SIGN.match(text)) and (said := status_of(sign[0])):
-            status, text = status or said, text[sign.end() :].strip()
-        if (label := _BEFORE.match(text)) and (said := status_of(label[1] or label[2])) and label.end() < len(text):
-            status, text = status or said, text[label.end() :]
+            number_text = number[1] or number[2] or number[3]
+            id, text = id or _DIGITS.get(number_text, number_text), text[number.end() :]
+        if (sign := _SIGN.match(text)) and (status_word := status_of(sign[0])):
+            status, text = status or status_word, text[sign.end() :].strip()
+        if (
+            (label := _BEFORE.match(text))
+            and (status_word := status_of(label[1] or label[2]))
+            and label.end() < len(text)
+        ):
+            status, text = status or status_word, text[label.end() :]
         for tail in _BEHIND.finditer(text, max(1, len(text) - 60)):
-            if tail.end() == len(text) and (said := status_of(tail[1] or tail[2])):
-                status, text = status or said, text[: tail.start()].strip()
+            if tail.end() == len(text) and (status_word := status_of(tail[1] or tail[2])):
+                status, text = status or status_word, text[: tail.start()].strip()
                 break
-        if (last := _LAST.search(text)) and (said := spoken_status(last[1])):
-            status, text = status or said, text[: last.start()]
-        if (sign := _SIGN.fullmatch(text[-2:].strip())) and (said := status_of(sign[0])) and len(text) > 4:
-            status, text = status or said, text[: -len(sign[0])].strip()
-        if text == before:
+        if (last := _LAST.search(text)) and (status_word := spoken_status(last[1])):
+            status, text = status or status_word, text[: last.start()]
+        if (sign := _SIGN.fullmatch(text[-2:].strip())) and (status_word := status_of(sign[0])) and len(text) > 4:
+            status, text = status or status_word, text[: -len(sign[0])].strip()
+        if text == unchanged:
             break
     return Marked(text, id, status)
 
@@ -225,16 +229,18 @@ _CLAUSE = re.compile(rf"(?i),[ ](?!\d)|(?<!\d)[ ](?:and|but|while|und|aber)[ ](?
 def progress_in(text: str) -> tuple[str, dict[str, Any]]:
     """A text without the sentences that say how far its steps are, and what they say by field: of ``Steps 1 and 2 are
     done.`` the numbers, and ``2 of 3 steps are done.`` itself."""
-    rest, fields = "", dict[str, Any]()
+    other_text, fields = "", dict[str, Any]()
     for sentence in sentences(text):
-        spoken = _RANGE.sub(" to ", sentence.strip())
-        spoken = _WORDED.sub(lambda match: f"step {'1 to ' if match[2] else ''}{_COUNTS[match[1].lower()]}", spoken)
-        clauses = [(match, clause) for clause in _CLAUSE.split(spoken) if (match := _NUMBERS.search(clause))]
+        clause_text = _RANGE.sub(" to ", sentence.strip())
+        clause_text = _WORDED.sub(
+            lambda match: f"step {'1 to ' if match[2] else ''}{_COUNTS[match[1].lower()]}", clause_text
+        )
+        clauses = [(match, clause) for clause in _CLAUSE.split(clause_text) if (match := _NUMBERS.search(clause))]
         statuses = [spoken_status(clause.replace(match[0], " ")) for match, clause in clauses]
-        if not clauses and _SHARE.search(spoken) and spoken_status(spoken) == "done":
-            fields["progress"] = spoken
-        elif not any(statuses) or _ITEM.match(spoken):
-            rest += sentence
+        if not clauses and _SHARE.search(clause_text) and spoken_status(clause_text) == "done":
+            fields["progress"] = clause_text
+        elif not any(statuses) or _ITEM.match(clause_text):
+            other_text += sentence
             continue
         for (match, _), status in zip(clauses, statuses, strict=True):
             ends = [int(end) for end in re.findall(r"\d+", match[1])]
@@ -242,7 +248,7 @@ def progress_in(text: str) -> tuple[str, dict[str, Any]]:
             name = {"done": "completed steps", "claimed": "current step number"}.get(status, "")
             fields.setdefault(name, []).extend(range(ends[0], ends[1] + 1) if is_range else ends)
     fields.pop("", None)  # what is ready or blocked, and clauses that say nothing of a status
-    return rest, fields
+    return other_text, fields
 
 
 # Headings, labels and lists.
@@ -275,25 +281,27 @@ class _Node:
 
     def fields(self) -> dict[str, Any]:
         """Reads the nodes below as a mapping: values by label, prose as its text, items as steps or as its parts."""
-        found: dict[str, list[Any]] = {"text": [self.prose()] if self.prose() else []}
+        values_by_label: dict[str, list[Any]] = {"text": [self.prose()] if self.prose() else []}
         for node in self.below:
             if node.label:
                 values = [value for value in (node.text, *(node.items() or [node.prose()])) if value]
                 titled = len(values) > 1 and values[0] == node.text and _tells_of_steps(node.label)
-                found.setdefault("task", []).extend(values[:titled])
-                found.setdefault(node.label, []).extend(values[titled:])
+                values_by_label.setdefault("task", []).extend(values[:titled])
+                values_by_label.setdefault(node.label, []).extend(values[titled:])
                 for label, more in node.fields().items():  # a label under a label belongs to the same
-                    found.setdefault(label, []).extend(more if label not in ("text", "parts", "steps") else ())
+                    values_by_label.setdefault(label, []).extend(
+                        more if label not in ("text", "parts", "steps") else ()
+                    )
         for node in self.below:
             if node.level <= _MOST_HEADINGS and not (node.label or node.is_item):  # a heading of any other kind
                 for label, more in node.fields().items():
-                    if label != "text" and not (label == "steps" and found.get("steps")):
-                        found.setdefault(label, []).extend(more)
+                    if label != "text" and not (label == "steps" and values_by_label.get("steps")):
+                        values_by_label.setdefault(label, []).extend(more)
         if self.is_item and not (self.level <= _MOST_HEADINGS and any(node.is_step for node in self.below)):
-            found.setdefault("parts", []).extend(self.items())
+            values_by_label.setdefault("parts", []).extend(self.items())
         elif any(node.is_step for node in self.below) or _tells_of_steps(self.label or self.text):
-            found.setdefault("steps", []).extend(self.items())
-        return {label: values for label, values in found.items() if values}
+            values_by_label.setdefault("steps", []).extend(self.items())
+        return {label: values for label, values in values_by_label.items() if values}
 
     def value(self) -> Any:
         """An item: its text, or its fields with that."""

@@ -47,11 +47,11 @@ def words(kind: str) -> Mapping[str, tuple[str, int]]:
     import tomllib  # takes longer to load than a chat without a plan may wait
 
     tables = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-    found: dict[str, tuple[str, int]] = {}
+    meanings: dict[str, tuple[str, int]] = {}
     for field, listed in tables[kind].items():
-        for place, word in enumerate([field, *(listed or tables["plan"].get(field, "")).split(",")]):
-            found.setdefault(_plain(word), (field, place))
-    return found
+        for rank, word in enumerate([field, *(listed or tables["plan"].get(field, "")).split(",")]):
+            meanings.setdefault(_plain(word), (field, rank))
+    return meanings
 
 
 @lru_cache(maxsize=4_096)
@@ -60,8 +60,8 @@ def field_of(kind: str, key: str) -> tuple[str, int] | None:
     table, word = words(kind), _plain(key)
     bare = _BESIDE.sub("", word)
     for spelling in (word, f"{word}s", word.removesuffix("s"), bare, f"{bare}s", bare.removesuffix("s")):
-        if spelling and (found := table.get(spelling)):
-            return found
+        if spelling and (meaning := table.get(spelling)):
+            return meaning
     if kind == "plan" and word.endswith(("index", "idx")):
         return "index", 0
     return ("tools", 0) if "tools" in table and _TOOLS_KEY.fullmatch(word) else None
@@ -90,8 +90,8 @@ def is_empty(value: object) -> bool:
 
 def _meaning(kind: str, value: object) -> object:
     """Looks a word's meaning up in a table; a value that is not in it unchanged."""
-    found = words(kind).get(_plain(value)) if isinstance(value, str) and len(value) <= _MOST_NAME else None
-    return found[0] if found else value
+    meaning = words(kind).get(_plain(value)) if isinstance(value, str) and len(value) <= _MOST_NAME else None
+    return meaning[0] if meaning else value
 
 
 def status_of(value: object) -> str:
@@ -102,19 +102,19 @@ def status_of(value: object) -> str:
     table, parts = words("status"), value.rsplit(".", 1)[-1].split()
     for count in range(min(len(parts), 4), 0, -1):
         for spelling in (" ".join(parts[:count]), re.split(r"[(,:;–—-]", " ".join(parts[:count]))[0]):
-            if (found := table.get(_plain(spelling))) is not None:
-                return found[0]
+            if (meaning := table.get(_plain(spelling))) is not None:
+                return meaning[0]
     return ""
 
 
 def spoken_status(sentence: str) -> str:
     """The status that a short sentence says, ``done`` for ``This has been completed.``; empty where it says none,
     denies it, or makes it a condition."""
-    spoken = re.findall(r"[^\W\d_]+(?:['’]t\b)?", sentence[:_MOST_NAME])
-    marks = [words("spoken").get(_plain(word), ("",))[0] for word in spoken]
-    rest = " ".join(word for word, mark in zip(spoken, marks, strict=True) if not mark)
-    place = "claimed" if "here" in marks and not rest else ""
-    return "" if "denies" in marks else words("status").get(_plain(rest), (place,))[0]
+    sentence_words = re.findall(r"[^\W\d_]+(?:['’]t\b)?", sentence[:_MOST_NAME])
+    marks = [words("spoken").get(_plain(word), ("",))[0] for word in sentence_words]
+    unmarked = " ".join(word for word, mark in zip(sentence_words, marks, strict=True) if not mark)
+    default = "claimed" if "here" in marks and not unmarked else ""
+    return "" if "denies" in marks else words("status").get(_plain(unmarked), (default,))[0]
 
 
 def as_status(value: object) -> object:
@@ -138,8 +138,8 @@ def as_risk(value: object) -> object:
         return value or None
     parts = [part for part in _FOLDED.split(value.casefold()) if part]
     risks = [_meaning("risk", part) for part in parts if part not in ("risk", "level", "very", "to", "or", "impact")]
-    known = [risk for risk in ("high", "medium", "low") if risk in risks]
-    return known[0] if known and risks[0] in known else value
+    named_risks = [risk for risk in ("high", "medium", "low") if risk in risks]
+    return named_risks[0] if named_risks and risks[0] in named_risks else value
 
 
 def as_choice(value: object) -> object:
