@@ -11,7 +11,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -300,7 +300,10 @@ class AcceptanceItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The agent's present task, from the session's plan or from the user's request."""
+    """The agent's present task, from the session's plan or from the user's request.
+
+    ``role_lines`` are what a model is told of a common role; other roles are passed on in the plan's own words.
+    """
 
     task_id: str = ""
     task: str = ""
@@ -308,6 +311,7 @@ class Step:
     step_id: str = ""
     text: str = ""
     role: str = ""
+    role_lines: tuple[str, ...] = ()
     acceptance: tuple[AcceptanceItem, ...] = ()
     constraints: tuple[str, ...] = ()
     expected_tool_calls: int | None = None
@@ -322,6 +326,15 @@ class Step:
         """A hash that identifies the step in its session by its id, or by its text where it has no id."""
         return short(fold([self.task_id, self.step_id or self.text]))
 
+
+STEP_WORDS: Final = tuple(
+    item.name
+    for item in fields(Step)
+    if item.name
+    not in ("task_id", "step_id", "role", "role_lines", "acceptance", "expected_tool_calls", "risk", "tools")
+)
+"""The fields of a `Step` that hold words of the plan, which are shortened where a step is too large. A new field is one
+of them unless it is named here."""
 
 Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 
@@ -768,7 +781,8 @@ class PackInput(NamedTuple):
     ``output_tokens`` is the limit of the answer where that shares the window with the request. ``candidates`` are the
     notes, memories and evidence that the host knows of. ``instructions`` are those that are active, the newest last.
     ``summaries`` are texts that a model wrote for this pack's
-    summary requests, by their keys. ``problems`` say what was wrong with the host's data and was ignored.
+    summary requests, by their keys. ``problems`` say what was wrong with the host's data and was ignored. ``wording``
+    are the built-in lines that a recorded pack was built with, by their keys; empty for those of this version.
     """
 
     identity: Identity
@@ -787,6 +801,7 @@ class PackInput(NamedTuple):
     search: Search = Search()
     summaries: Mapping[str, str] = NOTHING
     problems: tuple[str, ...] = ()
+    wording: Mapping[str, str] = NOTHING
 
     @property
     def growth_reserve(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from aether_context.conversation.summary import Summaries
 from aether_context.errors import StepTooLarge
-from aether_context.pack import RECALLED, Allocation, Candidate, Layer, Stage, Tool, TruncationEvent
+from aether_context.pack import RECALLED, STEP_WORDS, Allocation, Candidate, Layer, Stage, Tool, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.allocation import allocate as allocate_window
 from aether_context.packing.draft import Draft
@@ -107,8 +107,7 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if over <= 0 and lacking <= 0:
         return
     step, counter = draft.step, draft.counter
-    names = ("task", "goal", "text", "constraints", "open_questions", "next", "stop_when")
-    fields = {name: text for name in names if (text := getattr(step, name))}
+    fields = {name: text for name in STEP_WORDS if (text := getattr(step, name))}
     sizes = [counter.count(line) for text in fields.values() for line in ([text] if isinstance(text, str) else text)]
 
     def ceiling(tokens: int, least: int) -> int:
