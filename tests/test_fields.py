@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
+from unittest.mock import patch
 
 import pytest
 from plans import small
 from scripted import Chat, Memories, call, look_up, remembered
 
 from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, Reason, Step
+from aether_context.packing import payload
 from aether_context.packing.payload import step_text
 from aether_context.plans import EvidenceShape, KnowledgeShape, NoteShape, PlanShape, Shape, StepShape
 from aether_context.plans.schema import AcceptanceShape, ConstraintShape
 from aether_context.reading import WHY
 from aether_context.redaction import masker
 from aether_context.state import read_state
+from aether_context.state.candidates import ROLES
 from aether_context.store.masking import UNMASKED, _masked
 
 SECRET = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
@@ -157,3 +160,29 @@ def test_the_words_of_a_step_that_is_too_large_are_shortened(name: str) -> None:
 def test_every_reason_has_words() -> None:
     assert WHY.keys() == set(get_args(Reason))
     assert all(WHY.values())
+
+
+def contract_changed(**lines: str) -> Any:
+    """A patch by which this version explains its packs in other words than the recorded ones."""
+    return patch.dict(payload.WORDING, lines)
+
+
+@pytest.mark.parametrize("contract", ["system", "payload"])
+def test_a_pack_replays_whatever_later_versions_tell_the_model(contract: str) -> None:
+    plan = {"step": {"text": "Find the rate", "acceptance": ["It is named"]}, "role": "operator"}
+    state = {"plan": plan, "knowledge": {"notes": ["The rate is 19 percent"]}}
+    policy = small(8_000, payload={"contract": contract, "recitation": True})
+    chat = Chat(script=[call("look_up", key="a"), "Done."], tools=[look_up], policy=policy, state=state)
+    chat.say("Which rate?", "And now?")
+    new_roles = patch.dict(ROLES, operator=("You are the Operator, in other words.",))
+    with contract_changed(authority="Another line.", recitation="Say it.", opening="Anew."), new_roles:
+        chat.replays()
+        later = Chat(policy=policy, state=state)
+        later.say("Which rate?")
+        told = f"{later.sent[0].system}\n{later.sent[0].text}"
+        assert [told.count(line) for line in ("Another line.", "Say it.", "in other words")] == [1, 1, 1]
+        later.replays()
+    later.replays()
+    with patch.dict(payload.WORDING), contract_changed():
+        payload.WORDING.pop("unknown")  # a line that is taken away
+        later.replays()

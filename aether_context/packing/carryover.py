@@ -74,7 +74,7 @@ def _carried(draft: Draft) -> Carried:
     # The first call of a session decides, as long as its state is there: what is added to the instruction later, or
     # taken from it, would have the provider read all again. A later plan is explained by its payloads.
     contract = explains and (epoch.contract if epoch.number else source.validity != "unplanned")
-    system = "\n\n".join(filter(None, (request.system, payload.SYSTEM_CONTRACT if contract else "")))
+    system = "\n\n".join(filter(None, (request.system, payload.contract_of(source) if contract else "")))
     marks = _marks(draft, system)
     differing = {mark for mark, digest in marks.items() if digest != epoch.marks.get(mark, "")}
     changed = next((reason for mark, reason in _REASONS.items() if mark in differing), None)

@@ -25,7 +25,7 @@ def protect_instructions(draft: Draft) -> None:
     source, counter = draft.input, draft.counter
     if not source.instructions:
         return
-    beside = counter.count_all([payload.SYSTEM_CONTRACT, payload.step_text(source.step)])
+    beside = counter.count_all([payload.contract_of(source), payload.step_text(source.step)])
     room = draft.input_budget - draft.needed_tokens - sum(beside) - _LOOP_TOKENS
     contents, used, most = list(source.request.contents), 0, room
     for instruction in reversed(source.instructions):

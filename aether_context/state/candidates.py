@@ -25,6 +25,21 @@ from aether_context.plans import (
 )
 from aether_context.state.board import acceptance_of, current_step, done_steps
 
+ROLES = {
+    "planner": (
+        "You are the Planner: you split the goal into steps with acceptance lists and do none of them yourself.",
+        "A step fits one model call's window, names the tools it needs, and says what proves it done.",
+    ),
+    "operator": (
+        "You are the Operator: you carry out STEP, and only STEP.",
+        "Record evidence for each ACCEPTANCE item that needs it as you go.",
+    ),
+    "reviewer": (
+        "You are the Reviewer: you check the work against ACCEPTANCE, item by item, and change nothing.",
+        "For each item say met, not met or unknown, and cite the evidence.",
+    ),
+}
+"""What three common roles are told, by name in lower case; any other role is passed on in its own words."""
 _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 
 
@@ -127,7 +142,7 @@ def _extra_text(key: str, text: str) -> Candidate:
 
 def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> Step:
     step_limits, plan_limits = step.constraints, plan.constraints
-    risk = step_limits.risk or plan_limits.risk
+    risk, role = step_limits.risk or plan_limits.risk, step.role or plan.role
     constraints = [*dict.fromkeys([*step_limits.notes, *plan_limits.notes])]
     constraints += [f"risk: {risk}"] if risk is not None else []
     calls, questions = step.expected_tool_calls, step.open_questions
@@ -137,7 +152,8 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
         goal=plan.goal,
         step_id=step.id,
         text=step.text,
-        role=step.role or plan.role,
+        role=role,
+        role_lines=ROLES.get(role.strip().lower(), ()),
         acceptance=acceptance_of(plan, step),
         constraints=tuple(constraints),
         expected_tool_calls=calls if calls is not None else plan.expected_tool_calls,

@@ -173,6 +173,7 @@ class Replayer:
             ),
             problems=tuple(texts.get("problems", ())),
             summaries=texts.get("summaries", {}),
+            wording=dict(setting.wording),
         )
 
     def _read(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
