@@ -6,12 +6,13 @@ Every field's docstring gives its unit and the value that turns it off. ``PackPo
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -456,6 +457,11 @@ class PackPolicy(_Settings):
             fault = error.__cause__
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
 
+    @classmethod
+    def from_recorded(cls, settings: Mapping[str, Any]) -> PackPolicy:
+        """The policy whose settings a manifest holds."""
+        return cls(**merged(_recorded_defaults(), settings))
+
     def changed(self, /, **overrides: Any) -> PackPolicy:
         """This policy with overrides on top; a mapping for a section is merged into it, and another profile or preset
         takes the place of what the one before gave, and of values equal to that.
@@ -464,8 +470,8 @@ class PackPolicy(_Settings):
             PolicyError: an unknown field, or a value out of range.
         """
         named = {"profile": self.profile, "preset": self.preset}
-        own = _without(self.model_dump(exclude_unset=True), _with_profile(named))
-        return PackPolicy(**merged(merged(named, own), overrides))
+        settings = differing(self.model_dump(exclude_unset=True), _with_profile(named))
+        return PackPolicy(**merged(merged(named, settings), overrides))
 
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges in the place of its own; all other settings stay."""
@@ -510,16 +516,17 @@ class PackPolicy(_Settings):
 
     @cached_property
     def canonical(self) -> str:
-        """Every setting as canonical JSON; regular expressions of ``redact``, in which a secret can stand, by hash."""
+        """The settings that `from_recorded` needs, as canonical JSON: those that differ from what a recording without
+        them stands for. Regular expressions of ``redact``, in which a secret can stand, are hashes."""
         named = [
             name if name in RULES or name in GROUPS or name.startswith(HASH_TAG) else hash_text(name)
             for name in self.redact
         ]
-        return canonical_json(self.model_dump(mode="json") | {"redact": named})
+        return canonical_json(differing(self.model_dump(mode="json") | {"redact": named}, _recorded_defaults()))
 
     @cached_property
     def digest(self) -> str:
-        """The tagged hash over every setting."""
+        """The tagged hash over the settings that are recorded."""
         return hash_text(self.canonical)
 
 
@@ -558,10 +565,18 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merged(merged(base, preferred), settings)
 
 
-def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+@cache
+def _recorded_defaults() -> dict[str, Any]:
+    """The settings for which a recorded policy without them stands: they never change, so that a default which does is
+    recorded from then on. A setting that is new has its present default, until that changes."""
+    text = Path(__file__).with_name("recorded_defaults.json").read_text(encoding="utf-8")
+    return merged(PackPolicy.model_construct().model_dump(mode="json"), json.loads(text))
+
+
+def differing(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that ``base`` does not give as they are; a range stays whole."""
     return {
-        key: _without(value, base[key]) if isinstance(base.get(key), dict) and "low" not in base[key] else value
+        key: differing(value, base[key]) if isinstance(base.get(key), dict) and "low" not in base[key] else value
         for key, value in settings.items()
         if key not in base or value != base[key]
     }

@@ -195,7 +195,8 @@ class Manifest(_Record):
     policy: str
     """Hash of the policy."""
     settings: Mapping[str, Any] | None = None
-    """All settings of the policy; null where a pack before it in the chain holds them."""
+    """The settings of the policy that are not the recorded defaults; null where a pack before it in the chain holds
+    them."""
     counter: str
     """Identity of the token counter."""
     embedder: str = "none"

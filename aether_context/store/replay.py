@@ -201,7 +201,7 @@ class Replayer:
         if settings is None:
             raise ReplayIncomplete([f"the settings of policy {manifest.policy}"])
         try:
-            return PackPolicy(**settings)
+            return PackPolicy.from_recorded(settings)
         except PolicyError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
