@@ -18,8 +18,15 @@ from scripted import Chat, Memories, call, look_up, remembered
 from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, Reason, Step
 from aether_context.packing import payload
 from aether_context.packing.payload import step_text
-from aether_context.plans import EvidenceShape, KnowledgeShape, NoteShape, PlanShape, Shape, StepShape
-from aether_context.plans.schema import AcceptanceShape, ConstraintShape
+from aether_context.plans import PlanShape, StepShape
+from aether_context.plans.schema import (
+    AcceptanceShape,
+    ConstraintShape,
+    EvidenceShape,
+    KnowledgeShape,
+    NoteShape,
+    Shape,
+)
 from aether_context.reading import WHY
 from aether_context.redaction import masker
 from aether_context.state import read_state

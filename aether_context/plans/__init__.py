@@ -4,36 +4,7 @@
 text holds, and ``parsing`` finds the plan in the data.
 """
 
-from aether_context.plans.parsing import ParsedPlan, lists_tools, parse_plan, read_step, without_plan
-from aether_context.plans.schema import (
-    LONG_AGO,
-    EvidenceShape,
-    KnowledgeShape,
-    NoteShape,
-    PlanShape,
-    Problems,
-    Shape,
-    StepShape,
-    opened,
-    read_shape,
-    read_tools,
-)
+from aether_context.plans.parsing import ParsedPlan, parse_plan, without_plan
+from aether_context.plans.schema import PlanShape, StepShape
 
-__all__ = [
-    "LONG_AGO",
-    "EvidenceShape",
-    "KnowledgeShape",
-    "NoteShape",
-    "ParsedPlan",
-    "PlanShape",
-    "Problems",
-    "Shape",
-    "StepShape",
-    "lists_tools",
-    "opened",
-    "parse_plan",
-    "read_shape",
-    "read_step",
-    "read_tools",
-    "without_plan",
-]
+__all__ = ["ParsedPlan", "PlanShape", "StepShape", "parse_plan", "without_plan"]

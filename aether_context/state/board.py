@@ -23,16 +23,9 @@ from typing import Any, Protocol
 from aether_context.canonical import plain
 from aether_context.errors import BoardError, listed
 from aether_context.pack import NOTHING, AcceptanceItem
-from aether_context.plans import (
-    NoteShape,
-    ParsedPlan,
-    PlanShape,
-    Problems,
-    StepShape,
-    parse_plan,
-    read_shape,
-    read_step,
-)
+from aether_context.plans import ParsedPlan, PlanShape, StepShape, parse_plan
+from aether_context.plans.parsing import read_step
+from aether_context.plans.schema import NoteShape, Problems, read_shape
 
 WRITING = RLock()
 """A lock for reading a key of a state and writing it back, so that no change made in this process is lost."""

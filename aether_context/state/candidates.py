@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Candidate, Step, Validity
-from aether_context.plans import (
+from aether_context.plans import PlanShape, StepShape, parse_plan
+from aether_context.plans.parsing import lists_tools
+from aether_context.plans.schema import (
     LONG_AGO,
     EvidenceShape,
     KnowledgeShape,
     NoteShape,
-    PlanShape,
     Problems,
-    StepShape,
-    lists_tools,
     opened,
-    parse_plan,
     read_shape,
     read_tools,
 )
 from aether_context.state.board import acceptance_of, current_step, done_steps
 
-ROLES = {
-    "planner": (
-        "You are the Planner: you split the goal into steps with acceptance lists and do none of them yourself.",
-        "A step fits one model call's window, names the tools it needs, and says what proves it done.",
-    ),
-    "operator": (
-        "You are the Operator: you carry out STEP, and only STEP.",
-        "Record evidence for each ACCEPTANCE item that needs it as you go.",
-    ),
-    "reviewer": (
-        "You are the Reviewer: you check the work against ACCEPTANCE, item by item, and change nothing.",
-        "For each item say met, not met or unknown, and cite the evidence.",
-    ),
+ROLES: Mapping[str, tuple[str, ...]] = {
+    role: tuple(lines)
+    for role, lines in json.loads(Path(__file__).with_name("roles.json").read_text(encoding="utf-8")).items()
 }
 """What three common roles are told, by name in lower case; any other role is passed on in its own words."""
 _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")

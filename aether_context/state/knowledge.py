@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError, listed
-from aether_context.plans import EvidenceShape, NoteShape, PlanShape, Problems, Shape, parse_plan, read_shape
+from aether_context.plans import PlanShape, parse_plan
+from aether_context.plans.schema import EvidenceShape, NoteShape, Problems, Shape, read_shape
 from aether_context.state.board import WRITING, SessionState, acceptance_of, current_step, done_steps
 from aether_context.state.candidates import evidence_id, note_id, read_state
 
