@@ -7,7 +7,9 @@ handled like the others fails until it is named where the code names its kind (`
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 from unittest.mock import patch
 
@@ -15,6 +17,7 @@ import pytest
 from plans import small
 from scripted import Chat, Memories, call, look_up, remembered
 
+import aether_context
 from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, Reason, Step
 from aether_context.packing import payload
 from aether_context.packing.payload import step_text
@@ -193,3 +196,18 @@ def test_a_pack_replays_whatever_later_versions_tell_the_model(contract: str) ->
     with patch.dict(payload.WORDING), contract_changed():
         payload.WORDING.pop("unknown")  # a line that is taken away
         later.replays()
+
+
+def test_the_page_names_every_place_that_a_new_field_a_section_or_a_reason_touches() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = dict(
+        re.findall(r"^\| (a field of a step|a section of the payload|a reason[^|]*) \| (.*) \|$", page, re.MULTILINE)
+    )
+    assert len(rows) == 3
+    package = Path(aether_context.__file__).parent
+    for places in rows.values():
+        files = re.findall(r"`([\w/]+\.(?:py|toml|json))`", places)
+        names = re.findall(r"`([A-Za-z_]+)`", places)
+        texts = [text for file in files for path in package.rglob(file) for text in [path.read_text(encoding="utf-8")]]
+        assert len(texts) >= len(files) > 1
+        assert [name for name in names if not any(re.search(rf"\b{name}\b", text) for text in texts)] == []

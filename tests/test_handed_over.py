@@ -127,6 +127,7 @@ def test_a_turn_that_is_too_large_is_cut_between_its_marks(window: int, plan: bo
     made = a_sequence(findings("reader", 4_000))
     chat = run(made, PackPolicy(max_input_tokens=window), state={"plan": PLAN} if plan else {})
     within(made, window)
+    assert requests_of(chat, "writer")
     for _, left in requests_of(chat, "writer"):
         text = packs(left)[0] if plan else left.text
         said = payload.answered(text) if plan else text

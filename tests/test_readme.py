@@ -95,6 +95,7 @@ def test_the_excerpt_is_from_the_sample_pack() -> None:
     (manifest,) = PackStore(SAMPLE).manifests()
     held = json.loads(manifest.to_json())
     (source,) = blocks("json")
+    assert json.loads(source)
     for name, value in json.loads(source).items():
         if isinstance(value, list):
             assert all(one in held[name] for one in value)

@@ -88,6 +88,7 @@ def test_a_file_holds_the_tuned_policy(tmp_path):
         recordings = Recordings(
             profile=profile, base=base.for_profile(profile), policies=1, searched=SESSIONS, tested=SESSIONS
         )
+        assert grid(recordings.base)
         for name, policy in grid(recordings.base).items():
             for kind, expected in (("more kept", policy), ("no change", recordings.base)):
                 verdict = Verdict(kind=kind, reason="two\nlines", trials={}, chosen=name)

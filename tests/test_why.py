@@ -83,6 +83,7 @@ def read_in(chat: Chat, text: str) -> dict[str, list[bool]]:
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
 def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, text: str) -> None:
     answer = answer_to(chat.store, text)
+    assert read_in(chat, text)
     for session, held in read_in(chat, text).items():
         places = [place for place in answer.places if place.session == session]
         for number, expected in enumerate(held, 1):
@@ -306,6 +307,7 @@ def test_the_figures_of_a_session_s_page_add_up(url: str) -> None:
 
 
 def test_the_parts_of_a_request_sum_to_what_it_is_counted_as(chat: Chat) -> None:
+    assert chat.manifests()
     for manifest in chat.manifests():
         assert sum(layer.used for layer in manifest.allocation.values()) == manifest.counted_tokens
 

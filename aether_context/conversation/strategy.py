@@ -320,11 +320,17 @@ class Strategy(Protocol):
 
     @property
     def early(self) -> bool:
-        """Tells whether it looks at what the host sent alone, and not at the water marks, which are known only once the
-        window is allocated. Early ones come before others."""
+        """Tells whether it runs before the window is allocated, on what the host sent, and before those that are not
+        early. Its budget has water marks, too, but counted beside all declarations of the host, since what is sent of
+        them is decided later."""
 
     def trim(self, conversation: Conversation) -> Decision:
-        """Decides which contents stay, go, or are replaced. The input stays as it is."""
+        """Decides which contents stay, go, or are replaced. The input stays as it is.
+
+        The host sends each content anew at each call, in its own words. So an early strategy has to name at each call
+        what it replaces, placeholders of earlier calls included: `Conversation.state` holds what it kept for that. What
+        a late one removed stays away.
+        """
 
 
 def decided(

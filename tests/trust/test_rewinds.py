@@ -95,6 +95,7 @@ def test_what_a_rewind_took_back_never_returns(few: int, kind: str, tmp_path: Pa
 def test_what_came_before_a_rewind_is_still_known(few: int, figure: Figure) -> None:
     talk = Talk(few, window=30_000).turns(4, "LION").turns(7, "GIRAFFE").rewind(4).turns(8, "ZEBRA")
     talk.hold(figure)
+    assert talk.chat.sent[talk.begin + 1 :]
     for sent in talk.chat.sent[talk.begin + 1 :]:
         assert all(f"question {number}: LION" in sent.text for number in range(1, 5))
         assert "question 12: ZEBRA" in sent.text
