@@ -160,7 +160,7 @@ def why(
         raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
-        for manifest in manifests:
+        for manifest in search.replayer.ahead(manifests):
             search.look(manifest)
         search.look_at_turns()
         if asked is not None:
@@ -174,7 +174,7 @@ class _Search:
     """Looks for a text in one pack after another."""
 
     def __init__(self, store: PackStore, text: str, *, exact: bool) -> None:
-        self._replayer = Replayer(store)
+        self.replayer = Replayer(store)
         self._text, self._exact = text, exact
         self.places: dict[tuple[str, ...], Place] = {}
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
@@ -187,9 +187,9 @@ class _Search:
         key = (*manifest.session_key, manifest.branch, manifest.agent)
         self._looked.append((key, manifest, (), False))
         try:
-            policy = self._replayer.policy(manifest)
+            policy = self.replayer.policy(manifest)
             self._mask(policy)
-            pack = self._replayer.replay(manifest).pack if manifest.texts else None
+            pack = self.replayer.replay(manifest).pack if manifest.texts else None
         except AetherContextError as error:
             self._notes[f"call {manifest.number} could not be built again: {error}"] = None
             return
@@ -216,7 +216,7 @@ class _Search:
         known, self.places = self.places, {}
         for key, looked in groupby(sorted(self._looked, key=itemgetter(0)), itemgetter(0)):
             calls = list(looked)
-            turns = TurnFiles(self._replayer.store.files, *key).read()
+            turns = TurnFiles(self.replayer.store.files, *key).read()
             stored = {content_name(at, turns[at]["digest"]): turns[at] for at in sorted(turns)}
             contents = {name: content_from_wire(canonical_json(one["content"])) for name, one in stored.items()}
             tools = tool_names(contents)
@@ -278,7 +278,7 @@ class _Search:
         note = "calls without recorded texts were looked at by hash, which finds whole messages and memories"
         self._notes[note] = None
         hashes = {content_of_parts(role, [text_part(self._text)]).digest for role in ("user", "model")}
-        for row in self._replayer.resolve(manifest).rows.values():
+        for row in self.replayer.resolve(manifest).rows.values():
             if row.hash in {*hashes, hash_text(self._text)}:
                 self._known(manifest, row.id, _kind(row, None), row.source, self._text, row.time, row.uri)
                 yield row.id, self._span(manifest, row, policy, (), holds=None)
@@ -287,7 +287,7 @@ class _Search:
         """The whole texts of results that were taken out of the session's requests, by their addresses."""
         key = manifest.caller or manifest.session_key
         if key not in self._results:
-            store, texts = self._replayer.store, dict[str, str]()
+            store, texts = self.replayer.store, dict[str, str]()
             try:
                 for record in store.evidence(*key):
                     texts[record.uri] = store.evidence_data(*key[:2], record.digest).decode("utf-8", "replace")
@@ -358,11 +358,11 @@ class _Search:
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
-            for key in {one.session_key for one in manifests if self._replayer.store.forgotten(*one.session_key)}:
+            for key in {one.session_key for one in manifests if self.replayer.store.forgotten(*one.session_key)}:
                 notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
-        reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
+        reads = read_back(self.replayer.store, manifests) if any(place.uri for place in places) else {}
         for place in places:
             place.read_back = reads.get(place.uri, ())
         return Answer(

@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _RESERVED = re.compile(
-    r"(con|prn|aux|nul|com\d|lpt\d|packs|turns|messages|summaries|calibration|evidence|artifacts|name\.json)(\..*)?"
+    r"(con|prn|aux|nul|com\d|lpt\d|packs|turns|messages|summaries|calibration|evidence|artifacts|index|name\.json)(\..*)?"
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")

@@ -73,7 +73,7 @@ def outcome_file(pack_id: str, digest: str, outcome: Mapping[str, JSON]) -> byte
     return readable_json(value | (seal := {"digest": hash_json(value)}) | signed(seal["digest"])).encode()
 
 
-def read_outcome(data: bytes, digest: str) -> dict[str, JSON]:
+def read_outcome(data: str | bytes, digest: str) -> dict[str, JSON]:
     """The outcome in a file; `ManifestError` where it is none, `ChecksumMismatch` where that of another manifest."""
     value = parsed(data)
     if not isinstance(value, dict) or not value.keys() >= {"pack_id", "manifest", "digest"}:

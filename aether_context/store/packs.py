@@ -7,6 +7,7 @@
     {base}/{app}/{user}/evidence/{h}/{hash}.bin              the result itself, by content
     {base}/{app}/{user}/calibration/{model}-{hash}.json      how counted tokens relate to those a provider reports
     {base}/{app}/{user}/summaries/{h}/{hash}.txt             summaries by a model, by the hash of its prompt
+    {base}/{app}/{user}/index/…                              copies of many manifests in one file, see `index`
 
 A path segment is the name itself where that is safe in a path, else a readable stub with a hash; ``name.json`` in the
 folder then holds the name.
@@ -47,7 +48,8 @@ from aether_context.errors import (
 from aether_context.evidence import EvidenceRecord
 from aether_context.pack import NOTHING
 from aether_context.store import pack_file
-from aether_context.store.files import Files, segment
+from aether_context.store.files import File, Files, segment
+from aether_context.store.index import INDEX, CallCopy, IndexReader, IndexWriter
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
@@ -55,7 +57,9 @@ from aether_context.text.entities import SCHEME
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
 
-_NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts")
+_NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts", INDEX)
+_MANY = 256
+"""So many calls are read at a time, where many are."""
 DEFAULT_STORE = "artifacts"
 """The store where a plugin names none; the command line has the same."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
@@ -69,6 +73,28 @@ class Parts(NamedTuple):
     texts: dict[str, JSON]
     outcome: dict[str, JSON] | None = None
     outcome_hash: str = ""
+
+
+class Listing(NamedTuple):
+    """The files of a pack as the store lists them; None where no outcome was written."""
+
+    manifest: File
+    outcome: File | None
+
+    def is_copied(self, copy: CallCopy, with_outcome: bool) -> bool:
+        """Tells whether a copy is as young as the files that it stands for."""
+        files = [self.manifest, *filter(None, [self.outcome if with_outcome else None])]
+        is_whole = copy.outcome is not None or len(files) == 1
+        return is_whole and all(file.modified is not None and file.modified <= copy.modified for file in files)
+
+
+class StoredCall(NamedTuple):
+    """The place of a pack, its manifest or what reading the pack raised, and how the model call ended where that was
+    asked for; None where nobody knows."""
+
+    place: str
+    manifest: Manifest | AetherContextError
+    outcome: dict[str, JSON] | None = None
 
 
 class Forgotten(NamedTuple):
@@ -93,6 +119,7 @@ class PackStore:
 
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         self.files = Files(url, options)
+        self._index = IndexWriter()
 
     @property
     def url(self) -> str:
@@ -148,33 +175,58 @@ class PackStore:
     def _create(self, recording: Recording) -> bool:
         place, manifest = self.place(recording.manifest), recording.manifest
         self.files.create(f"{place}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
-        return self.files.create(f"{place}/{pack_file.MANIFEST}", recording.data)
+        if not self.files.create(f"{place}/{pack_file.MANIFEST}", recording.data):
+            return False
+        self._index.add(self.files, place, recording.data)
+        return True
 
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        there = self._there(self.places(app, user, session))
-        for _, manifests in groupby(there, key=lambda manifest: manifest.pack_id.split("_")[1]):
+        for _, manifests in groupby(self._read_all(app, user, session), key=lambda one: one.pack_id.split("_")[1]):
             yield from sorted(manifests, key=lambda one: (one.last_event_time, one.call, one.pack_id))
 
-    def _there(self, places: Sequence[str]) -> Iterator[Manifest]:
-        for _, manifest in self.each(places):
-            if not isinstance(manifest, AetherContextError):
-                yield manifest
-            elif not isinstance(manifest, PackNotFound):  # that one was deleted since the packs were listed
-                raise manifest
+    def _read_all(self, *names: str | None) -> Iterator[Manifest]:
+        for call in self.calls(self.listed(*names)):
+            if not isinstance(call.manifest, AetherContextError):
+                yield call.manifest
+            elif not isinstance(call.manifest, PackNotFound):  # that one was deleted since the packs were listed
+                raise call.manifest
 
-    def each(self, places: Sequence[str]) -> Iterator[tuple[str, Manifest | AetherContextError]]:
-        """The manifests of packs by their places, or what reading one raised, a few ahead of the one in hand."""
+    def calls(self, listed: Mapping[str, Listing], *, outcomes: bool = False) -> Iterator[StoredCall]:
+        """The calls of packs that `listed` gave, in this order: from the index where it holds them, else from their
+        files, many of which are read at once.
 
-        def read(place: str) -> Manifest | AetherContextError:
+        Args:
+            outcomes: whether to read how the model calls ended, too.
+        """
+        places = list(listed)
+        index = IndexReader(self.files, places) if places else None
+
+        def read(place: str, copy: CallCopy | None = None) -> StoredCall:
             try:
-                return self.read(place)
+                manifest = self._parse(place, copy.manifest) if copy else self.read(place)
+                outcome: dict[str, JSON] | None = None
+                if outcomes and listed[place].outcome:
+                    copied = copy.outcome if copy else None
+                    outcome = pack_file.read_outcome(copied, manifest.digest) if copied else self.outcome(manifest)
+                return StoredCall(place, manifest, outcome)
             except AetherContextError as error:
-                return error
+                return StoredCall(place, error)
 
-        return zip(places, self.files.ahead(read, places), strict=True)
+        for start in range(0, len(places), _MANY):
+            chunk = places[start : start + _MANY]
+            found = index.copies(chunk) if index else []
+            copies = {
+                place: copy
+                for place, copy in zip(chunk, found, strict=True)
+                if copy and listed[place].is_copied(copy, outcomes)
+            }
+            rest = [place for place in chunk if place not in copies]
+            direct = dict(zip(rest, self.files.at_once(read, rest), strict=True))
+            for place in chunk:
+                yield direct[place] if place in direct else read(place, copies[place])
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of the pack that `find` finds."""
@@ -204,10 +256,13 @@ class PackStore:
 
     def read(self, place: str) -> Manifest:
         """The manifest of the pack at a place; `PackNotFound` where it is not there, `ManifestError` where damaged."""
+        return self._parse(place, self._data(place))
+
+    def _parse(self, place: str, data: str | bytes) -> Manifest:
         from aether_context.store.manifest import Manifest
 
         try:
-            return Manifest.of(pack_file.fields_of(self._data(place)), self.texts)
+            return Manifest.of(pack_file.fields_of(data), self.texts)
         except ManifestError as error:
             path = self.files.url_of(f"{place}/{pack_file.MANIFEST}")
             raise type(error)(f"{error} (pack {name_of(place)}, {path})") from error
@@ -281,6 +336,8 @@ class PackStore:
             raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
         data = pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
         created = self.files.create(f"{place}/{pack_file.OUTCOME}", data)
+        if created:
+            self._index.add_outcome(place, data)
         return hash_bytes(data) if created else self.outcome_hash(place)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
@@ -427,12 +484,20 @@ class PackStore:
 
     def places(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
         """The places of packs, sorted by id, which begins with the time."""
+        return list(self.listed(app, user, session))
+
+    def listed(self, app: str | None = None, user: str | None = None, session: str | None = None) -> dict[str, Listing]:
+        """The files of packs by their places, sorted by id, which begins with the time."""
         sessions = self._inside(self.owners(app, user), session, _NO_SESSIONS)
         listings = self.files.at_once(lambda folder: self.files.below(f"{folder}/packs"), sessions)
-        manifests = (file for files in listings for file in files if file.name == pack_file.MANIFEST)
-        entries = (entry_of(file, self.files.root) for file in manifests)
-        packs = [entry.place for entry in entries if entry is not None]
-        return sorted(packs, key=lambda pack: (name_of(pack), pack))
+        manifests, outcomes = dict[str, File](), dict[str, File]()
+        for file in (file for files in listings for file in files):
+            if file.name == pack_file.OUTCOME:
+                outcomes[file.path.rpartition("/")[0]] = file
+            elif file.name == pack_file.MANIFEST and (entry := entry_of(file, self.files.root)) is not None:
+                manifests[entry.place] = file
+        places = sorted(manifests, key=lambda place: (name_of(place), place))
+        return {place: Listing(manifests[place], outcomes.get(place)) for place in places}
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
@@ -13,7 +14,14 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
-from aether_context.errors import PackNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
+from aether_context.errors import (
+    AetherContextError,
+    PackNotFound,
+    PolicyError,
+    ReplayError,
+    ReplayIncomplete,
+    ReplayMismatch,
+)
 from aether_context.pack import (
     Candidate,
     Content,
@@ -192,6 +200,19 @@ class Replayer:
             name: replace(content_from_wire(wire), digest=name) for name, wire in contents_of(texts).items()
         }
         self._epoch_texts.update(texts.get("epoch", {}))
+
+    def ahead(self, manifests: Sequence[Manifest]) -> Iterator[Manifest]:
+        """The manifests, with the texts of several of them read at once; those that cannot be read are read again."""
+
+        def read(manifest: Manifest) -> dict[str, JSON] | None:
+            with suppress(AetherContextError):
+                return self.store.texts(manifest)
+            return None
+
+        for manifest, texts in zip(manifests, self.store.files.ahead(read, manifests), strict=True):
+            if texts is not None:
+                self.take(manifest, texts)
+            yield manifest
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""

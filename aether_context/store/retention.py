@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from aether_context.errors import AetherContextError, StoreError
 from aether_context.store.files import File
+from aether_context.store.index import read_block
 from aether_context.store.layout import Entry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import Forgotten, PackStore
@@ -98,6 +99,8 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
             if entry.kind in ("message", "record") and is_old(entry):
                 begins = entry.file.name if entry.kind == "message" else _digest_of(store, entry)[:16]
                 gone += [] if any(name.startswith(begins) for name in named) else [entry]
+    stay_places = {entry.place for entry in entries if entry.kind == "pack"} - {entry.place for entry in gone}
+    gone += [entry for entry in entries if entry.kind == "index" and not _indexed_places(store, entry) <= stay_places]
     gone += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
     proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in gone}
     gone += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
@@ -124,6 +127,8 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
         named = {_digest_of(store, entry) for entry in own if entry.kind == "record"}
         named -= {_digest_of(store, entry) for entry in others if entry.kind == "record"}
         shared = [entry for entry in others if entry.kind in ("summary", "calibration") or entry.stem in named]
+        stay = {entry.place for entry in others if entry.kind == "pack"}
+        shared += [entry for entry in others if entry.kind == "index" and not _indexed_places(store, entry) <= stay]
         entries = own + [entry for entry in shared if own and entry.session == ""]
         folders = [f"{store.files.root}/{folder}" for folder in sorted(sessions)]
     return Removal(files=_in_order(entries), foreign=foreign, folders=tuple(folders))
@@ -164,6 +169,14 @@ def _with_called(store: PackStore, entries: Sequence[Entry], session: str) -> se
     while more := {folder for folder, of_folder in callers.items() if of_folder <= found} - found:
         found |= more
     return found
+
+
+def _indexed_places(store: PackStore, block: Entry) -> set[str]:
+    """The places of the packs that a block of the index holds; one that is nowhere for a block that is damaged."""
+    with suppress(AetherContextError, FileNotFoundError):
+        calls = read_block(store.files.read(block.file.path), store.files.below_base(block.place))
+        return {f"{store.files.root}/{block.owner}/{place}" for place in calls}
+    return {""}
 
 
 def _in_order(entries: Iterable[Entry]) -> tuple[File, ...]:

@@ -15,6 +15,7 @@ from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import NOTHING, pack_of_event
 from aether_context.store.artifacts import ArtifactFiles, is_artifact, located
 from aether_context.store.files import segment
+from aether_context.store.index import INDEX, read_block
 from aether_context.store.layout import Entry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import gunzip_bytes, unhashed
@@ -207,6 +208,7 @@ def verify(
         for entry in of_folder:
             if entry.kind not in ("pack", "replay", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
+        faults |= held.contradictions(manifests, verifier.outcomes)
         faults[f"{root}/{folder}"] = (
             manifests and _gaps(store, manifests, damaged, verifier.outcomes, event_packs)
         ) or (held.missing(folder, manifests))
@@ -271,6 +273,19 @@ class _Held:
             for entry in every
             if entry.kind == "record" and (record := self._record(entry)) is not None
         }
+        self._copies: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+        """By the place of a pack: the blocks of the index that hold it, with the hashes of their copies."""
+        for entry in every:
+            with suppress(AetherContextError, FileNotFoundError):
+                path, owner = entry.file.path, entry.place.rpartition("/")[0]
+                block = (
+                    read_block(store.files.read(path), store.files.below_base(entry.place))
+                    if entry.kind == INDEX
+                    else {}
+                )
+                for place, copies in block.items():
+                    hashes = [hash_bytes((text or "").encode()) for text in copies]
+                    self._copies[f"{owner}/{place}"].append((path, hashes[0], hashes[1] if copies[1] else ""))
         self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for entry in every:
             if entry.kind == "turns":
@@ -282,6 +297,19 @@ class _Held:
             return read_record(self._store.files.read(entry.file.path), self._store.files.below_base(entry.file.path))
         except (FileNotFoundError, ValueError, TypeError, AetherContextError):
             return None
+
+    def contradictions(self, manifests: Sequence[Manifest], outcomes: Mapping[str, str]) -> dict[str, str]:
+        """Describes the blocks of the index that hold other manifests or outcomes than the packs, by their paths.
+
+        Args:
+            outcomes: the hashes of the outcomes' files by the ids of packs, empty for those without.
+        """
+        faults = {}
+        for manifest in manifests:
+            for path, copy, outcome in self._copies.get(self._store.place(manifest), ()):
+                if copy != hash_bytes(manifest.to_json().encode()) or outcome not in ("", outcomes[manifest.pack_id]):
+                    faults[path] = f"its copy of {manifest.pack_id} is not what the pack holds"
+        return faults
 
     def missing(self, folder: str, manifests: Sequence[Manifest]) -> str:
         """Lists the files that a session's manifests name and that are not there; empty where nothing is missing."""
@@ -326,7 +354,7 @@ def _file_fault(store: PackStore, entry: Entry) -> str:
             name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
-        elif entry.kind == "turns":
+        elif entry.kind in ("turns", "index"):
             unhashed(gunzip_bytes(data), place.rsplit("/", 1)[0])
             is_sound = short(hash_bytes(data)) == entry.stem.rpartition("-")[2]
         elif entry.kind == "artifact":
