@@ -330,9 +330,9 @@ class Files:
             raise StoreError(f"{self.url} is a file: a store is a folder, or the URL of one")
         return True
 
-    def folders(self, path: str) -> list[str]:
-        """The folders in a folder, symbolic links left out; none where it is not there."""
-        return [entry["name"].rstrip("/") for entry in self._entries(path) if entry["type"] == "directory"]
+    def folders(self, path: str, size: int | None = None) -> list[str]:
+        """The folders in a folder, symbolic links left out; ``size`` is 0 where a run waits."""
+        return [entry["name"].rstrip("/") for entry in self._entries(path, size=size) if entry["type"] == "directory"]
 
     def files(self, path: str, size: int | None = None) -> list[File]:
         """The files in a folder without symbolic links and unfinished ones; ``size`` is 0 where a write waits."""

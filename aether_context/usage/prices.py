@@ -54,7 +54,7 @@ class Prices(NamedTuple):
 
 _MILLION = 1_000_000
 _PRICES_OF_MILLION: dict[int, tuple[ModelPrice, tuple[Decimal, ...]]] = {}
-"""By the identity of rates, which are kept beside it: the price of a million input tokens, and what is added to it where
+"""By the identity of rates, which are kept beside it: the price of a million input tokens, and what is added where
 they are cached, where they are written to the cache, and for a million output tokens."""
 
 
