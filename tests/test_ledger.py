@@ -9,7 +9,6 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from genai_prices import Usage
 from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import Usage
 from hypothesis import given
