@@ -19,7 +19,7 @@ from aether_context.errors import ManifestError
 from aether_context.store.files import File, Files
 from aether_context.store.index import read_block
 from aether_context.store.layout import entry_of
-from aether_context.store.pack_file import gunzip_bytes, gzip_bytes, hashed
+from aether_context.store.pack_file import add_hash, gunzip_bytes, gzip_bytes
 from aether_context.store.retention import all_of, carry_out, older_than
 from aether_context.store.verification import verify
 
@@ -75,7 +75,7 @@ def rewrite_block(store: PackStore, block: File, way: Callable[[str, str | None]
     """Writes a block with other copies, as whoever can write to the store could."""
     folder = block.path.rpartition("/")[0]
     calls = [(place, *way(*copy)) for place, copy in in_block(store, block).items()]
-    data = gzip_bytes(hashed(canonical_json(calls).encode(), store.files.below_base(folder)))
+    data = gzip_bytes(add_hash(canonical_json(calls).encode(), store.files.below_base(folder)))
     store.files.delete(block.path)
     name = block.name.split("-")[:2]
     store.files.create(f"{folder}/{'-'.join(name)}-{short(hash_bytes(data))}.json.gz", data)

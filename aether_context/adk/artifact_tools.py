@@ -31,7 +31,7 @@ from aether_context.evidence.offload import data_of
 from aether_context.evidence.record import READ, SEARCH, STORED, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
-from aether_context.store.artifacts import located
+from aether_context.store.artifacts import artifact_owner
 from aether_context.store.layout import pack_at
 from aether_context.text.entities import SCHEME
 from aether_context.text.shorten import view_of
@@ -215,7 +215,7 @@ async def _artifact(uri: str, context: ToolContext) -> bytes | None:
     Raises:
         ArtifactError: the address is none of this session's.
     """
-    owner, name, version = located(uri, session_key(context))
+    owner, name, version = artifact_owner(uri, session_key(context))
     name = name if owner[2:] else f"user:{name}"
     if context.get_invocation_context().artifact_service is None:
         return None

@@ -57,7 +57,7 @@ class File(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
 
-class Calls:
+class TimedCalls:
     """Calls of one file system, each in a thread that is left behind where the call hangs.
 
     While one hangs the others fail at once; each minute one is tried all the same, until eight threads hang. None of
@@ -74,7 +74,7 @@ class Calls:
         """Returns the result of ``act``; `StoreError` where that takes longer, or takes long while another call
         hangs."""
         if self._process != os.getpid():  # a forked process has no threads of its parent
-            Calls.__init__(self)
+            TimedCalls.__init__(self)
         began = time.monotonic()
         answer = Future[_R]()
         with self._lock:
@@ -123,7 +123,7 @@ class Files:
         if not self.url:
             raise StoreError("the URL of a store is empty: give a folder or any fsspec URL")
         self.timeout_seconds = timeout_seconds
-        self.calls = Calls()
+        self.calls = TimedCalls()
         self.refuses: bool | None = None
         self._torn: set[str] = set()
         self.options = dict(options or {})

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.errors import AetherContextError, ManifestError, StoreError
 from aether_context.store.files import File, Files
-from aether_context.store.pack_file import GZIP_ENDING, MANIFEST, gunzip_bytes, gzip_bytes, hashed, unhashed
+from aether_context.store.pack_file import GZIP_ENDING, MANIFEST, add_hash, gunzip_bytes, gzip_bytes, remove_hash
 
 _BLOCK_CALLS, _LEAST_CALLS, _MOST_USERS = 64, 16, 64
 """Calls of a block; the fewest of one that is written because many other users' calls wait; and so many users."""
@@ -74,7 +74,7 @@ def _write_block(files: Files, owner: str, calls: dict[str, tuple[str, str | Non
     if not block:
         return
     folder, times = f"{owner}/{INDEX}", sorted(time_of(place) for place, *_ in block)
-    data = gzip_bytes(hashed(canonical_json(block).encode(), files.below_base(folder)))
+    data = gzip_bytes(add_hash(canonical_json(block).encode(), files.below_base(folder)))
     with suppress(StoreError):
         files.create(f"{folder}/{times[0]}-{times[-1]}-{short(hash_bytes(data))}{GZIP_ENDING}", data)
 
@@ -90,7 +90,7 @@ def read_block(data: bytes, folder: str) -> dict[str, tuple[str, str | None]]:
         ChecksumMismatch: it is not what was written.
     """
     try:
-        calls = json.loads(unhashed(gunzip_bytes(data), folder))
+        calls = json.loads(remove_hash(gunzip_bytes(data), folder))
         return {place: (manifest, outcome) for place, manifest, outcome in calls}
     except (ValueError, TypeError) as error:
         raise ManifestError(f"not a block of calls: {error}") from error

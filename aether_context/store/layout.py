@@ -50,7 +50,7 @@ _FORMS: dict[Kind, re.Pattern[str]] = {
 }
 
 
-class Entry(NamedTuple):
+class StoreEntry(NamedTuple):
     """A file of ours. ``owner`` is the user's folder below the base, ``session`` that of the session, empty for a file
     that all sessions of the user share."""
 
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
         return self.file.path.rsplit("/", 1)[0]
 
 
-def entry_of(file: File, root: str) -> Entry | None:
+def entry_of(file: File, root: str) -> StoreEntry | None:
     """Reads the path of a file below the base of a store; None where its name is none of ours."""
     path = file.path.removeprefix(f"{root}/")
     kind = next((kind for kind, form in _FORMS.items() if form.fullmatch(path)), None)
@@ -80,7 +80,7 @@ def entry_of(file: File, root: str) -> Entry | None:
         return None
     names = path.split("/")
     shared = kind in ("evidence", "summary", "calibration", "index") or names[2] in ("artifacts", "name.json")
-    return Entry(kind, file, "/".join(names[:2]), "" if shared else "/".join(names[:3]))
+    return StoreEntry(kind, file, "/".join(names[:2]), "" if shared else "/".join(names[:3]))
 
 
 def manifest_uri(pack_id: str) -> str:

@@ -217,14 +217,14 @@ class PackStore:
 
         for start in range(0, len(places), _MANY):
             chunk = places[start : start + _MANY]
-            found = index.copies(chunk) if index else []
+            block_copies = index.copies(chunk) if index else []
             copies = {
                 place: copy
-                for place, copy in zip(chunk, found, strict=True)
+                for place, copy in zip(chunk, block_copies, strict=True)
                 if copy and listed[place].is_copied(copy, outcomes)
             }
-            rest = [place for place in chunk if place not in copies]
-            direct = dict(zip(rest, self.files.at_once(read, rest), strict=True))
+            uncopied = [place for place in chunk if place not in copies]
+            direct = dict(zip(uncopied, self.files.at_once(read, uncopied), strict=True))
             for place in chunk:
                 yield direct[place] if place in direct else read(place, copies[place])
 
@@ -281,7 +281,7 @@ class PackStore:
         if outcome is None:
             return Parts(manifest, texts)
         answer = pack_file.read_outcome(outcome, manifest.digest)
-        if outcome != readable_json(pack_file.parsed(outcome)).encode():
+        if outcome != readable_json(pack_file.parse_json(outcome)).encode():
             raise ManifestError("the outcome is not as it was written")
         return Parts(manifest, texts, answer, hash_bytes(outcome))
 
@@ -315,7 +315,7 @@ class PackStore:
         if hash_bytes(data) != manifest.replay_bytes:
             raise ChecksumMismatch(f"{path} does not hold the bytes that were written")
         text = pack_file.gunzip_bytes(data)
-        fields = pack_file.parsed(text, pack_file.TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
+        fields = pack_file.parse_json(text, pack_file.TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
         if not isinstance(fields, dict):
             raise ChecksumMismatch(f"{path} does not hold the text that was written")
         texts: dict[str, JSON] = fields.pop("texts", {})
@@ -451,11 +451,11 @@ class PackStore:
         self.files.replace(path, self._hashed(path, canonical_json({"packs": numbers, "turns": stops}).encode()))
 
     def _hashed(self, path: str, data: bytes) -> bytes:
-        return pack_file.hashed(data, self.files.below_base(path))
+        return pack_file.add_hash(data, self.files.below_base(path))
 
     def _unhashed(self, path: str, end: int | None = None) -> bytes | None:
         data = self.files.get(path, end)
-        return None if data is None else pack_file.unhashed(data, self.files.below_base(path))
+        return None if data is None else pack_file.remove_hash(data, self.files.below_base(path))
 
     # paths
 

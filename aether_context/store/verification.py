@@ -13,12 +13,12 @@ from aether_context.canonical import canonical_json, hash_bytes, hash_json, shor
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound, ReplayIncomplete
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import NOTHING, pack_of_event
-from aether_context.store.artifacts import ArtifactFiles, is_artifact, located
+from aether_context.store.artifacts import ArtifactFiles, artifact_owner, is_artifact
 from aether_context.store.files import segment
 from aether_context.store.index import INDEX, read_block
-from aether_context.store.layout import Entry, entry_of
+from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.pack_file import gunzip_bytes, unhashed
+from aether_context.store.pack_file import gunzip_bytes, remove_hash
 from aether_context.store.packs import PackStore, Parts, read_record, record_file
 from aether_context.store.replay import Replayer
 
@@ -180,22 +180,24 @@ def verify(
             is None, is any.
     """
     store = store if isinstance(store, PackStore) else PackStore(store)
-    root, found, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
+    root, findings, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
     if session is not None:
         selection = {"app": session.app_name, "user": session.user_id, "session": session.id}
-    wanted = [None if (name := selection.get(level)) is None else segment(name) for level in ("app", "user", "session")]
+    segments = [
+        None if (name := selection.get(level)) is None else segment(name) for level in ("app", "user", "session")
+    ]
     event_packs = [pack_of_event(event) for event in session.events] if session is not None else []
-    entries: dict[str, list[Entry]] = defaultdict(list)
-    owners = store.owners(selection.get("app"), selection.get("user")) if any(wanted) else [root]
+    entries: dict[str, list[StoreEntry]] = defaultdict(list)
+    owners = store.owners(selection.get("app"), selection.get("user")) if any(segments) else [root]
     for file in (file for owner in owners for file in store.files.below(owner)):
         entry = entry_of(file, root)
         if entry is None:
-            found.foreign.append(store.files.below_base(file.path))
+            findings.foreign.append(store.files.below_base(file.path))
         else:
             entries[entry.session].append(entry)
-    held = _Held(store, entries)
+    other_files = _OtherFiles(store, entries)
     for folder, of_folder in sorted(entries.items()):
-        if folder and wanted[2] not in (None, folder.rsplit("/", 1)[-1]):
+        if folder and segments[2] not in (None, folder.rsplit("/", 1)[-1]):
             continue
         manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
@@ -203,22 +205,22 @@ def verify(
         for place in places:
             with suppress(AetherContextError):
                 manifests.append(verifier.manifest(place))
-        found.packs += len(places)
+        findings.packs += len(places)
         damaged = len(places) - len(manifests)
         for entry in of_folder:
             if entry.kind not in ("pack", "replay", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
-        faults |= held.contradictions(manifests, verifier.outcomes)
+        faults |= other_files.contradictions(manifests, verifier.outcomes)
         faults[f"{root}/{folder}"] = (
             manifests and _gaps(store, manifests, damaged, verifier.outcomes, event_packs)
-        ) or (held.missing(folder, manifests))
-        found.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
+        ) or (other_files.missing(folder, manifests))
+        findings.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
     if session is not None and (number := max(event_packs, default=(0, ""))[0]):
         of_session = store.files.below_base(store.files.place(session.app_name, session.user_id, session.id))
         if not any(entry.kind == "pack" for entry in entries.get(of_session, ())):
-            found.faults[of_session] = f"none of its {number:,} packs is there"
-    found.unrecorded = verifier.unrecorded
-    return found
+            findings.faults[of_session] = f"none of its {number:,} packs is there"
+    findings.unrecorded = verifier.unrecorded
+    return findings
 
 
 def _gaps(
@@ -246,10 +248,10 @@ def _gaps(
     ids = {manifest.pack_id for manifest in manifests}
     named = {number for number, name in event_packs if number and name not in ids}
     numbers = range(first, max(*numbered, *(number for number, _ in event_packs), 0) + 1)
-    gone = [at for at in numbers if (at not in numbered or at in named) and at not in forgotten]
-    if len(gone) > damaged:
-        shown = ", ".join(f"{number:,}" for number in gone[:10])
-        return f"of its {numbers[-1]:,} packs number {shown}{', …' if len(gone) > 10 else ''} is missing"
+    missing = [at for at in numbers if (at not in numbered or at in named) and at not in forgotten]
+    if len(missing) > damaged:
+        numbers_shown = ", ".join(f"{number:,}" for number in missing[:10])
+        return f"of its {numbers[-1]:,} packs number {numbers_shown}{', …' if len(missing) > 10 else ''} is missing"
     for manifest in manifests:
         before = numbered.get(manifest.number - 1, [])
         if manifest.before and before and manifest.before not in {one.digest for one in before}:
@@ -261,10 +263,10 @@ def _gaps(
     return ""
 
 
-class _Held:
+class _OtherFiles:
     """The files of a store beside packs, to be compared with what manifests name."""
 
-    def __init__(self, store: PackStore, entries: Mapping[str, Sequence[Entry]]) -> None:
+    def __init__(self, store: PackStore, entries: Mapping[str, Sequence[StoreEntry]]) -> None:
         self._store = store
         every = [entry for of_folder in entries.values() for entry in of_folder]
         self._files = {(entry.kind, entry.owner, entry.stem[:_DIGITS]) for entry in every}
@@ -292,7 +294,7 @@ class _Held:
                 _, start, stop, _ = entry.stem.split("-")
                 self._turns[entry.place].append((int(start), int(stop)))
 
-    def _record(self, entry: Entry) -> EvidenceRecord | None:
+    def _record(self, entry: StoreEntry) -> EvidenceRecord | None:
         try:
             return read_record(self._store.files.read(entry.file.path), self._store.files.below_base(entry.file.path))
         except (FileNotFoundError, ValueError, TypeError, AetherContextError):
@@ -327,7 +329,7 @@ class _Held:
         if (digits := evidence_key(name)) is not None:
             return ("evidence", owner, digits) in self._files and (owner, digits) in self._records
         if not name.startswith("turns/"):
-            whose, artifact, _ = located(name, manifest.session_key)
+            whose, artifact, _ = artifact_owner(name, manifest.session_key)
             return bool(ArtifactFiles(self._store.files).versions(whose, artifact))
         scope, _, positions = name.rpartition("/")
         start, stop = map(int, positions.split("-"))
@@ -339,7 +341,7 @@ class _Held:
         return reached >= stop
 
 
-def _file_fault(store: PackStore, entry: Entry) -> str:
+def _file_fault(store: PackStore, entry: StoreEntry) -> str:
     """Describes the fault of a file that is no pack; empty where there is none. ``saved`` are the hashes of the
     session's messages by their file's name."""
     place = store.files.below_base(entry.file.path)
@@ -355,12 +357,12 @@ def _file_fault(store: PackStore, entry: Entry) -> str:
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
         elif entry.kind in ("turns", "index"):
-            unhashed(gunzip_bytes(data), place.rsplit("/", 1)[0])
+            remove_hash(gunzip_bytes(data), place.rsplit("/", 1)[0])
             is_sound = f"-{short(hash_bytes(data))}." in entry.file.name
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)
         else:
-            unhashed(data, place)
+            remove_hash(data, place)
             is_sound = True
     except FileNotFoundError:
         return ""  # deleted meanwhile

@@ -26,7 +26,7 @@ from aether_context.evidence import evidence_key
 from aether_context.pack import Identity, Pack, noted, pack_of_event
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, Tip, pack_id, record
-from aether_context.store.artifacts import ArtifactFiles, located
+from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 from aether_context.store.files import Files
 from aether_context.store.index import time_of
 from aether_context.store.layout import pack_at
@@ -248,7 +248,7 @@ class Recorder:
             name = uri.removeprefix(SCHEME)
             if evidence_key(uri) is None and pack_at(name) is None and not name.startswith("messages/"):
                 with suppress(ArtifactError, StoreError):
-                    owner, name, _ = located(uri, session)
+                    owner, name, _ = artifact_owner(uri, session)
                     if ArtifactFiles(files).versions(owner, name):
                         files.note_written(folder, uri)
         return files.written(folder)
