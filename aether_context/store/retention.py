@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from aether_context.errors import AetherContextError, StoreError
 from aether_context.store.files import File
-from aether_context.store.index import read_block
+from aether_context.store.index import read_block, time_of
 from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.packs import Forgotten, PackStore
+from aether_context.store.pack_file import MANIFEST
+from aether_context.store.packs import Forgotten, Listing, PackStore, name_of
 from aether_context.store.spool import SpooledFiles, spool_of
 
 DAY_SECONDS = 86_400.0
@@ -197,16 +198,12 @@ def _manifests(store: PackStore, packs: Sequence[StoreEntry]) -> tuple[dict[str,
     """
     manifests: dict[str, Manifest] = {}
     damaged: list[str] = []
-
-    def read(entry: StoreEntry) -> None:
-        try:
-            manifests[entry.stem] = store.read(entry.place)
-        except StoreError:
-            pass
-        except AetherContextError:
-            damaged.append(entry.file.path)
-
-    store.files.at_once(read, packs)
+    in_order = sorted(packs, key=lambda entry: time_of(entry.place))
+    for place, manifest, _ in store.calls({entry.place: Listing(entry.file, None) for entry in in_order}):
+        if not isinstance(manifest, AetherContextError):
+            manifests[name_of(place)] = manifest
+        elif not isinstance(manifest, StoreError):
+            damaged.append(f"{place}/{MANIFEST}")
     return manifests, damaged
 
 
