@@ -44,11 +44,11 @@ class IndexWriter:
     def __init__(self) -> None:
         self._users: dict[str, dict[str, tuple[str, str | None]]] = {}
 
-    def add(self, files: Files, place: str, manifest: bytes) -> None:
+    def add(self, files: Files, pack_path: str, manifest: bytes) -> None:
         """Takes in a pack that was written to a place."""
-        owner = place.rsplit("/", 3)[0]
+        owner = pack_path.rsplit("/", 3)[0]
         calls = self._users[owner] = self._users.pop(owner, {})  # the user of the latest call comes last
-        calls[place] = manifest.decode(), None
+        calls[pack_path] = manifest.decode(), None
         if len(calls) >= _BLOCK_CALLS + _UNFINISHED_CALLS:
             _write_block(files, owner, calls, _BLOCK_CALLS)
         elif len(self._users) > _MOST_USERS:
@@ -57,23 +57,25 @@ class IndexWriter:
             if len(calls) >= _LEAST_CALLS:
                 _write_block(files, owner, calls, len(calls))
 
-    def add_outcome(self, place: str, outcome: bytes) -> None:
+    def add_outcome(self, pack_path: str, outcome: bytes) -> None:
         """Takes in the outcome of a pack that waits for its block."""
-        calls = self._users.get(place.rsplit("/", 3)[0], {})
-        if place in calls:
-            calls[place] = calls[place][0], outcome.decode()
+        calls = self._users.get(pack_path.rsplit("/", 3)[0], {})
+        if pack_path in calls:
+            calls[pack_path] = calls[pack_path][0], outcome.decode()
 
 
 def _write_block(files: Files, owner: str, calls: dict[str, tuple[str, str | None]], count: int) -> None:
     """Writes the first calls and takes them out of what waits. Those of a session that was forgotten meanwhile, which
     its first pack tells, are passed over."""
-    block = [(place.removeprefix(f"{owner}/"), *calls.pop(place)) for place in list(calls)[:count]]
-    first_of_session = {place.split("/", 1)[0]: place for place, *_ in reversed(block)}
-    forgotten = {session for session, place in first_of_session.items() if files.lacks(f"{owner}/{place}/{MANIFEST}")}
+    block = [(pack_path.removeprefix(f"{owner}/"), *calls.pop(pack_path)) for pack_path in list(calls)[:count]]
+    first_of_session = {pack_path.split("/", 1)[0]: pack_path for pack_path, *_ in reversed(block)}
+    forgotten = {
+        session for session, pack_path in first_of_session.items() if files.lacks(f"{owner}/{pack_path}/{MANIFEST}")
+    }
     block = [call for call in block if call[0].split("/", 1)[0] not in forgotten]
     if not block:
         return
-    folder, times = f"{owner}/{INDEX}", sorted(time_of(place) for place, *_ in block)
+    folder, times = f"{owner}/{INDEX}", sorted(time_of(pack_path) for pack_path, *_ in block)
     data = gzip_bytes(add_hash(canonical_json(block).encode(), files.below_base(folder)))
     with suppress(StoreError):
         files.create(f"{folder}/{times[0]}-{times[-1]}-{short(hash_bytes(data))}{GZIP_ENDING}", data)
@@ -91,7 +93,7 @@ def read_block(data: bytes, folder: str) -> dict[str, tuple[str, str | None]]:
     """
     try:
         calls = json.loads(remove_hash(gunzip_bytes(data), folder))
-        return {place: (manifest, outcome) for place, manifest, outcome in calls}
+        return {pack_path: (manifest, outcome) for pack_path, manifest, outcome in calls}
     except (ValueError, TypeError) as error:
         raise ManifestError(f"not a block of calls: {error}") from error
 
@@ -106,8 +108,8 @@ class IndexReader:
     def __init__(self, files: Files, places: list[str]) -> None:
         self._files = files
         self._copies: dict[str, CallCopy] = {}
-        first, last = (time_of(place) for place in (places[0], places[-1]))
-        folders = dict.fromkeys(f"{place.rsplit('/', 3)[0]}/{INDEX}" for place in places)
+        first, last = (time_of(pack_path) for pack_path in (places[0], places[-1]))
+        folders = dict.fromkeys(f"{pack_path.rsplit('/', 3)[0]}/{INDEX}" for pack_path in places)
         named = [
             (name[1], file)
             for listing in files.at_once(files.files, folders)
@@ -120,13 +122,15 @@ class IndexReader:
     def copies(self, places: list[str]) -> list[CallCopy | None]:
         """The copies of the next packs, None for those that no block holds."""
         last = time_of(places[-1])
-        self._copies = {place: copy for place, copy in self._copies.items() if time_of(place) >= time_of(places[0])}
+        self._copies = {
+            pack_path: copy for pack_path, copy in self._copies.items() if time_of(pack_path) >= time_of(places[0])
+        }
         blocks = list[File]()
         while self._waiting and self._waiting[0][0] <= last:
             blocks.append(self._waiting.popleft()[1])
         for copies in self._files.at_once(self._read, blocks):
             self._copies.update(copies)
-        return [self._copies.pop(place, None) for place in places]
+        return [self._copies.pop(pack_path, None) for pack_path in places]
 
     def _read(self, block: File) -> dict[str, CallCopy]:
         with suppress(AetherContextError, FileNotFoundError):
@@ -134,10 +138,10 @@ class IndexReader:
             copies = read_block(self._files.read(block.path), self._files.below_base(folder))
             owner = folder.rpartition("/")[0]
             if block.modified is not None:
-                return {f"{owner}/{place}": CallCopy(*copy, block.modified) for place, copy in copies.items()}
+                return {f"{owner}/{pack_path}": CallCopy(*copy, block.modified) for pack_path, copy in copies.items()}
         return {}
 
 
-def time_of(place: str) -> str:
+def time_of(pack_path: str) -> str:
     """The time in the id of a pack, which sorts as it passes."""
-    return place.rpartition("/")[2].split("_")[1]
+    return pack_path.rpartition("/")[2].split("_")[1]

@@ -173,11 +173,11 @@ class PackStore:
         return recording.manifest
 
     def _create(self, recording: Recording) -> bool:
-        place, manifest = self.place(recording.manifest), recording.manifest
-        self.files.create(f"{place}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
-        if not self.files.create(f"{place}/{pack_file.MANIFEST}", recording.data):
+        pack_path, manifest = self.place(recording.manifest), recording.manifest
+        self.files.create(f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
+        if not self.files.create(f"{pack_path}/{pack_file.MANIFEST}", recording.data):
             return False
-        self._index.add(self.files, place, recording.data)
+        self._index.add(self.files, pack_path, recording.data)
         return True
 
     def manifests(
@@ -204,29 +204,29 @@ class PackStore:
         places = list(listed)
         index = IndexReader(self.files, places) if places else None
 
-        def read(place: str, copy: CallCopy | None = None) -> StoredCall:
+        def read(pack_path: str, copy: CallCopy | None = None) -> StoredCall:
             try:
-                manifest = self._parse(place, copy.manifest) if copy else self.read(place)
+                manifest = self._parse(pack_path, copy.manifest) if copy else self.read(pack_path)
                 outcome: dict[str, JSON] | None = None
-                if outcomes and listed[place].outcome:
+                if outcomes and listed[pack_path].outcome:
                     copied = copy.outcome if copy else None
                     outcome = pack_file.read_outcome(copied, manifest.digest) if copied else self.outcome(manifest)
-                return StoredCall(place, manifest, outcome)
+                return StoredCall(pack_path, manifest, outcome)
             except AetherContextError as error:
-                return StoredCall(place, error)
+                return StoredCall(pack_path, error)
 
         for start in range(0, len(places), _MANY):
             chunk = places[start : start + _MANY]
             block_copies = index.copies(chunk) if index else []
             copies = {
-                place: copy
-                for place, copy in zip(chunk, block_copies, strict=True)
-                if copy and listed[place].is_copied(copy, outcomes)
+                pack_path: copy
+                for pack_path, copy in zip(chunk, block_copies, strict=True)
+                if copy and listed[pack_path].is_copied(copy, outcomes)
             }
-            uncopied = [place for place in chunk if place not in copies]
+            uncopied = [pack_path for pack_path in chunk if pack_path not in copies]
             direct = dict(zip(uncopied, self.files.at_once(read, uncopied), strict=True))
-            for place in chunk:
-                yield direct[place] if place in direct else read(place, copies[place])
+            for pack_path in chunk:
+                yield direct[pack_path] if pack_path in direct else read(pack_path, copies[pack_path])
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of the pack that `find` finds."""
@@ -242,10 +242,11 @@ class PackStore:
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
         places = self.places(app, user)
-        matches = [place for place in places if name_of(place) == pack_id] or [
-            place
-            for place in places
-            if pack_id and (name_of(place).startswith(prefix) or name_of(place).rsplit("_", 1)[-1].startswith(pack_id))
+        matches = [pack_path for pack_path in places if name_of(pack_path) == pack_id] or [
+            pack_path
+            for pack_path in places
+            if pack_id
+            and (name_of(pack_path).startswith(prefix) or name_of(pack_path).rsplit("_", 1)[-1].startswith(pack_id))
         ]
         if not matches:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
@@ -254,30 +255,30 @@ class PackStore:
             raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({names}, …): give more of the id")
         return matches[0]
 
-    def read(self, place: str) -> Manifest:
+    def read(self, pack_path: str) -> Manifest:
         """The manifest of the pack at a place; `PackNotFound` where it is not there, `ManifestError` where damaged."""
-        return self._parse(place, self._data(place))
+        return self._parse(pack_path, self._data(pack_path))
 
-    def _parse(self, place: str, data: str | bytes) -> Manifest:
+    def _parse(self, pack_path: str, data: str | bytes) -> Manifest:
         from aether_context.store.manifest import Manifest
 
         try:
             return Manifest.of(pack_file.fields_of(data), self.texts)
         except ManifestError as error:
-            path = self.files.url_of(f"{place}/{pack_file.MANIFEST}")
-            raise type(error)(f"{error} (pack {name_of(place)}, {path})") from error
+            path = self.files.url_of(f"{pack_path}/{pack_file.MANIFEST}")
+            raise type(error)(f"{error} (pack {name_of(pack_path)}, {path})") from error
 
-    def parts(self, place: str) -> Parts:
+    def parts(self, pack_path: str) -> Parts:
         """Reads the files of the pack at a place, each as it was written; errors as for `read`."""
         from aether_context.store.manifest import Manifest
 
-        data = self._data(place)
+        data = self._data(pack_path)
         fields = pack_file.fields_of(data)
         if data != pack_file.manifest_file(fields):
             raise ManifestError("the manifest is not as it was written")
         manifest = Manifest.of(fields, self.texts)
         manifest.verify()
-        texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{pack_file.OUTCOME}")
+        texts, outcome = self._replay(pack_path, manifest), self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         if outcome is None:
             return Parts(manifest, texts)
         answer = pack_file.read_outcome(outcome, manifest.digest)
@@ -285,10 +286,10 @@ class PackStore:
             raise ManifestError("the outcome is not as it was written")
         return Parts(manifest, texts, answer, hash_bytes(outcome))
 
-    def _data(self, place: str) -> bytes:
-        data = self.files.get(f"{place}/{pack_file.MANIFEST}")
+    def _data(self, pack_path: str) -> bytes:
+        data = self.files.get(f"{pack_path}/{pack_file.MANIFEST}")
         if data is None:
-            raise PackNotFound(f"{place}/{pack_file.MANIFEST} is not there")
+            raise PackNotFound(f"{pack_path}/{pack_file.MANIFEST} is not there")
         return data
 
     def extended(self, manifest: Manifest) -> Manifest:
@@ -307,8 +308,8 @@ class PackStore:
         """
         return self._replay(self.place(manifest), manifest)
 
-    def _replay(self, place: str, manifest: Manifest) -> dict[str, JSON]:
-        path = f"{place}/{pack_file.replay_name(manifest.replay_bytes)}"
+    def _replay(self, pack_path: str, manifest: Manifest) -> dict[str, JSON]:
+        path = f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}"
         data = self.files.get(path)
         if data is None:
             raise PackNotFound(f"{path} is not there")
@@ -331,35 +332,35 @@ class PackStore:
         Raises:
             PackNotFound: the pack is not there, or not there any more.
         """
-        place = self.place(manifest)
-        if not is_new and self.files.lacks(f"{place}/{pack_file.MANIFEST}"):
+        pack_path = self.place(manifest)
+        if not is_new and self.files.lacks(f"{pack_path}/{pack_file.MANIFEST}"):
             raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
         data = pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
-        created = self.files.create(f"{place}/{pack_file.OUTCOME}", data)
+        created = self.files.create(f"{pack_path}/{pack_file.OUTCOME}", data)
         if created:
-            self._index.add_outcome(place, data)
-        return hash_bytes(data) if created else self.outcome_hash(place)
+            self._index.add_outcome(pack_path, data)
+        return hash_bytes(data) if created else self.outcome_hash(pack_path)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """The end of a pack's model call; None where no outcome was written."""
-        place = self.place(manifest)
-        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
+        pack_path = self.place(manifest)
+        data = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         try:
             return None if data is None else pack_file.read_outcome(data, manifest.digest)
         except ManifestError as error:
-            raise StoreError(f"the outcome of {place} could not be read: {error}") from error
+            raise StoreError(f"the outcome of {pack_path} could not be read: {error}") from error
 
-    def outcome_hash(self, place: str) -> str:
+    def outcome_hash(self, pack_path: str) -> str:
         """The hash of the outcome's file of the pack at a place; empty where there is none."""
-        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
+        data = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         return "" if data is None else hash_bytes(data)
 
     def receipt(self, app: str, user: str, session: str, name: str) -> bytes | None:
         """The manifest of a pack of a session, by its address there, ``packs/{id}/manifest.json``; None where there is
         none."""
         pack_id = pack_at(name)
-        place = f"{self.files.place(app, user, session)}/packs/{pack_id}"
-        return None if pack_id is None else self.files.get(f"{place}/{pack_file.MANIFEST}")
+        pack_path = f"{self.files.place(app, user, session)}/packs/{pack_id}"
+        return None if pack_id is None else self.files.get(f"{pack_path}/{pack_file.MANIFEST}")
 
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
         """The text cut out of an oversized message, by its name, ``messages/{hash}.txt``; None where there is none.
@@ -496,8 +497,8 @@ class PackStore:
                 outcomes[file.path.rpartition("/")[0]] = file
             elif file.name == pack_file.MANIFEST and (entry := entry_of(file, self.files.root)) is not None:
                 manifests[entry.place] = file
-        places = sorted(manifests, key=lambda place: (name_of(place), place))
-        return {place: Listing(manifests[place], outcomes.get(place)) for place in places}
+        places = sorted(manifests, key=lambda pack_path: (name_of(pack_path), pack_path))
+        return {pack_path: Listing(manifests[pack_path], outcomes.get(pack_path)) for pack_path in places}
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
@@ -508,19 +509,19 @@ class PackStore:
         return [folder for folder in inner if is_segment(name_of(folder))]
 
 
-def record_file(record: EvidenceRecord, place: str) -> bytes:
+def record_file(record: EvidenceRecord, signed_path: str) -> bytes:
     """The file of a record of evidence: its JSON, where a key is set with its signature for the place that it is
     for."""
     fields = json.loads(record.to_json())
-    return canonical_json(fields | pack_file.signed(hash_json(fields), place)).encode()
+    return canonical_json(fields | pack_file.signed(hash_json(fields), signed_path)).encode()
 
 
-def read_record(data: bytes, place: str) -> EvidenceRecord:
+def read_record(data: bytes, signed_path: str) -> EvidenceRecord:
     """The record in a file; `ValueError` where it is none, `ChecksumMismatch` where a key is set that did not sign it
     for this place."""
     fields = dict(json.loads(data))
     signature = fields.pop("signature", "")
-    pack_file.check_signature(hash_json(fields), signature, "the record", place)
+    pack_file.check_signature(hash_json(fields), signature, "the record", signed_path)
     return EvidenceRecord.model_validate(fields)
 
 

@@ -75,32 +75,32 @@ class Verifier:
     def faults(self, places: Sequence[str]) -> dict[str, str]:
         """Describes the faults of a session's packs, by their places; empty for each without any."""
 
-        def read(place: str) -> Parts | AetherContextError:
+        def read(pack_path: str) -> Parts | AetherContextError:
             try:
-                return self._store.parts(place)
+                return self._store.parts(pack_path)
             except AetherContextError as error:
                 return error
 
         faults = {}
-        for place, parts in zip(places, self._store.files.ahead(read, places), strict=True):
-            self._parts[place] = parts
-            faults[place] = self.fault(place)
+        for pack_path, parts in zip(places, self._store.files.ahead(read, places), strict=True):
+            self._parts[pack_path] = parts
+            faults[pack_path] = self.fault(pack_path)
         return faults
 
-    def fault(self, place: str, *, chain: bool = False) -> str:
+    def fault(self, pack_path: str, *, chain: bool = False) -> str:
         """Describes the fault of the pack at a place; empty where there is none.
 
         Args:
-            place: it is fastest to check the places of one session one after the other.
+            pack_path: it is fastest to check the places of one session one after the other.
             chain: whether only a replay is asked for: the packs before it in its chain must be sound then as well, and
                 its size does not matter.
         """
-        folder = place.rsplit("/", 1)[0]
+        folder = pack_path.rsplit("/", 1)[0]
         if folder != self._folder:
             self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self._store), {}, set()
         over = ""
         try:
-            manifest = self.manifest(place)
+            manifest = self.manifest(pack_path)
             if manifest.over_window and not chain:
                 over = f"the request passes the window by {manifest.over_window:,} tokens"
             if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, chain or self._replays)):
@@ -132,24 +132,24 @@ class Verifier:
         self._sound.update(below)
         return ""
 
-    def manifest(self, place: str) -> Manifest:
+    def manifest(self, pack_path: str) -> Manifest:
         """The manifest at a place; raises where it is not there, or anything in its file is not what was written."""
-        if place not in self._checked:
+        if pack_path not in self._checked:
             try:
-                self._checked[place] = self._check(place)
+                self._checked[pack_path] = self._check(pack_path)
             except AetherContextError as error:
-                self._checked[place] = error
-        checked = self._checked[place]
+                self._checked[pack_path] = error
+        checked = self._checked[pack_path]
         if isinstance(checked, AetherContextError):
             raise checked
         return checked
 
-    def _check(self, place: str) -> Manifest:
-        parts = self._parts.pop(place, None) or self._store.parts(place)
+    def _check(self, pack_path: str) -> Manifest:
+        parts = self._parts.pop(pack_path, None) or self._store.parts(pack_path)
         if isinstance(parts, AetherContextError):
             raise parts
         manifest = parts.manifest
-        if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
+        if self._store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
             raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
@@ -202,9 +202,9 @@ def verify(
         manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
         faults = verifier.faults(places)
-        for place in places:
+        for pack_path in places:
             with suppress(AetherContextError):
-                manifests.append(verifier.manifest(place))
+                manifests.append(verifier.manifest(pack_path))
         findings.packs += len(places)
         damaged = len(places) - len(manifests)
         for entry in of_folder:
@@ -285,9 +285,9 @@ class _OtherFiles:
                     if entry.kind == INDEX
                     else {}
                 )
-                for place, copies in block.items():
+                for pack_path, copies in block.items():
                     hashes = [hash_bytes((text or "").encode()) for text in copies]
-                    self._copies[f"{owner}/{place}"].append((path, hashes[0], hashes[1] if copies[1] else ""))
+                    self._copies[f"{owner}/{pack_path}"].append((path, hashes[0], hashes[1] if copies[1] else ""))
         self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for entry in every:
             if entry.kind == "turns":
@@ -344,25 +344,25 @@ class _OtherFiles:
 def _file_fault(store: PackStore, entry: StoreEntry) -> str:
     """Describes the fault of a file that is no pack; empty where there is none. ``saved`` are the hashes of the
     session's messages by their file's name."""
-    place = store.files.below_base(entry.file.path)
+    relative_path = store.files.below_base(entry.file.path)
     try:
         data = store.files.read(entry.file.path)
         if entry.kind == "evidence":
             is_sound = short(hash_bytes(data), 64) == entry.stem
         elif entry.kind == "record":
-            record = read_record(data, place)
-            is_sound = record.name == entry.stem and record_file(record, place) == data
+            record = read_record(data, relative_path)
+            is_sound = record.name == entry.stem and record_file(record, relative_path) == data
         elif entry.kind == "name":
             name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
         elif entry.kind in ("turns", "index"):
-            remove_hash(gunzip_bytes(data), place.rsplit("/", 1)[0])
+            remove_hash(gunzip_bytes(data), relative_path.rsplit("/", 1)[0])
             is_sound = f"-{short(hash_bytes(data))}." in entry.file.name
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)
         else:
-            remove_hash(data, place)
+            remove_hash(data, relative_path)
             is_sound = True
     except FileNotFoundError:
         return ""  # deleted meanwhile
