@@ -467,6 +467,10 @@ class PackPolicy(_Settings):
         own = _without(self.model_dump(exclude_unset=True), _with_profile(named))
         return PackPolicy(**merged(merged(named, own), overrides))
 
+    def over(self, recorded: PackPolicy) -> PackPolicy:
+        """A recorded policy with what this one names on top: the fields that were given, and those of its preset."""
+        return recorded.changed(**self.model_dump(exclude_unset=True))
+
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges in the place of its own; all other settings stay."""
         if profile == self.profile:

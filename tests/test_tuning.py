@@ -214,6 +214,36 @@ def test_a_worse_policy_fails_the_check(shop, tmp_path):
     assert run_main(shop.url, "--check", str(same)).exit_code == 0
 
 
+def test_a_preset_is_checked_in_the_recorded_window(shop):
+    """A bare preset names no window, and was once played in the model's own, which is a hundred times as large."""
+    found = run_main(shop.url, "--check", "cost_first")
+    words = re.search(r"\| all sessions .*|all sessions .*", found.output)[0]
+    cost = float(re.search(r"([+-]\d+\.\d+)%", words)[1])
+    assert cost < 0, found.output
+    assert PackPolicy.load("cost_first").over(SMALL).max_input_tokens == SMALL.max_input_tokens
+    assert PackPolicy.load("cost_first").over(SMALL).conversation == PackPolicy.load("cost_first").conversation
+
+
+def test_what_a_policy_names_lies_over_the_recorded_one():
+    recorded = PackPolicy(
+        **PackPolicy.load("research", preset="cost_first", max_input_tokens=9_000, redact=("email",)).model_dump()
+    )
+    assert PackPolicy().over(recorded) == recorded
+    assert PackPolicy.load("balanced").over(recorded) == recorded.changed(preset="balanced")
+    assert PackPolicy(conversation={"compact_to": 0.1}).over(recorded) == recorded.changed(
+        conversation={"compact_to": 0.1}
+    )
+    assert PackPolicy(max_input_tokens=512).over(recorded).max_input_tokens == 512
+
+
+def test_the_verdict_comes_first_and_one_session_has_no_interval():
+    store = new_store()
+    record(store, 1, steps=12)
+    found = run_main(store.url, "--check", "cost_first")
+    assert re.match(r"chat: (holds|loses): ", found.output)
+    assert "[" not in found.output
+
+
 def test_a_missing_cluster_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtra, match=r"pip install distributed$"), executor(scheduler="tcp://there:1"):

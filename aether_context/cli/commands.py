@@ -151,8 +151,8 @@ def replay() -> None:
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
 
-    Under another policy, what earlier calls had cut stays cut, and the window is the recorded one unless that policy
-    sets one.
+    Another policy changes what it names: all other settings and the window stay the recorded ones. What earlier calls
+    had cut stays cut.
     """
 
 
@@ -268,7 +268,8 @@ def tune() -> None:
     chosen on half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
     retention: the share of what answers used that was in the request. Whether an agent does its task is not measured.
 
-    With --check the exit code is 1 where the policy is worse by more than the margin.
+    With --check what the policy names changes, and all else stays as recorded; the exit code is 1 where that is worse
+    by more than the margin.
     """
 
 

@@ -81,7 +81,11 @@ def show_replay(
     replayed = replayer.replay(manifest)
     view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(place, chain=True)
     if other_policy is not None:
-        _show_difference(difference(view, view_under(replayer, manifest, other_policy)), everything, as_json)
+        other_view = view_under(replayer, manifest, other_policy)
+        if not as_json:
+            before, after = (side.manifest.request_tokens for side in (view, other_view))
+            head(f"{before:,} → {after:,} tokens")
+        _show_difference(difference(view, other_view), everything, as_json)
     elif as_json:
         click.echo(replayed.request.encode())
     else:

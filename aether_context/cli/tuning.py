@@ -57,7 +57,8 @@ def tune(
 
 def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
     profile = recordings.profile
-    head(f"Profile {profile}: {len(recordings.searched) + len(recordings.tested)} sessions")
+    head(f"{profile}: {verdict}")
+    say(f"{len(recordings.searched) + len(recordings.tested)} sessions of the profile {profile}")
     say(f"{tuner.same[profile]} of {tuner.calls[profile]} requests are built again byte for byte")
     if recordings.policies > 1:
         base = short(recordings.base.digest)
@@ -71,12 +72,12 @@ def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
         rows.append((name, compared.sessions, compared.cost.sessions, *figures, f"{compared.weight:.1f}"))
     columns = ("policy", ">sessions", ">that count", ">cost", ">retention", ">bill", ">effective in the bill")
     print_table(columns, rows)
-    head(f"{profile}: {verdict}")
 
 
 def _json(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> dict[str, JSON]:
     def interval(found: Difference) -> dict[str, JSON]:
-        ends = {"mean": found.mean, "low": found.low, "high": found.high} if found.sessions else {}
+        ends = {"low": found.low, "high": found.high} if found.sessions > 1 else {}
+        ends |= {"mean": found.mean} if found.sessions else {}
         return {**ends, "sessions": found.sessions}
 
     def figures(compared: Compared) -> dict[str, JSON]:
@@ -107,6 +108,8 @@ def policy_file(recordings: Recordings, verdict: Verdict, origin: str) -> str:
     if verdict.chosen is not None and verdict.kind != "no change":
         policy = policies_of(policy)[verdict.chosen]
     usual = set(_settings(PackPolicy.load(profile, preset=policy.preset).model_dump(mode="json")))
+    # Also what was changed to the usual value: a check of the file has the recorded policy beneath it.
+    usual.intersection_update(_settings(recordings.base.model_dump(mode="json")))
     changed = [pair for pair in _settings(policy.model_dump(mode="json")) if pair not in usual]
     chosen = [("profile", json.dumps(profile)), ("preset", json.dumps(policy.preset)), *changed]
     lines = [f"# Tuned by aether-context {__version__}", *(f"# {line}" for line in "\n".join(head).splitlines())]

@@ -32,7 +32,10 @@ class Difference:
     means: Sequence[float] = ()
 
     def text(self, unit: str) -> str:
-        return f"{self.mean:+.2f}{unit} [{self.low:+.2f}, {self.high:+.2f}]" if self.sessions else "unknown"
+        """The mean with its interval, which one session does not have."""
+        if self.sessions < 2:
+            return f"{self.mean:+.2f}{unit}" if self.sessions else "unknown"
+        return f"{self.mean:+.2f}{unit} [{self.low:+.2f}, {self.high:+.2f}]"
 
     def chance_of(self, *, below: float | None = None, above: float | None = None) -> float:
         """The share of samples whose mean is at or below a bound, or at or above one; never 0."""
