@@ -20,6 +20,7 @@ from scripted import Chat
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.cli import main
+from aether_context.policy import PRESETS
 from aether_context.reading import view_under
 from aether_context.store.replay import Replayer
 
@@ -178,7 +179,7 @@ def test_replay_with_a_preset_keeps_the_recorded_settings_beneath_it(store: Pack
     manifest = packs.remembering(store)
     recorded = Replayer(store).policy(manifest)
     changed = view_under(Replayer(store), manifest, PackPolicy.load("cost_first")).manifest
-    assert changed.policy == recorded.changed(preset="cost_first").digest
+    assert changed.policy == recorded.changed(preset="cost_first", **PRESETS["cost_first"]).digest
     assert changed.window == manifest.window
     assert view_under(Replayer(store), manifest, PackPolicy()).manifest.policy == manifest.policy
 
