@@ -15,10 +15,10 @@ from aether_context import PackPolicy
 from aether_context.cli import main
 from aether_context.cli.tuning import policy_file
 from aether_context.errors import MissingExtra, StoreUnavailable
+from aether_context.exam.recordings import Folder, folders
 from aether_context.pack import FLEXIBLE_LAYERS
 from aether_context.policy import PROFILES
 from aether_context.tuning.grid import grid
-from aether_context.tuning.recordings import Folder, folders
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.tuner import Recordings, executor
 from aether_context.tuning.verdict import (

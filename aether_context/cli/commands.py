@@ -273,6 +273,19 @@ def tune() -> None:
     """
 
 
+@_command("exam.show", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-2.5-flash")
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@_packs_of
+@click.option("--reader", metavar="MODEL", help="Also ask this model, by its name in ADK's registry; it costs money.")
+@_json_option("The same as JSON.")
+def exam() -> None:
+    """Asks each later request for what was said before: values, dates, orders, decisions, files, errors, to-dos.
+
+    A question is answered where the answer and its record stand together, readable where an address in the request
+    leads there and a tool reads it, and else lost. No model is asked, and the same packs give the same figures.
+    """
+
+
 @_command("usage.show", "usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
 @_store_option
 @_packs_of

@@ -14,7 +14,7 @@ from aether_context.cli.terminal import FAILED, head, print_json, print_table, s
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid as policies_of
 from aether_context.tuning.tuner import Recordings, Tuner, executor
-from aether_context.tuning.verdict import Compared, Difference, Verdict, adjusted
+from aether_context.tuning.verdict import Compared, Verdict, adjusted
 
 
 def tune(
@@ -75,13 +75,8 @@ def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
 
 
 def _json(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> dict[str, JSON]:
-    def interval(found: Difference) -> dict[str, JSON]:
-        ends = {"low": found.low, "high": found.high} if found.sessions > 1 else {}
-        ends |= {"mean": found.mean} if found.sessions else {}
-        return {**ends, "sessions": found.sessions}
-
     def figures(compared: Compared) -> dict[str, JSON]:
-        means = {"cost_percent": interval(compared.cost), "retention_points": interval(compared.retention)}
+        means = {"cost_percent": compared.cost.to_json(), "retention_points": compared.retention.to_json()}
         bill = {"bill_percent": compared.bill, "effective_sessions_of_bill": compared.weight}
         return {**means, **bill, "sessions": compared.sessions}
 

@@ -14,9 +14,9 @@ from multiprocessing import get_context
 
 from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, StoreUnavailable
+from aether_context.exam.recordings import Folder, folders, recorded_policies
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid
-from aether_context.tuning.recordings import Folder, folders, recorded_policies
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.verdict import Compared, Outcomes, Verdict, checked, compare, decide, search
 

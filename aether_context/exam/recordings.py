@@ -1,20 +1,23 @@
 """Recorded sessions as sequences of model calls: the input of each, and the model's answer.
 
-Nothing else in tuning reads a store.
+Nothing else in exam and tuning reads a store.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
-from aether_context.errors import AetherContextError, ReplayIncomplete
+from aether_context.errors import AetherContextError, BlobNotFound, ReplayIncomplete
+from aether_context.evidence.lines import is_text
 from aether_context.pack import RECALLED, Candidate, Content, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
+from aether_context.text.entities import SCHEME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +33,12 @@ class Folder:
         return "/".join(self.places[0].split("/")[-5:-2])
 
 
-def folders(urls: Sequence[str]) -> list[Folder]:
-    """The sessions of stores."""
+def folders(urls: Sequence[str], **selection: str | None) -> list[Folder]:
+    """The sessions of stores, all or those of an app, a user or a session."""
     return [
         Folder(url=url, places=tuple(places))
         for url in dict.fromkeys(urls)
-        for _, places in groupby(sorted(PackStore(url).places()), key=lambda place: place.rpartition("/")[0])
+        for _, places in groupby(sorted(PackStore(url).places(**selection)), key=lambda place: place.rpartition("/")[0])
     ]
 
 
@@ -80,13 +83,33 @@ class RecordedSession:
     counts: Mapping[str, int]
 
 
-def recorded_sessions(folder: Folder) -> Iterator[RecordedSession]:
+def stored_texts(folder: Folder) -> Mapping[str, str]:
+    """The whole texts of the results and messages of which a session's packs show extracts, by their addresses."""
+    store = PackStore(folder.url)
+    manifests = list(store.files.at_once(store.read, folder.places))
+    manifest, texts = manifests[0], dict[str, str]()
+    for address in {address for manifest in manifests for address in manifest.saved}:
+        message = store.message(*manifest.session_key, address.removeprefix(SCHEME))
+        texts[address] = (message or b"").decode(errors="replace")
+    for record in store.evidence(*manifest.session_key):
+        if is_text(record.media_type):
+            with suppress(BlobNotFound):  # its time to be kept is over
+                texts[record.uri] = store.evidence_data(manifest.app, manifest.user, record.digest).decode(
+                    errors="replace"
+                )
+    return texts
+
+
+def recorded_sessions(folder: Folder, replayer: Replayer | None = None) -> Iterator[RecordedSession]:
     """The recorded calls of one session, for each branch and agent.
+
+    Args:
+        replayer: one that reads the same store already.
 
     Raises:
         AetherContextError: a pack cannot be read, or its texts were not recorded.
     """
-    replayer = Replayer(PackStore(folder.url))
+    replayer = replayer or Replayer(PackStore(folder.url))
 
     def line(manifest: Manifest) -> tuple[str, str]:
         return manifest.branch, manifest.agent
