@@ -699,7 +699,8 @@ class Host(NamedTuple):
     where the window is from, ``most_window`` up to where a call may pass it, 0 where none may. ``readings`` maps the
     addresses of the results that the session keeps whole, and of the files that were saved in it, to the address of a
     later result from the same source that differs, empty where there is none. ``planners`` are the agents that have
-    written plans. ``unseen`` are the media that notes stand for, since the provider takes no more of them.
+    written plans. ``unseen`` are the media that notes stand for, since the provider takes no more of them. ``arm`` says
+    which of the policies that are compared the session has.
     """
 
     passthrough_reason: str = ""
@@ -714,6 +715,7 @@ class Host(NamedTuple):
     readings: Mapping[str, str] = NOTHING
     planners: tuple[str, ...] = ()
     unseen: Unseen = ()
+    arm: str = ""
 
 
 class Usage(NamedTuple):

@@ -195,23 +195,28 @@ _SET_BY_ADK = ("labels", "http_options")
 """What ADK and its clients put into a configuration after all callbacks."""
 
 
+def copy_of(request: LlmRequest) -> LlmRequest:
+    """A request whose lists can be changed without changing the other's."""
+    config = request.config
+    if config is not None:
+        # Readers are declared inside the lists that ADK made.
+        tools = [
+            tool.model_copy(update={"function_declarations": list(tool.function_declarations or ()) or None})
+            if isinstance(tool, types.Tool)
+            else tool
+            for tool in config.tools or ()
+        ]
+        config = config.model_copy(update={"tools": tools or None})
+    update = {"contents": list(request.contents), "config": config, "tools_dict": dict(request.tools_dict)}
+    return request.model_copy(update=update)
+
+
 class FirstTry:
     """A request as ADK handed it over, and as it was when it had been packed: what a second try needs where its
     provider refuses the pack as too long."""
 
     def __init__(self, request: LlmRequest) -> None:
-        config = request.config
-        if config is not None:
-            # Readers are declared inside the lists that ADK made.
-            tools = [
-                tool.model_copy(update={"function_declarations": list(tool.function_declarations or ()) or None})
-                if isinstance(tool, types.Tool)
-                else tool
-                for tool in config.tools or ()
-            ]
-            config = config.model_copy(update={"tools": tools or None})
-        update = {"contents": list(request.contents), "config": config, "tools_dict": dict(request.tools_dict)}
-        self._request = request.model_copy(update=update)
+        self._request = copy_of(request)
         self._contents: list[types.Content] = []
         self._config: Mapping[str, object] = {}
 

@@ -196,6 +196,8 @@ class Manifest(_Record):
     """Hash of the policy."""
     settings: Mapping[str, Any] | None = None
     """All settings of the policy; null where a pack before it in the chain holds them."""
+    arm: str = ""
+    """The arm that the session has, ``observe`` where the request was left as it is; empty where none are compared."""
     counter: str
     """Identity of the token counter."""
     embedder: str = "none"
