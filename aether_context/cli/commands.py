@@ -286,6 +286,19 @@ def exam() -> None:
     """
 
 
+@_command("exam.show_arms", "compare", "compare artifacts --app shop", "compare s3://bucket/packs --json")
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@_packs_of
+@_json_option("The same as JSON.")
+def compare() -> None:
+    """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, refused calls, exam recall,
+    acceptance, each with its interval over sessions.
+
+    A difference is one where its chance is below 1%, adjusted for the number of comparisons, and both arms have 30
+    sessions; else it says about how many more it would take to see one of this size.
+    """
+
+
 @_command("usage.show", "usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
 @_store_option
 @_packs_of

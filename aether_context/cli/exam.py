@@ -1,4 +1,4 @@
-"""`aether-context exam`: what later requests hold of what was said before."""
+"""`aether-context exam` and `compare`: what later requests hold of what was said before, and which arm does better."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from aether_context.exam import Difference, Exam, examine
 from aether_context.exam.marking import DISTANCES, LAST, MARKS, NOTES, Mark, Reader
 from aether_context.exam.questions import KINDS
 from aether_context.store import PackStore
+from aether_context.tuning.arms import MEASURES, compare_arms
 
 _LEFT: tuple[Mark, ...] = ("answered", "readable", "lost")
 _READER = """\
@@ -50,6 +51,30 @@ def show(url: str, *, reader: str | None, as_json: bool, **selection: str | None
     return NOT_THERE if exam.unusable else 0
 
 
+def show_arms(url: str, *, as_json: bool, **selection: str | None) -> int:
+    report = compare_arms(packs.require(PackStore(url)), **selection)
+    if as_json:
+        contrasts = [
+            {"arm": one.arm, "measure": one.measure, "chance": one.chance, "more_sessions": one.more_sessions}
+            | {"difference": one.difference.to_json()}
+            for one in report.contrasts
+        ]
+        arms = {
+            name: {"sessions": report.sessions[name]} | {measure: mean.to_json() for measure, mean in means.items()}
+            for name, means in report.means.items()
+        }
+        print_json({"arms": arms, "contrasts": contrasts, "unusable": dict(report.unusable)})
+    else:
+        for contrast in report.contrasts:
+            say(f"against {next(iter(report.sessions))}: {contrast}", "yellow" if contrast.more_sessions else "green")
+        columns = [f">{name}, {unit}" for name, unit in MEASURES.items()]
+        rows = [(name, report.sessions[name], *map(_cell, means.values())) for name, means in report.means.items()]
+        print_table(("arm", ">sessions", *columns), rows)
+        for name, problem in report.unusable.items():
+            tell(f"left out: {name}: {problem}", "red")
+    return NOT_THERE if report.unusable else 0
+
+
 def _figures(exam: Exam, **which: str) -> dict[str, int | Difference]:
     """The figures of a row, by column."""
     return {
@@ -65,8 +90,9 @@ def _figures(exam: Exam, **which: str) -> dict[str, int | Difference]:
 def _cell(figure: int | Difference) -> str:
     if isinstance(figure, int):
         return f"{figure:,}"
-    interval = f" [{figure.low:.1f}, {figure.high:.1f}]" if figure.sessions > 1 else ""
-    return f"{figure.mean:.1f}{interval}" if figure.sessions else ""
+    digits = 1 if abs(figure.mean) >= 1 or not figure.mean else 5
+    interval = f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]" if figure.sessions > 1 else ""
+    return f"{figure.mean:.{digits}f}{interval}" if figure.sessions else ""
 
 
 def _json(row: dict[str, int | Difference]) -> dict[str, JSON]:

@@ -64,6 +64,20 @@ def difference(values: Sequence[float], seed: int) -> Difference:
     )
 
 
+def between(arm: Difference, other: Difference) -> Difference:
+    """The difference of two means over different sessions, with its interval; the deviation is that of one of each."""
+    means = np.asarray(arm.means) - np.asarray(other.means)
+    low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
+    return Difference(
+        mean=arm.mean - other.mean,
+        low=float(low),
+        high=float(high),
+        sessions=arm.sessions + other.sessions,
+        deviation=math.hypot(arm.deviation, other.deviation),
+        means=tuple(means.tolist()),
+    )
+
+
 def effective(weights: Sequence[float]) -> float:
     """Kish's effective number of sessions: their number where all have equal weights, fewer where a few dominate.
 
