@@ -39,6 +39,7 @@ _OPERANDS: Mapping[str, str] = {
 API = (
     "aether_context",
     "aether_context.adk",
+    "aether_context.exam",
     "aether_context.reading",
     "aether_context.retrieval",
     "aether_context.tokens",

@@ -34,7 +34,7 @@ def simulated(seed: int, *, effect: float) -> dict[str, list[dict[str, float]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_known_difference_is_found(seed: int) -> None:
-    report = report_arms(simulated(seed, effect=0.35))
+    report = report_arms(simulated(seed, effect=0.5))
     shown = {one.measure for one in report.contrasts if one.more_sessions is None}
     assert {"cost", "recall"} <= shown
     (cost,) = [one for one in report.contrasts if one.measure == "cost"]

@@ -12,7 +12,7 @@ from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy
 from aether_context.cli import main
-from aether_context.exam import examine, questions
+from aether_context.exam import hold_exam, questions
 from aether_context.exam.questions import lines_of, plain_text
 from aether_context.pack import Content, Part
 
@@ -94,9 +94,9 @@ def recorded():
 def test_a_wide_window_loses_nothing_and_a_narrow_one_does(recorded) -> None:
     shares = {}
     for name, store in recorded.items():
-        exam = examine(store)
+        exam = hold_exam(store)
         assert not exam.unusable
-        assert exam == examine(store)
+        assert exam == hold_exam(store)
         shares[name] = exam.share("whole", "answered", of=("whole", "answered", "readable", "lost"))
         assert shares[name].sessions == 3
     assert shares["large"].mean == 100
@@ -113,13 +113,13 @@ def test_what_stands_behind_an_address_is_readable(tmp_path) -> None:
         script=[call("listing"), "There are many.", "Yes.", "Yes."],
     )  # fmt: skip
     chat.say("List all orders.", "Really?", "Sure?")
-    exam = examine(store, app="shop", user="ann", session="s1")
+    exam = hold_exam(store, app="shop", user="ann", session="s1")
     total = exam.total
     assert total.count("readable", kind="value") > 0
     assert total.count("lost", kind="value") == 0
     assert total.read_calls >= total.count("readable")
     asked = []
-    read = examine(store, reader=lambda request, question: asked.append((request, question)) or "nothing").total
+    read = hold_exam(store, reader=lambda request, question: asked.append((request, question)) or "nothing").total
     assert (read.right, read.wrong) == (0, len(asked)) != (0, 0)
 
 
@@ -130,7 +130,7 @@ def test_the_command_says_what_the_exam_says(recorded) -> None:
     found = run("--json")
     assert found.exit_code == 0
     report = json.loads(found.stdout)
-    exam = examine(recorded["small"])
+    exam = hold_exam(recorded["small"])
     assert report["sessions"] == 3
     assert report["rows"]["all"]["asked"] == exam.total.count("whole", "answered", "readable", "lost")
     assert report["rows"]["value"]["lost"] == exam.total.count("lost", kind="value")

@@ -181,7 +181,15 @@ class ContextPackPlugin(BasePlugin):
 
 
 def context_pack_callbacks(
-    policy: PackPolicy | str | Path | None = None, store: PackStore | str | None = None, **options: Any
+    policy: PackPolicy | str | Path | None = None,
+    store: PackStore | str | None = None,
+    on_error: OnError = "passthrough",
+    summarizer: BaseLlm | None = None,
+    checks: Sequence[AcceptanceCheck] = (),
+    critic: BaseLlm | None = None,
+    mirror_artifacts: bool = False,
+    observe: bool = False,
+    arms: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The plugin's work as callbacks of a single agent.
 
@@ -194,7 +202,17 @@ def context_pack_callbacks(
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    plugin = ContextPackPlugin(policy=policy, store=store, **options)
+    plugin = ContextPackPlugin(
+        policy=policy,
+        store=store,
+        on_error=on_error,
+        summarizer=summarizer,
+        checks=checks,
+        critic=critic,
+        mirror_artifacts=mirror_artifacts,
+        observe=observe,
+        arms=arms,
+    )
 
     async def after_agent(callback_context: CallbackContext) -> None:
         await plugin.after_run_callback(invocation_context=callback_context.get_invocation_context())

@@ -7,8 +7,8 @@ import asyncio
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.terminal import NOT_THERE, print_json, print_table, say, tell
-from aether_context.exam import Difference, Exam, examine
-from aether_context.exam.marking import DISTANCES, LAST, MARKS, NOTES, Mark, Reader
+from aether_context.exam import Difference, Exam, hold_exam
+from aether_context.exam.marking import DISTANCES, LAST, MARKS, NOTES, AnswerReader, Mark
 from aether_context.exam.questions import KINDS
 from aether_context.store import PackStore
 from aether_context.tuning.arms import MEASURES, compare_arms
@@ -21,7 +21,7 @@ Answer from what was sent alone, in its own words. Answer with JSON only: {"answ
 
 def show(url: str, *, reader: str | None, as_json: bool, **selection: str | None) -> int:
     store = packs.require(PackStore(url))
-    exam = examine(store, reader=None if reader is None else _reader(reader), **selection)
+    exam = hold_exam(store, reader=None if reader is None else _reader(reader), **selection)
     rows = [("all", _figures(exam)), *((kind, _figures(exam, kind=kind)) for kind in KINDS)]
     rows += [(distance, _figures(exam, distance=distance)) for distance in (*DISTANCES.values(), LAST, NOTES)]
     total = exam.total
@@ -99,7 +99,7 @@ def _json(row: dict[str, int | Difference]) -> dict[str, JSON]:
     return {name: figure if isinstance(figure, int) else figure.to_json() for name, figure in row.items()}
 
 
-def _reader(name: str) -> Reader:
+def _reader(name: str) -> AnswerReader:
     """A model of ADK's registry that answers questions."""
     from aether_context.adk.models.texts import AuxiliaryModel, Cost
 

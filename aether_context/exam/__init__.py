@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aether_context.exam.intervals import Difference
-from aether_context.exam.marking import Exam, SessionMarks, examine
+from aether_context.exam.marking import Exam, SessionMarks, hold_exam
 from aether_context.exam.questions import Question, questions
 
-__all__ = ["Difference", "Exam", "Question", "SessionMarks", "examine", "questions"]
+__all__ = ["Difference", "Exam", "Question", "SessionMarks", "hold_exam", "questions"]

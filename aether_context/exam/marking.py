@@ -35,7 +35,7 @@ _MOST_READ = 20
 _CHARACTERS = 4
 """Characters of a token, where what is read is estimated."""
 
-Reader: TypeAlias = Callable[[str, str], str]
+AnswerReader: TypeAlias = Callable[[str, str], str]
 """A model that is given a request's text and a question, and gives its answer."""
 
 
@@ -189,12 +189,12 @@ class Exam:
         return difference([100 * part / whole for part, whole in pairs if whole], 0)
 
 
-def examine(store: PackStore | str, *, reader: Reader | None = None, **selection: str | None) -> Exam:
+def hold_exam(store: PackStore | str, *, reader: AnswerReader | None = None, **selection: str | None) -> Exam:
     """Examines recorded sessions: what their later requests still hold of what was said before.
 
     Args:
         reader: also answers a few questions from the last request of each agent.
-        selection: ``app``, ``user`` and ``session`` of those to examine; all by default.
+        selection: ``app``, ``user`` and ``session`` of those to hold_exam; all by default.
 
     Raises:
         PackNotFound: there are no such packs.
@@ -209,7 +209,7 @@ def examine(store: PackStore | str, *, reader: Reader | None = None, **selection
     )
 
 
-def mark_session(folder: Folder, reader: Reader | None = None) -> SessionMarks | str:
+def mark_session(folder: Folder, reader: AnswerReader | None = None) -> SessionMarks | str:
     """The marks of one session; a text says why it cannot be examined."""
     marks = SessionMarks(name=folder.name)
     try:
