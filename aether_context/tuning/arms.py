@@ -11,7 +11,7 @@ from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.exam.intervals import Difference, between, difference, holm, needed_sessions
 from aether_context.exam.marking import MARKS, SessionMarks, mark_session
-from aether_context.exam.recordings import Folder, folders
+from aether_context.exam.recordings import folders
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals
 
@@ -109,7 +109,7 @@ def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
     store = store if isinstance(store, PackStore) else PackStore(store)
     sessions: defaultdict[_Key, _Session] = defaultdict(_Session)
     callers: dict[_Key, _Key] = {}
-    read: list[tuple[Folder, Sequence[Manifest], SessionMarks]] = []
+    read: list[tuple[list[Manifest], SessionMarks]] = []
     unusable: dict[str, str] = {}
     for folder in folders([store.url], **selection):
         try:
@@ -120,9 +120,9 @@ def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
         if isinstance(marks, str):
             unusable[folder.name] = marks
             continue
-        read.append((folder, manifests, marks))
+        read.append((manifests, marks))
         callers |= {manifest.session_key: manifest.caller for manifest in manifests if manifest.caller}
-    for _, manifests, marks in read:
+    for manifests, marks in read:
         owner, passed = manifests[0].session_key, set[_Key]()
         while (caller := callers.get(owner)) is not None and owner not in passed:
             passed.add(owner)

@@ -7,6 +7,7 @@ The folder holds ``runs.jsonl`` and ``runs-swe.jsonl`` (see tool_runs.py) and ``
 whose chats are played as one session each, one speaker the user and the other the agent. Asked are the exam's questions
 at 8, 25 and 70 calls and at the end, in sessions whose whole history passes the window, of every way the same ones.
 
+over       requests of more tokens than the window, in percent: not all that they hold could have been sent
 answered   those whose answer stands with its record in the request, in percent
 or read    with those whose source an ``artifact://`` address in the request leads to
 orders     answered, of what the user asked for or forbade
@@ -49,7 +50,7 @@ from aether_context.pack import Content, Part
 
 STRATEGIES = ("epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize")
 DISTANCES = (8, 25, 70)
-COLUMNS = {"answered": PERCENT, "or read": PERCENT, "orders": PERCENT, "tokens": (1.0, 0)}
+COLUMNS = {"over": PERCENT, "answered": PERCENT, "or read": PERCENT, "orders": PERCENT, "tokens": (1.0, 0)}
 _QUOTED = 0.2
 
 Way = Callable[[int, str], tuple[list[BasePlugin], dict[str, Any]]]
@@ -177,7 +178,7 @@ def contents_of(run: Mapping[str, Any]) -> tuple[list[Content], list[int]]:
     return contents, lengths
 
 
-def figures(run: Mapping[str, Any], requests: Sequence[Request], stored: Mapping[str, str]) -> Figures:
+def figures(run: Mapping[str, Any], requests: Sequence[Request], stored: Mapping[str, str], window: int) -> Figures:
     contents, lengths = contents_of(run)
     key = AnswerKey(questions(contents, {}))
     first = [
@@ -200,12 +201,13 @@ def figures(run: Mapping[str, Any], requests: Sequence[Request], stored: Mapping
             sums["read"] += is_answered or number in behind or HISTORY in addresses
             sums["orders"] += question.kind == "order"
             sums["orders answered"] += question.kind == "order" and is_answered
-    size = sum(sum(map(tokens, request.blocks)) for request in requests)
+    sizes = [sum(map(tokens, request.blocks)) for request in requests]
     return {
+        "over": (sum(size > window for size in sizes), len(sizes)),
         "answered": (sums["answered"], sums["asked"]),
         "or read": (sums["read"], sums["asked"]),
         "orders": (sums["orders answered"], sums["orders"]),
-        "tokens": (size, len(requests)),
+        "tokens": (sum(sizes), len(sizes)),
     }
 
 
@@ -250,7 +252,8 @@ def measured(runs: Sequence[Mapping[str, Any]], name: str, window: int) -> list[
         plugins, settings = WAYS[name](window, url)
         requests = asyncio.run(play(run, *plugins, **settings))
         found = folders([url]) if any(isinstance(plugin, ContextPackPlugin) for plugin in plugins) else []
-        rows.append(figures(run, requests, {key: text for one in found for key, text in stored_texts(one).items()}))
+        stored = {key: text for one in found for key, text in stored_texts(one).items()}
+        rows.append(figures(run, requests, stored, window))
     return rows
 
 
