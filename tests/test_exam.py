@@ -77,6 +77,19 @@ def test_json_is_read_as_keys_and_values() -> None:
     assert plain_text("{broken") == "{broken"
 
 
+def test_odd_texts_are_read_too() -> None:
+    odd = [
+        '{"status": "pending", broken', "[" * 900 + "]" * 900,
+        '{"a":' * 400 + '{"status": "open", "text": "x"}' + "}" * 400,
+        " " * 200_000, "- " * 50_000, "\ud800 12.5 ORD-1", "artifact://" + "." * 100_000, "a" * 100_000 + "=12",
+        '"12"', "", "9" * 5_000,
+    ]  # fmt: skip
+    for text in odd:
+        for role, kind in (("user", "text"), ("model", "call"), ("user", "response")):
+            for question in questions([content(role, kind, text, "write")], {}):
+                question.find(plain_text(text))
+
+
 def test_what_is_said_twice_differently_in_one_message_is_not_asked() -> None:
     unclear = content("user", "response", json.dumps({"result": "ORD-1183 total 17.20\nORD-1183 total 18.30"}))
     assert not [one for one in questions([unclear], {}) if one.record == ("ord-1183",)]

@@ -26,6 +26,8 @@ _GAP = 200
 """Characters between an answer and its record, at most, for the two to stand together."""
 _MOST: Mapping[Kind, int] = {"value": 4, "date": 3, "decision": 2, "order": 4, "file": 4, "error": 2, "todo": 6}
 """Questions that one message gives, at most: a listing of a thousand lines would outweigh all else."""
+_MOST_SEEN, _MOST_DEPTH = 200, 50
+"""Occurrences of an answer that are looked at, and the depth down to which JSON is read."""
 _ENOUGH = 0.8
 """The share of a sentence's words that stand together where the sentence does."""
 
@@ -122,9 +124,9 @@ class Question:
 
 
 def _occurrences(text: str, words: str) -> Iterator[int]:
-    """The indices of words in a text that are no part of longer ones."""
-    at = text.find(words)
-    while at >= 0:
+    """The first indices of words in a text that are no part of longer ones."""
+    at, seen = text.find(words), 0
+    while at >= 0 and (seen := seen + 1) <= _MOST_SEEN:
         end = at + len(words)
         if not text[at - 1 : at].isalnum() and not text[end : end + 1].isalnum():
             yield at
@@ -136,27 +138,32 @@ def plain_text(text: str) -> str:
     return " ".join(" ".join(lines_of(text)).lower().split())
 
 
-def lines_of(text: JSON) -> Iterator[str]:
+def lines_of(text: JSON, depth: int = 0) -> Iterator[str]:
     """The lines of a text; of a JSON object a line for its short values, and then those of the others."""
     if isinstance(text, str):
-        value: JSON = None
-        if text[:1] in ("{", "[", '"'):
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError):
-                value = None
-        yield from text.splitlines() if value is None else lines_of(value)
+        value = _parsed(text)
+        yield from text.splitlines() if value is None or depth > _MOST_DEPTH else lines_of(value, depth + 1)
+    elif depth > _MOST_DEPTH:
+        return
     elif isinstance(text, dict):
         short = {key: value for key, value in text.items() if not isinstance(value, (dict, list)) and _is_short(value)}
         if short:
             yield ", ".join(f"{key}: {value}" for key, value in short.items())
         for key in text.keys() - short.keys() if len(text) > len(short) else ():
-            yield from lines_of(text[key])
+            yield from lines_of(text[key], depth + 1)
     elif isinstance(text, list):
         for value in text:
-            yield from lines_of(value)
+            yield from lines_of(value, depth + 1)
     elif text is not None:
         yield str(text)
+
+
+def _parsed(text: str) -> JSON:
+    """The value of a JSON text; None where it is none."""
+    try:
+        return json.loads(text) if text[:1] in ("{", "[", '"') else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_short(value: JSON) -> bool:
@@ -295,20 +302,21 @@ def _changed_files(place: int, name: str, arguments: str) -> Iterator[_Keyed]:
 
 def _items(place: int, text: str) -> Iterator[_Keyed]:
     """The open items of lists; an item that is done closes the question about it."""
-    pairs = [(box[1].strip() == "", box[2]) for line in lines_of(text) if (box := _BOX.match(line))]
+    pairs = [(box[1].strip() == "", box[2]) for line in lines_of(text) if (box := _BOX.match(line[:_GAP]))]
     if text[:1] == "{" and any(f'"{word}"' in text for word in _OPEN | _DONE):
-        pairs += _listed(json.loads(text))
+        pairs += _listed(_parsed(text))
     for is_open, item in pairs:
         for key, question in _sentence(place, "todo", item):
             yield key, question if is_open else replace(question, text="")
 
 
-def _listed(value: JSON) -> Iterator[tuple[bool, str]]:
+def _listed(value: JSON, depth: int = 0) -> Iterator[tuple[bool, str]]:
     """The items in a JSON value, each with whether it is open."""
     if isinstance(value, dict):
         status = str(value.get("status", "")).lower()
         texts = [value[name] for name in ("content", "text", "title", "task", "description") if value.get(name)]
         if status in _OPEN | _DONE and texts and isinstance(texts[0], str):
             yield status in _OPEN, texts[0]
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _listed(inner)
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    for item in inner if depth < _MOST_DEPTH else ():
+        yield from _listed(item, depth + 1)
