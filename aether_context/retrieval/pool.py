@@ -96,7 +96,7 @@ class Pool:
 
     def __init__(self, embedder: Embedder | None) -> None:
         is_model = embedder is not None and not str(getattr(embedder, "name", "")).startswith("static-")
-        self._weight = _MODEL_WEIGHT if is_model else _SEMANTIC_WEIGHT
+        self._weight, self._is_model = _MODEL_WEIGHT if is_model else _SEMANTIC_WEIGHT, is_model
         self._marks = np.empty((0, 2), dtype=_TERM)
         self._terms, self._lengths = packed([])
         self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
@@ -173,6 +173,9 @@ class Pool:
             asked: the vector of the query, of no dimensions where meanings are not compared.
             said: gives the masked texts at places.
         """
+        is_latin = terms.is_latin(query)
+        if not (is_latin or self._is_model):
+            asked = asked[:, :0]
         found, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
         # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
@@ -188,7 +191,7 @@ class Pool:
         weight = self._weight * (1.0 - named) if asked.size else 0.0
         alone = (1 - weight) * lexical + weight * semantic
         scores = {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
-        if asked.size:
+        if asked.size and is_latin and (self._threads >= 0).any():
             places = best(alone, _COMPARED)
             places = places[np.argsort(-alone[places], kind="stable")[:_COMPARED]]
             if (words := word_by_word(query, said(places))).any():

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 # A run of letters and digits is a word; words of a script that one language writes are stemmed by that language's
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
-# Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters.
+# Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters. An ideograph or a
+# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar.
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -31,6 +32,14 @@ STOP_WORDS = frozenset(
 )
 """English words that say too little to search by; a query of nothing else keeps them."""
 STOP_TERMS = frozenset(Stemmer.Stemmer("english").stemWords(STOP_WORDS)) | STOP_WORDS
+_GRAMMAR = frozenset(
+    "的了在是我你您他她它们這这那哪谁誰什么麼吗嗎呢吧啊儿兒嘛哦有没沒不也就都很还還和与與或及而但被把给給对對从從到于於个個一些几幾多少怎样樣为為何時时候之其"
+    "吗里裡去来來要会會能可以说說用做"
+    "은는이가을를에의도로와과한하고서지다요어여아야해있었했겠습니까게네데든라려면며만부터까지들나너저것수거뭐언누구디떻왜무슨예세죠"
+)
+"""Characters of Chinese, Japanese and Korean that are words of grammar, and no term alone. A pair of them is none that
+a query is searched by, nor is one of Japanese kana that asks."""
+_ASKING = frozenset("どこ なに なん いつ だれ どう どれ です ます した して いる ある てい すか ます ませ こに こで はど はな はい 何で とい いう う名".split())
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -68,11 +77,15 @@ def terms(text: str) -> list[str]:
     for run, name in _SPAN.findall(text):
         if name:
             found += _of_name(name)
-        elif len(run) == 1:
-            found.append(run)
         else:
             found += [first + second for first, second in pairwise(run)]
+            found += [run] if len(run) == 1 else [character for character in run if _is_word(character)]
     return found
+
+
+def _is_word(character: str) -> bool:
+    """Tells whether a character is one that may be a word alone: an ideograph or a Korean syllable, not of grammar."""
+    return character >= "\u3400" and character not in _GRAMMAR
 
 
 def hashed(text: str, speaker: str | None = None) -> bytes:
@@ -146,7 +159,13 @@ def without_names(query: str, known: Container[bytes]) -> tuple[str, list[bytes]
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
     found = set(terms(text))
-    return sorted(found - STOP_TERMS or found)
+    return sorted({term for term in found - STOP_TERMS - _ASKING if not _GRAMMAR.issuperset(term)} or found)
+
+
+def is_latin(text: str) -> bool:
+    """Tells whether at least half of a text's letters are Latin: of others the packaged table of words knows noise."""
+    letters = [character for character in text if character.isalpha()]
+    return 2 * sum(letter < "\u0250" for letter in letters) >= len(letters)
 
 
 def identifiers(text: str) -> list[str]:
