@@ -24,6 +24,8 @@ Known: TypeAlias = Mapping[tuple[int, int], str | None]
 """Records by the hashes of name and session; None of deleted ones."""
 
 _LONGEST_PREFERENCE = 2_000
+_MOST_READ = 2_000
+"""Memories of an owner whose records stay read between searches, and as many as one search reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,7 @@ class Candidates:
         self.version: tuple[object, ...] = ()
         """What was read last."""
         self._pool, self._embedder, self._made_by = Pool(embedder), embedder, made_by(embedder)
+        self._read: dict[int, tuple[Memory, Entry]] = {}
 
     def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
         """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
@@ -126,7 +129,7 @@ class Candidates:
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Forgets all others."""
         self._pool.keep(kept)
-        self.numbers = self.numbers[kept]
+        self.numbers, self._read = self.numbers[kept], {}
 
     def ranked(
         self, asked: str, vector: Rows, limit: int, read: Callable[[list[int]], Mapping[int, str]]
@@ -137,14 +140,17 @@ class Candidates:
             vector: of the query, as of `vectors_of`.
             read: gives the records of numbers.
         """
-        found: dict[int, Memory] = {}
+        if len(self._read) > _MOST_READ:
+            self._read = {}
+        known = self._read  # a record that is written anew has another number
 
         def entries(places: Places) -> list[Entry]:
             numbers = self.numbers[places].tolist()
-            if new := [number for number in numbers if number not in found]:
+            if new := [number for number in numbers if number not in known]:
                 records = read(new)
-                found.update((number, memory_of(records[number])) for number in new)
-            return [found[number].entry for number in numbers]
+                memories = {number: memory_of(records[number]) for number in new}
+                known.update((number, (memory, memory.entry)) for number, memory in memories.items())
+            return [known[number][1] for number in numbers]
 
         plain = self._pool.named(asked)[0]
         if vector.size and plain != asked:
@@ -152,7 +158,7 @@ class Candidates:
                 vector = vectors_of(self._embedder, [plain], "query")
         alone, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(asked, limit, entries, alone, scores)
-        memories = {memory.entry.id: memory for memory in found.values()}
+        memories = {entry.id: memory for memory, entry in known.values()}
         return [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
 
 
