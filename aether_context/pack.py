@@ -244,6 +244,8 @@ def content_place(name: str) -> int:
 
 RECALLED = "conversation"
 """The source of candidates that are turns of the conversation itself."""
+UNTIL = "until"
+"""The score of a memory that is the time, in seconds since 1970, since when another one says otherwise."""
 
 
 def recalled_id(place: int, digest: str) -> str:

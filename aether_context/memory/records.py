@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import EmbeddingError
+from aether_context.pack import UNTIL
+from aether_context.retrieval import terms
 from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Places, Pool
 from aether_context.text.spellings import is_preference
@@ -24,6 +26,8 @@ Known: TypeAlias = Mapping[tuple[int, int], str | None]
 """Records by the hashes of name and session; None of deleted ones."""
 
 _LONGEST_PREFERENCE = 2_000
+_MOST_CORRECTED = 5
+"""So many of the best hits bring what was said later against them."""
 _MOST_READ = 2_000
 """Memories of an owner whose records stay read between searches, and as many as one search reads."""
 
@@ -159,7 +163,40 @@ class Candidates:
         alone, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(asked, limit, entries, alone, scores)
         memories = {entry.id: memory for memory, entry in known.values()}
-        return [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
+        result = [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
+        return self._corrected(result, limit, entries, known) if terms.is_latin(asked) and vector.size else result
+
+    def _corrected(
+        self,
+        hits: Sequence[Remembered],
+        limit: int,
+        entries: Callable[[Places], Sequence[Entry]],
+        known: Mapping[int, tuple[Memory, Entry]],
+    ) -> list[Remembered]:
+        """Hits with what corrects the first of them behind each, as good as that, in the place of the last of them; a
+        corrected one has the time of the correction among its scores."""
+        firsts, result = {hit.memory.entry.id for hit in hits[:_MOST_CORRECTED]}, list(hits)
+        numbers = [number for number, (_, entry) in known.items() if entry.id in firsts]
+        places = np.flatnonzero(np.isin(self.numbers, numbers))
+        for place, corrections in zip(places.tolist(), self._pool.corrections(places), strict=True):
+            corrected = known[int(self.numbers[place])][0]
+            at = next(at for at, hit in enumerate(result) if hit.memory == corrected)
+            older = result[at]
+            for later, time in corrections:
+                entries(np.array([later]))
+                memory = known[int(self.numbers[later])][0]
+                if memory.author != older.memory.author or memory.text == older.memory.text:
+                    continue
+                result[at] = replace(older, scores={**older.scores, UNTIL: time})
+                found = next((hit for hit in result if hit.memory == memory), None)
+                if found is None or result.index(found) > at:
+                    result = [hit for hit in result if hit.memory != memory]
+                    own = found.scores if found else {}
+                    cosine = max(older.scores.get("cosine", 0.0), own.get("cosine", 0.0))
+                    brought = Remembered(memory=memory, score=older.score, scores={**own, "cosine": cosine})
+                    result.insert(at + 1, brought)
+                break
+        return result[:limit]
 
 
 def memory_of(record: str) -> Memory:

@@ -23,6 +23,7 @@ from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.evidence.offload import ARTIFACT_KEY
 from aether_context.evidence.record import READ, SEARCH, STORED
 from aether_context.pack import (
+    UNTIL,
     AcceptanceItem,
     Candidate,
     Content,
@@ -258,6 +259,8 @@ def _moment(memory: Candidate) -> tuple[float, tuple[int, int]]:
 def memory_line(candidate: Candidate) -> str:
     """A memory as a bullet that begins with its date and its speaker, or what it is; a standing wish with its mark."""
     date = day(candidate.time) if candidate.time is not None else ""
+    if date and UNTIL in candidate.scores:
+        date += f" until {day(candidate.scores[UNTIL])}"
     if candidate.kind == "preference":
         return bullet(f"{STANDING} {candidate.text}{date and f' ({date})'}")
     label = candidate.source if candidate.source in ("note", "decision", "entity") else ""

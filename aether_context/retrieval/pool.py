@@ -46,6 +46,8 @@ _NAMED, _DATED, _ASKING = 1.5, 1.4, 0.9
 """Factors for what somebody said who is meant in the query, for texts with a time where one is asked for, and for
 those that end in a question."""
 _SMALL_POOL = 10
+_LONGEST_STATEMENT, _NEAR_STATEMENT, _MOST_CORRECTIONS = 24, 0.3, 2
+"""Terms of a statement that another one may correct, the cosine of such two, and how many may correct one."""
 _TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
 """Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
 
@@ -105,6 +107,7 @@ class Pool:
         self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
         self._norms, self._alike = np.empty(0), np.empty(0)
+        self._changes = np.empty(0, dtype=np.bool_)
         self._last_places: dict[int, int] = {}
         self._speakers: set[bytes] = set()
         self._talks: _Talks | None = None
@@ -134,6 +137,7 @@ class Pool:
         if width != self.vectors.shape[1]:
             self.vectors = np.zeros((len(self.vectors), width), np.int8)
         self.vectors = _grown(self.vectors, vectors if vectors.size else np.zeros((len(vectors), width), np.int8))
+        self._changes = _grown(self._changes, _with_any(new_terms, new_lengths, terms.CHANGED))
         self._link(len(self) - len(said))
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
@@ -143,10 +147,11 @@ class Pool:
             kept: says so of each place.
         """
         self._terms = self._terms[np.repeat(kept, self._lengths)].copy()
-        self._marks, self._lengths, self.vectors, self._times, self._threads = (
-            table[kept].copy() for table in (self._marks, self._lengths, self.vectors, self._times, self._threads)
-        )
+        self._marks, self._lengths = self._marks[kept].copy(), self._lengths[kept].copy()
+        self._times, self._threads = self._times[kept].copy(), self._threads[kept].copy()
+        self.vectors = self.vectors[kept].copy()
         self._norms, self._alike, self._last_places, self._speakers = np.empty(0), np.empty(0), {}, set()
+        self._changes = self._changes[kept].copy()
         self._link(0)
 
     def _link(self, first: int) -> None:
@@ -230,7 +235,7 @@ class Pool:
         at, before = order[1:], order[:-1]
         share = _BEFORE * (numbers[1:] == numbers[:-1])
         lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[before] > 0) + 2 * share * self._alike[at])
-        joined = found.copy()
+        joined: Floats = found.copy()
         joined[at] = np.divide(found[at] + share * found[before], lengths, out=np.zeros(len(at)), where=lengths > 0)
         return joined
 
@@ -282,11 +287,24 @@ class Pool:
 
     def _dated(self) -> NDArray[np.bool_]:
         """Tells whether texts have a word or a number that tells a time."""
-        places = np.flatnonzero(_among(self._terms, terms.DATED))
-        places = places[np.isin(self._terms[places], terms.DATED)]
-        found = np.zeros(len(self), dtype=np.bool_)
-        found[np.searchsorted(np.cumsum(self._lengths), places, side="right")] = True
-        return found
+        return _with_any(self._terms, self._lengths, terms.DATED)
+
+    def corrections(self, places: Places) -> list[list[tuple[int, float]]]:
+        """Finds for each place later statements of its speaker that tell of a change and are near to it in meaning.
+
+        Returns their places, the nearest first, and when they were said; none where vectors do not tell.
+        """
+        short = self._lengths <= _LONGEST_STATEMENT
+        later = np.flatnonzero(short & (self._norms > 0) & self._changes) if len(places) else places
+        cosines = products(self.vectors[later], self.vectors[places]) / self._norms[later]
+        cosines /= np.maximum(1.0, self._norms[places])[:, None]
+        result = list[list[tuple[int, float]]]()
+        for place, near in zip(places.tolist(), cosines, strict=True):
+            is_later = (self._marks[later, 0] == self._marks[place, 0]) & (self._times[later] > self._times[place])
+            best_first = np.argsort(-np.where(is_later & short[place], near, 0.0), kind="stable")[:_MOST_CORRECTIONS]
+            chosen = best_first[(near[best_first] >= _NEAR_STATEMENT) & (is_later & short[place])[best_first]]
+            result.append(list(zip(later[chosen].tolist(), self._times[later[chosen]].tolist(), strict=True)))
+        return result
 
     def _beside_neighbours(self, alone: Floats) -> Floats:
         """Scores with what the texts before and behind lend in their talks, and the best of them."""
@@ -357,6 +375,15 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
         weights.append(math.log((len(lengths) + 1) / max(1, len(holders))))
         found[holders] += weights[-1] * (K1 + 1) * counts / (norms[holders] + counts)
     return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
+
+
+def _with_any(said: NDArray[np.uint32], lengths: NDArray[np.int32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Tells which texts have any of some terms, by their hashes."""
+    places = np.flatnonzero(_among(said, keys))
+    places = places[np.isin(said[places], keys)]
+    result = np.zeros(len(lengths), dtype=np.bool_)
+    result[np.searchsorted(np.cumsum(lengths), places, side="right")] = True
+    return result
 
 
 def _among(said: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:

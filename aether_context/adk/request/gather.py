@@ -45,6 +45,7 @@ from aether_context.conversation.turns import is_human
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
+    UNTIL,
     Anchor,
     Candidate,
     Content,
@@ -625,7 +626,8 @@ async def _memories(
                     author=memory.author,
                     timestamp=memory.timestamp,
                     name=memory.name,
-                    scores={"similarity": similarity(hit.score), "cosine": round(hit.scores.get("cosine", 0.0), 6)},
+                    scores={"similarity": similarity(hit.score), "cosine": round(hit.scores.get("cosine", 0.0), 6)}
+                    | {name: hit.scores[name] for name in (UNTIL,) if name in hit.scores},
                     preference=is_preference(memory.metadata),
                 )
             )
