@@ -26,8 +26,8 @@ Known: TypeAlias = Mapping[tuple[int, int], str | None]
 """Records by the hashes of name and session; None of deleted ones."""
 
 _LONGEST_PREFERENCE = 2_000
-_MOST_CORRECTED = 5
-"""So many of the best hits bring what was said later against them."""
+_MOST_CORRECTED, _LEAST_CORRECTED = 5, 0.4
+"""So many of the best hits bring what was said later against them, if they have this share of the best score."""
 _MOST_READ = 2_000
 """Memories of an owner whose records stay read between searches, and as many as one search reads."""
 
@@ -175,7 +175,8 @@ class Candidates:
     ) -> list[Remembered]:
         """Hits with what corrects the first of them behind each, as good as that, in the place of the last of them; a
         corrected one has the time of the correction among its scores."""
-        firsts, result = {hit.memory.entry.id for hit in hits[:_MOST_CORRECTED]}, list(hits)
+        result, least = list(hits), _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
+        firsts = {hit.memory.entry.id for hit in hits[:_MOST_CORRECTED] if hit.score >= least}
         numbers = [number for number, (_, entry) in known.items() if entry.id in firsts]
         places = np.flatnonzero(np.isin(self.numbers, numbers))
         for place, corrections in zip(places.tolist(), self._pool.corrections(places), strict=True):

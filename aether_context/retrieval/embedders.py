@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
@@ -176,6 +177,7 @@ class _Model:
         self.digest = hashlib.sha256(data).hexdigest()
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             self.vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
+            self.known = frozenset(self.vocabulary)
             self.rows: Rows = archive["rows"]
         pieces = models.WordPiece({token: number for number, token in enumerate(self.vocabulary)}, unk_token="[UNK]")
         self._tokenizer = Tokenizer(pieces)
@@ -242,6 +244,12 @@ def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
     rare = np.log((len(begins) + 1) / np.maximum(1.0, nearest.sum(axis=1)))
     np.maximum.at(result, stretch[begins] // _MOST_TOKENS, np.round(rare @ nearest / rare.sum(), 6))
     return result
+
+
+def known_words(text: str) -> bool:
+    """Tells whether the model in the package knows most words of a text whole, as it does of English."""
+    words = re.findall(r"[^\W\d_]+", text.lower())
+    return 2 * sum(word in _model().known for word in words) > len(words)
 
 
 @lru_cache(maxsize=1)

@@ -46,8 +46,10 @@ _NAMED, _DATED, _ASKING = 1.5, 1.4, 0.9
 """Factors for what somebody said who is meant in the query, for texts with a time where one is asked for, and for
 those that end in a question."""
 _SMALL_POOL = 10
-_LONGEST_STATEMENT, _NEAR_STATEMENT, _MOST_CORRECTIONS = 24, 0.3, 2
-"""Terms of a statement that another one may correct, the cosine of such two, and how many may correct one."""
+_LONGEST_STATEMENT, _MOST_CORRECTIONS = 24, 2
+_NEAR_STATEMENT, _SAME_STATEMENT = 0.3, 0.5
+"""Terms of a statement that another one may correct, and how many may; the cosine of two in which a speaker tells of
+themselves, and of any other two."""
 _TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
 """Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
 
@@ -107,7 +109,7 @@ class Pool:
         self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
         self._norms, self._alike = np.empty(0), np.empty(0)
-        self._changes = np.empty(0, dtype=np.bool_)
+        self._changes = np.empty((0, 2), dtype=np.bool_)
         self._last_places: dict[int, int] = {}
         self._speakers: set[bytes] = set()
         self._talks: _Talks | None = None
@@ -137,7 +139,8 @@ class Pool:
         if width != self.vectors.shape[1]:
             self.vectors = np.zeros((len(self.vectors), width), np.int8)
         self.vectors = _grown(self.vectors, vectors if vectors.size else np.zeros((len(vectors), width), np.int8))
-        self._changes = _grown(self._changes, _with_any(new_terms, new_lengths, terms.CHANGED))
+        signs = [_with_any(new_terms, new_lengths, keys) for keys in (terms.CHANGED, terms.SELF)]
+        self._changes = _grown(self._changes, np.stack(signs, axis=1))
         self._link(len(self) - len(said))
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
@@ -295,14 +298,15 @@ class Pool:
         Returns their places, the nearest first, and when they were said; none where vectors do not tell.
         """
         short = self._lengths <= _LONGEST_STATEMENT
-        later = np.flatnonzero(short & (self._norms > 0) & self._changes) if len(places) else places
+        later = np.flatnonzero(short & (self._norms > 0) & self._changes[:, 0]) if len(places) else places
         cosines = products(self.vectors[later], self.vectors[places]) / self._norms[later]
         cosines /= np.maximum(1.0, self._norms[places])[:, None]
         result = list[list[tuple[int, float]]]()
         for place, near in zip(places.tolist(), cosines, strict=True):
             is_later = (self._marks[later, 0] == self._marks[place, 0]) & (self._times[later] > self._times[place])
             best_first = np.argsort(-np.where(is_later & short[place], near, 0.0), kind="stable")[:_MOST_CORRECTIONS]
-            chosen = best_first[(near[best_first] >= _NEAR_STATEMENT) & (is_later & short[place])[best_first]]
+            least = np.where(self._changes[later, 1] & self._changes[place, 1], _NEAR_STATEMENT, _SAME_STATEMENT)
+            chosen = best_first[((near >= least) & is_later & short[place])[best_first]]
             result.append(list(zip(later[chosen].tolist(), self._times[later[chosen]].tolist(), strict=True)))
         return result
 

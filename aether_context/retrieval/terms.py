@@ -40,15 +40,6 @@ _SYLLABLES = frozenset(
     "은는이가을를에의도로와과한하고서지다요어여아야해있었했겠습니까게네데든라려면며만부터들나너저것수거뭐언누구디떻왜무슨예세죠"
 )
 """Characters that are words of grammar in Chinese, and in Korean, and no term alone."""
-_ASKING = frozenset(
-    re.findall(
-        r"\w+",
-        "どこ なに なん いつ だれ どう どれ です ます した して いる ある てい すか ませ こに こで はど はな はい "
-        "何で とい いう う名 "
-        "어디 누구 언제 무슨 뭐예 예요 에요 이에 있어 있지 어요 해요",
-    )
-)
-"""Pairs that a query is not searched by: of Japanese and Korean that ask or end a sentence."""
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -171,7 +162,7 @@ def without_names(query: str, known: Container[bytes]) -> tuple[str, list[bytes]
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
     found = set(terms(text))
-    return sorted({term for term in found - STOP_TERMS - _ASKING if not _PARTICLES.issuperset(term)} or found)
+    return sorted({term for term in found - STOP_TERMS - _QUESTION_WORDS if not _PARTICLES.issuperset(term)} or found)
 
 
 def is_latin(text: str) -> bool:
@@ -217,6 +208,19 @@ def _stem(word: str) -> str:
         stemmers[language] = Stemmer.Stemmer(language)
     found: str = stemmers[language].stemWord(word)
     return found
+
+
+_QUESTION_WORDS = frozenset(
+    terms(
+        """どこ なに なん いつ だれ どう どれ です ます した して いる ある てい すか ませ こに こで はど
+        はな はい いう 何で 어디 누구 언제 무슨 뭐예 예요 에요 이에 있어 있지 어요 해요
+        где кто что как когда какой какая какого мой моя мои мне меня мою у в на с и я мы
+        أين ما من هل متى كيف في πού πώς ποιος πότε ο η το τα μου στο στη είναι
+        का की के है क्या कहाँ कब कौन मेरा मेरे में wo ist sind wer wie wann der das mein meine
+        où est sont qui quand comment mon dónde está están quién cómo cuándo qué el los mi onde quem quando meu minha"""
+    )
+)
+"""Words, and pairs of characters, that ask or are grammar in other languages and mean nothing in English."""
 
 
 # The times that a question names, as spans to hold against the times of what is remembered.
@@ -295,6 +299,8 @@ CHANGED = np.frombuffer(
     dtype="<u4",
 )
 """Hashes of terms that texts tell by what is not any more as it was."""
+SELF = np.frombuffer(b"".join(map(hash_of, ("i", "ich", "je", "yo", "io", "eu"))), dtype="<u4")
+"""Hashes of terms by which speakers tell of themselves."""
 _RECENT = re.compile(
     r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I
 )

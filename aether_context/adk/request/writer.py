@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -205,7 +206,8 @@ class FindTools(BaseTool):
         return self.declaration
 
     async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
-        """``{"found": [{"name": …, "does": …}, …]}``, best first; ``does`` holds signature and purpose."""
+        """``{"found": [{"name": …, "does": …}, …]}``, best first; ``does`` holds signature and purpose. Where no score
+        says anything, as of a query in another language than the descriptions, all names instead."""
         query = args.get("query")
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what the tool should do"}
@@ -219,9 +221,13 @@ class FindTools(BaseTool):
 
         scores = tool_scores(self._tools, query, self._redact)
         hidden = [tool for tool in self._tools if tool.name not in self._declared]
-        named = [tool for tool in hidden if tool.name == query.strip()]
+        words = {query.strip(), *re.findall(r"[\w.:-]+", query)}
+        named = [tool for tool in hidden if tool.name in words]
         best = [tool for tool in sorted(hidden, key=lambda tool: -scores[tool.name]) if scores[tool.name] > 0]
         found = list(dict.fromkeys([*named, *best]))[:_MOST_FOUND]
+        if not any(scores.values()) and hidden and not named:
+            note = "Nothing in their descriptions has these words. Ask again with the names of those that fit."
+            return {"found": [], "all_tools": [tool.name for tool in hidden], "note": note}
         if not found:
             return {"found": [], "note": "No other tool does this. Say it in other words, or use the tools you have."}
         return {"found": [{"name": tool.name, "does": tool.signature} for tool in found]}
