@@ -103,6 +103,21 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
     return frozenset(unit for _, unit in latest.values())
 
 
+def turn_start(contents: Sequence[Content], request_index: int | None) -> int:
+    """The index at which the model's present turn begins: the last user contents in a row without a tool's result.
+
+    Providers join consecutive contents of a role. So a message directly behind a tool's result, as after a run that
+    broke off, does not end the turn, and Claude refuses its calls without the thoughts before them.
+    """
+    end = request_index or 0
+    while end > 0:
+        start = next((at for at in range(end, 0, -1) if contents[at - 1].role == "model"), 0)
+        if not any(content.responses for content in contents[start : end + 1]):
+            return start
+        end = next((at for at in range(start - 1, -1, -1) if contents[at].role != "model"), 0)
+    return 0
+
+
 def unread(parts: Sequence[Unit], request_index: int | None) -> Unit | None:
     """The unit that the model has yet to answer: the last one, or the last of the loop behind the final human message,
     whatever the host puts behind that for one call alone."""

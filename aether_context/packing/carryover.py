@@ -13,6 +13,7 @@ from aether_context.conversation.content_json import content_of_parts, part_of, 
 from aether_context.conversation.extracts import query_of, quoted_alone, sent_places, shorten_content, words_before
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.strategy import gain
+from aether_context.conversation.turns import turn_start
 from aether_context.evidence.record import evidence_uri
 from aether_context.pack import (
     Content,
@@ -49,6 +50,7 @@ def restore_forms(draft: Draft) -> None:
     draft.carried = carried = _carried(draft)
     protect_instructions(draft)
     request = draft.input.request
+    draft.past_end = turn_start(request.contents, draft.request_index)
     packed_by_index = _past(draft)
     draft.carried = carried._replace(past=tuple(packed_by_index.values()))
     if carried.packed is not None and carried.packed.before and draft.request_index is not None:
@@ -206,8 +208,8 @@ def _with_note(part: Part, *, is_stored: bool) -> Part:
 
 
 def is_past(draft: Draft, origin: int) -> bool:
-    """Tells whether a content belongs to a turn that is over: it stands before the final human message."""
-    return draft.request_index is not None and origin < draft.request_index
+    """Tells whether a content belongs to a turn of the model that is over, see `turn_start`."""
+    return origin < draft.past_end
 
 
 def tell(draft: Draft, origins: Sequence[int], max_tokens: int) -> None:

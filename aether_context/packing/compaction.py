@@ -34,7 +34,7 @@ from aether_context.conversation.extracts import (
 from aether_context.conversation.strategies import NET, Cutting, net
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import recap
-from aether_context.conversation.turns import is_instruction, protected, unread
+from aether_context.conversation.turns import is_instruction, protected, turn_start, unread
 from aether_context.pack import (
     RECALLED,
     Content,
@@ -379,6 +379,7 @@ def bring_within_window(draft: Draft) -> None:
         if _over(draft) <= 0:
             break
         act(draft)
+    _tell_thoughtless(draft)
     # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
     told = draft.history.summary or any(one.source == RECALLED for one in draft.chosen.memory)
@@ -405,6 +406,32 @@ def _leave_out_thoughts(draft: Draft) -> None:
     ]
     # A ceiling of the whole window: thoughts go by the rule for what is signed, and nothing else is long enough.
     _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window))
+
+
+def _tell_thoughtless(draft: Draft) -> None:
+    """Exchanges of the model's present turn that are sent without their signed thoughts become one text each.
+
+    A cut of what stood behind them puts them there: their turn was over before it.
+    """
+    items = draft.history.items
+    lacking = {
+        at
+        for at, item in enumerate(items)
+        if item.content.calls and _signed_thoughts(item.content) < _signed_thoughts(item.raw)
+    }
+    if not lacking:
+        return
+    contents = [item.content for item in items]
+    start = turn_start(contents, _request_place(draft))
+    for unit in units(contents):
+        if unit.indices[0] >= start and lacking.intersection(unit.indices):
+            before, origins = draft.spoken(), [items[at].origin for at in unit.indices]
+            tell(draft, origins, sum(items[at].tokens for at in unit.indices))
+            _note(draft, "emergency", origins, before)
+
+
+def _signed_thoughts(content: Content) -> int:
+    return sum(part.is_thought and part.is_signed for part in content.parts)
 
 
 def _shorten_responses(draft: Draft) -> None:

@@ -159,6 +159,7 @@ class Draft:
 
     Args:
         at_cut: whether the conversation is being cut, so that everything is chosen again.
+        past_end: the index before which contents belong to turns of the model that are over.
         step: the plan's, in the words that are sent of it.
         whole: ids of the active instructions that are sent whole.
         instructs: ids of those that the payload holds, or names where they are not whole.
@@ -170,6 +171,7 @@ class Draft:
     policy: PackPolicy
     counter: PackCounter
     at_cut: bool = False
+    past_end: int = 0
     tools: ToolSelection = field(init=False)
     carried: Carried = field(init=False)
     history: History = field(init=False)
