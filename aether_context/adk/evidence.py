@@ -68,7 +68,7 @@ _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity",
 """The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
 _MOST_FOCUSED = 24
 """Stored results, the latest ones, that are read again for lines that answer a request: each takes 1 to 15 ms."""
-_MOST_COUNTED = 1_000_000
+_MOST_COUNTED = 50_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
@@ -135,7 +135,8 @@ class Offloader:
         needs_proof = _needs_proof(call)
 
         def is_wanted(given: ToolResult) -> bool:
-            is_short = _characters(given.response) <= min(settings.threshold_tokens, _LEAST_WRITTEN)
+            most = min(settings.threshold_tokens, _LEAST_WRITTEN)
+            is_short = _characters(given.response, most) <= most
             if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
                 return False
             return not _uses_computer(tools.get(given.tool))
@@ -532,10 +533,10 @@ def _masked(medium: Medium, mask: Masker) -> Medium:
     return medium
 
 
-def _characters(value: object) -> int:
-    """Characters of a value, about eight for a number; of a larger one `_MOST_COUNTED` and some."""
+def _characters(value: object, most: int = _MOST_COUNTED) -> int:
+    """Characters of a value, about eight for a number; of a larger one more than ``most``."""
     size, waiting = 0, [value]
-    while waiting and size < _MOST_COUNTED:
+    while waiting and size <= most:
         item = waiting.pop()
         if isinstance(item, (str, bytes)):
             size += len(item)
