@@ -405,11 +405,9 @@ def test_with_adks_own_compaction_requests_are_valid_and_say_what_is_missing_whi
             assert "Digest" not in chat.sent[-1].text
         elif times > 1 or at <= 11:  # the event of the compaction is loaded
             assert "Digest" in chat.sent[-1].contents[0].parts[0].text
-            assert CODE not in chat.sent[-1].text, "what the host has removed does not come back"
             assert ("only the last 12 events: nothing before them is sent or recalled" in told) is (at > 5)
-        else:
-            assert told == ""
-    assert (CODE in chat.sent[-1].text) is (times == 1)
+        if at >= 6:
+            assert CODE not in chat.sent[-1].text, "what the host has removed does not come back"
     chat.replays()
 
 

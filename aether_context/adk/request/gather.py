@@ -300,11 +300,14 @@ class Gatherer:
             events = session_with_all.events if session_with_all is not None else ()
             rewound = _rewound(call, events)
             history = self.history(call.key, rewound)
-            live_ids = {event.id for event in live_events(events)[0]}
+            every = live_events(events)[0]
+            compactions = [event.actions.compaction for event in every if event.actions.compaction]
+            until = max((compaction.end_timestamp for compaction in compactions), default=0.0)
+            live_ids = {event.id for event in every if event.timestamp > until}
             await within(in_thread(partial(last_history.surviving, live_ids, history)))
         except Exception as error:  # nothing from before the loaded events is sent, then
             history = self.history(call.key, rewound)
-            history.problem = f"what a rewind left could not be read ({type(error).__name__})"
+            history.problem = f"what a rewind or a compaction left could not be read ({type(error).__name__})"
         return history, rewound
 
     async def _place(
@@ -338,11 +341,12 @@ class Gatherer:
         await history.look(contents.first, call, self._waits, positions)
         contents = replace(contents, earlier=history.live)
         lost = [at for at in positions if at not in contents.earlier]
-        if not lost:
-            return contents, 0, []
-        begin = max(lost) + 1
-        begin = next((at for at in range(begin, len(contents)) if is_message(contents[at])), begin)
-        return contents, begin, [f"{len(lost):,} contents before the loaded events are not sent: {history.problem}"]
+        begin = max(lost, default=-1) + 1
+        # A history that few events began may open in the middle of a turn.
+        if lost or (contents.first and 0 in positions):
+            begin = next((at for at in range(begin, len(contents)) if is_message(contents[at])), begin)
+        told = f"{len(lost):,} contents before the loaded events are not sent: {history.problem}"
+        return contents, begin, [told] if lost else []
 
     def original_text(self, message: PackedMessage, contents: Contents, model: str) -> str:
         """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
@@ -478,7 +482,7 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
         return False
     posted: set[str | None] = set()
     for event in reversed(call.context.session.events):
-        if event.actions.compaction or event.actions.rewind_before_invocation_id:
+        if _rewrites(event):
             return True
         if event.author == "user":
             posted |= {response.id for response in event.get_function_responses()}
@@ -540,21 +544,24 @@ _REWOUND = "aether:rewound"
 
 
 def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
-    """The id of the session's last rewind, empty where there was none.
+    """The id of the session's last rewind or compaction, empty where there was none.
 
-    It is noted in the session's state at the first call that sees it, since it need not be loaded later.
+    It is noted in the session's state at the first call that sees it, since it need not be loaded later. What a
+    compaction of the host's replaced by a summary is then as little sent again as what a rewind took back.
     """
     stored, session = call.state.get(_REWOUND), call.key[2]
     known = stored.get("event") if isinstance(stored, Mapping) and stored.get("session") == session else ""
     # An answer to an earlier call came with the state in which that call noted what it saw.
-    latest = next(
-        (event for event in reversed(events) if event.actions.rewind_before_invocation_id or noted(event)), None
-    )
-    if latest is None or not latest.actions.rewind_before_invocation_id or latest.id == known:
+    latest = next((event for event in reversed(events) if _rewrites(event) or noted(event)), None)
+    if latest is None or not _rewrites(latest) or latest.id == known:
         return known if isinstance(known, str) else ""
     if not call.passthrough_reason:
         call.context.state[_REWOUND] = {"session": session, "event": latest.id}
     return latest.id
+
+
+def _rewrites(event: Event) -> bool:
+    return bool(event.actions.rewind_before_invocation_id or event.actions.compaction)
 
 
 def _transient(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
