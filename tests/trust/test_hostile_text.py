@@ -26,6 +26,8 @@ from timing import of_unit
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
+from aether_context.canonical import canonical_json
+from aether_context.text.json_lines import compact
 
 Figure = Callable[[str, float], None]
 
@@ -243,3 +245,11 @@ def test_many_sessions_leave_nothing_behind(calls: int, tmp_path: Path, monkeypa
 
     asyncio.run(go())
     assert held[-1] - held[len(held) // 2] < MOST_MEGABYTES, [round(one) for one in held[:: max(1, len(held) // 10)]]
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_json_in_pieces_is_the_same_json(kind: str) -> None:
+    value = {"b": WIDE[kind](20_000), 'a"é\ud800': [WIDE[kind](9), list(range(5_000))]}
+    whole = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert canonical_json(value) == whole.replace("\ud800", "\\ud800")
+    assert compact(value) == json.dumps(value, separators=(",", ":"), ensure_ascii=False)
