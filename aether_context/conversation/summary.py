@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from aether_context.canonical import hash_json
+from aether_context.conversation.orders import orders_text, split_orders, standing_orders
 from aether_context.pack import Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
@@ -35,6 +36,8 @@ def fenced(text: str) -> str:
 MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where 12 KB of text are 4 KB or less."""
 
+_ORDERS = 0.25
+"""The most of the user's standing orders, as a share of the recap."""
 _ENTITIES = 0.7
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
@@ -59,6 +62,10 @@ def recap(
         earlier: the recap of earlier cuts.
         beside: text that is sent beside it, like recalled turns; no message in it is quoted.
     """
+    before, earlier = split_orders(earlier)
+    orders = orders_text(standing_orders(before, gone), max_tokens=int(_ORDERS * max_tokens), counter=counter)
+    max_tokens -= counter.count(orders)
+    beside = "\n".join(filter(None, (beside, " ".join(orders.split()))))
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
     bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
     if earlier and beside_earlier >= _LEAST_ADDED * max_tokens:
@@ -71,7 +78,7 @@ def recap(
     summary = summaries.conversation(gone, max_tokens=most, counter=counter, earlier=said)
     summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside)
     made = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
-    return "\n".join(filter(None, (known, made)))
+    return "\n".join(filter(None, (orders, known, made)))
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.
