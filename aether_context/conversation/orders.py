@@ -8,10 +8,10 @@ user takes back a part of it, both sentences stay, in their order.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import Content
@@ -32,38 +32,25 @@ _CLAUSE = re.compile(r"[,;:(–—，；：]|\b(?:because|since|as)\b")
 _ITEM = re.compile(r"\s*(?:[-*•–]|\d{1,3}[.)])\s*(.+)")
 
 
-class _Rules(NamedTuple):
-    """The words of all languages as one pattern for each use, and the terms that say nothing of an order's subject."""
+@cache
+def _tables() -> Mapping[str, Any]:
+    import tomllib
 
-    strong: re.Pattern[str]
-    bids: re.Pattern[str]
-    story: re.Pattern[str]
-    lifts: re.Pattern[str]
-    asks: re.Pattern[str]
-    heading: re.Pattern[str]
-    all: re.Pattern[str]
-    particles: re.Pattern[str]
-    exclusive: tuple[re.Pattern[str], ...]
-    stop: frozenset[str]
+    return tomllib.loads(Path(__file__).with_name("orders.toml").read_text(encoding="utf-8"))
 
 
 @cache
-def _rules() -> _Rules:
-    import tomllib
+def _words(use: str) -> re.Pattern[str]:
+    """The words of all languages for one use."""
+    listed = (table[use] for table in _tables().values() if use in table)
+    words = (word for words in listed for word in (words if isinstance(words, list) else [words]))
+    return re.compile("|".join(f"(?:{word})" for word in words), re.IGNORECASE)
 
-    tables = tomllib.loads(Path(__file__).with_name("orders.toml").read_text(encoding="utf-8"))
-    exclusive, particles = tables.pop("exclusive"), re.compile(tables.pop("particles"))
 
-    def pattern(use: str) -> re.Pattern[str]:
-        listed = (words if isinstance(words, list) else [words] for words in (table[use] for table in tables.values()))
-        return re.compile("|".join(f"(?:{words})" for of_language in listed for words in of_language), re.IGNORECASE)
-
-    return _Rules(
-        *(pattern(use) for use in _Rules._fields[:-3]),
-        particles=particles,
-        exclusive=tuple(re.compile(words, re.IGNORECASE) for words in exclusive.values()),
-        stop=frozenset(term for table in tables.values() for term in (*terms(table["stop"]), *table["stop"].split())),
-    )
+@cache
+def _stop_terms() -> frozenset[str]:
+    """The terms that say nothing of what an order is about."""
+    return frozenset(term for table in _tables().values() for term in terms(table.get("stop", "")))
 
 
 def standing_orders(earlier: Sequence[str], contents: Iterable[Content]) -> list[str]:
@@ -113,18 +100,20 @@ def _sentences(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 def _judged(text: str) -> Iterator[tuple[str, bool]]:
-    rules, in_list = _rules(), False
+    in_list = False
     for line in text.splitlines():
         item = _ITEM.fullmatch(line[: 2 * _LONGEST])
         if in_list and item:
             yield _on_line(item[1]), True
             continue
-        in_list = line.rstrip().endswith((":", "：")) and bool(rules.heading.search(line[-_LONGEST:]))
+        in_list = line.rstrip().endswith((":", "：")) and bool(_words("heading").search(line[-_LONGEST:]))
         for sentence in sentences(item[1] if item else line):
             told = _on_line(sentence).replace("’", "'")
-            is_order = bool(rules.strong.search(told) or (rules.bids.search(told) and not rules.story.search(told)))
+            is_order = bool(
+                _words("strong").search(told) or (_words("bids").search(told) and not _words("story").search(told))
+            )
             if told.endswith(("?", "？")):
-                is_order = is_order and bool(rules.asks.search(told))
+                is_order = is_order and bool(_words("asks").search(told))
             yield _on_line(sentence), is_order and not in_list
 
 
@@ -135,21 +124,17 @@ def _on_line(sentence: str) -> str:
 
 def _subject(sentence: str) -> frozenset[str]:
     """The words that say what a sentence is about."""
-    rules = _rules()
-    return frozenset(
-        term[:_KEY]
-        for term in terms(sentence.casefold())
-        if term not in rules.stop and not rules.particles.search(term)
-    )
+    telling = (term for term in terms(sentence.casefold()) if term not in _stop_terms())
+    return frozenset(term[:_KEY] for term in telling if not _words("particles").search(term))
 
 
 def _take_back(orders: dict[str, None], sentence: str) -> bool:
     """Takes orders back that a sentence lifts, and tells whether it lifts any; one that lifts a part of some stands
     behind them."""
-    rules, told = _rules(), sentence.replace("’", "'")
-    if not orders or not rules.lifts.search(told) or told.endswith(("?", "？")):
+    told = sentence.replace("’", "'")
+    if not orders or not _words("lifts").search(told) or told.endswith(("?", "？")):
         return False
-    if rules.heading.search(told) and rules.all.search(told):
+    if _words("heading").search(told) and _words("all").search(told):
         orders.clear()
         return True
     clauses = [_subject(clause) for clause in (sentence, *_CLAUSE.split(sentence), "")]
@@ -170,8 +155,9 @@ def _take_back(orders: dict[str, None], sentence: str) -> bool:
 
 def _add(orders: dict[str, None], sentence: str) -> None:
     """Adds an order behind the others, in the place of those that it repeats or replaces."""
-    about, kinds = _subject(sentence), [kind for kind in _rules().exclusive if kind.search(sentence)]
+    about, kinds = _subject(sentence), ("language", "units", "name")
+    kinds = tuple(kind for kind in kinds if _words(kind).search(sentence))
     for order in list(orders):
-        if (about and _subject(order) == about) or any(kind.search(order) for kind in kinds):
+        if (about and _subject(order) == about) or any(_words(kind).search(order) for kind in kinds):
             del orders[order]
     orders[sentence] = None
