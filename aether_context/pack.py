@@ -242,6 +242,9 @@ def content_place(name: str) -> int:
     return int(place) if place.isdecimal() else 0
 
 
+LEAST_WINDOW_READ: Final = 4_000
+"""The window in tokens from which on agents that may be cut have the tools that read the past: of it they take 7 parts
+in a hundred."""
 RECALLED = "conversation"
 """The source of candidates that are turns of the conversation itself."""
 

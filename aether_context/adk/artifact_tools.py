@@ -1,7 +1,7 @@
 """The tools with which a model reads what an address stands for: ``read_artifact`` and ``search_artifact``.
 
-They resolve addresses of their own session only: evidence by the session's state, the rest by ADK's own artifacts of
-the session. What they answer is never offloaded.
+They resolve addresses of their own session only: evidence by the session's state, ``artifact://history`` by its
+events, the rest by ADK's own artifacts of the session. What they answer is never offloaded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
+from aether_context.adk.past import CALL, past
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, strings
@@ -33,7 +34,7 @@ from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import located
 from aether_context.store.layout import pack_at
-from aether_context.text.entities import SCHEME
+from aether_context.text.entities import HISTORY, SCHEME
 from aether_context.text.shorten import view_of
 from aether_context.tokens import counter_for, family_of
 from aether_context.tokens.counters import SharedLRU
@@ -68,11 +69,18 @@ class Readers:
         records: what sessions know of their evidence.
         room: gives the tokens that one answer may have now.
         redact: patterns of what is masked before texts are compared.
+        sees_own: tells whether an agent is shown no other agent's turns.
     """
 
     def __init__(
-        self, store: PackStore, records: SessionRecords, room: Callable[[ToolContext], int], redact: tuple[str, ...]
+        self,
+        store: PackStore,
+        records: SessionRecords,
+        room: Callable[[ToolContext], int],
+        redact: tuple[str, ...],
+        sees_own: Callable[[ToolContext], bool],
     ) -> None:
+        self._sees_own = sees_own
         self._store = store
         self._records = records
         self._room = room
@@ -117,6 +125,8 @@ class Readers:
         """Lines by words, or by what they are about."""
         searcher = await self._open(uri, context)
         query = args.get("query")
+        if uri == HISTORY and isinstance(query, str) and (number := CALL.fullmatch(query)):
+            query = f"call {number[1]}, "
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room = self._room(context)
@@ -149,6 +159,8 @@ class Readers:
             data: bytes | None = await self._data(record, context)
         elif pack_at(uri.removeprefix(SCHEME)) is not None:
             data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
+        elif uri == HISTORY:
+            data = await asyncio.to_thread(past, context, self._store.files, self._mask, self._sees_own(context))
         elif uri.startswith(f"{SCHEME}messages/"):
             data = await asyncio.to_thread(self._store.message, *session_key(context), uri.removeprefix(SCHEME))
         else:
@@ -205,7 +217,9 @@ _UNKNOWN_ROOM = 500
 def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -> Reader:
     """The reader that was copied; in another process one that reads the same store and the session at hand, and
     answers with little, since it does not know the window."""
-    readers = _live.get(name) or Readers(store, SessionRecords(), lambda context: _UNKNOWN_ROOM, redact)
+    readers = _live.get(name) or Readers(
+        store, SessionRecords(), lambda context: _UNKNOWN_ROOM, redact, lambda context: True
+    )
     return next(reader for reader in readers.tools if reader.name == tool)
 
 

@@ -45,7 +45,7 @@ from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import summary_of, tokens_of
-from aether_context.pack import Candidate
+from aether_context.pack import LEAST_WINDOW_READ, Candidate
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
@@ -60,8 +60,6 @@ ASKED_CHARACTERS = 400
 """Of each text that says what an agent is after, for the choice of lines."""
 _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
-_LEAST_WINDOW_DECLARED_FIRST = 30_000
-"""The window in tokens of which the readers' declarations, about 295 tokens, are one part in a hundred."""
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note", "cut_now"]
@@ -282,7 +280,8 @@ class Offloader:
         known = self._records.of(context)
         records = known.by_digits.values()
         if not self._is_on:
-            if records or (_needs_proof(call) and is_free(request.config)):
+            reads = _needs_proof(call) and is_free(request.config)
+            if records or reads or (has_cut(call.state, call.key) and self.reads_past(call)):
                 declare(request, readers)
             if not self._off_note or not request.tools_dict:
                 return (), 0
@@ -309,7 +308,8 @@ class Offloader:
                 wants
                 # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
                 or (
-                    has_cut(call.state, call.key) and any(record.form in ("extract", "described") for record in records)
+                    has_cut(call.state, call.key)
+                    and (self.reads_past(call) or any(record.form in ("extract", "described") for record in records))
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
@@ -320,9 +320,13 @@ class Offloader:
             request.contents = before
         return problems, saved_tokens if request.contents is not before else 0
 
+    def reads_past(self, call: ModelCall) -> bool:
+        """Tells whether an agent that is cut gets the tools that read what a cut took."""
+        return call.window.tokens >= LEAST_WINDOW_READ and is_free(call.request.config)
+
     def _can_come(self, call: ModelCall, request: LlmRequest, window: Window) -> bool:
-        """Tells whether an agent has tools whose results may be offloaded, and a window of which the readers take next
-        to nothing, or one of which instruction and first message leave so little that results are likely to be long.
+        """Tells whether an agent has tools whose results may be offloaded or cut, and a window that has room for the
+        readers, or one of which instruction and first message leave so little that results are likely to be long.
         What they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window
         will do, and so will a need for evidence."""
         names = request.tools_dict.keys() - essential_names(request) - self._never
@@ -331,7 +335,7 @@ class Offloader:
             return bool(names) or _needs_proof(call) or "keep_evidence" in request.tools_dict
         first = request.contents[0].parts or () if request.contents else ()
         head = len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
-        is_large = window.tokens >= _LEAST_WINDOW_DECLARED_FIRST and window.mark != "assumed"
+        is_large = window.tokens >= LEAST_WINDOW_READ and window.mark != "assumed"
         return bool(names & self._always or (names and (is_large or head >= _HEAD_CHARACTERS * window.tokens)))
 
     def _show(self, call: ModelCall, records: Collection[EvidenceRecord]) -> tuple[bool, int]:

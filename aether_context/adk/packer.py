@@ -25,7 +25,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
-from aether_context.adk.artifact_tools import Readers
+from aether_context.adk.artifact_tools import Readers, declare
 from aether_context.adk.bounds import Ended, Waits, failure, in_thread, take_turn, within
 from aether_context.adk.call import (
     AgentKey,
@@ -181,7 +181,9 @@ class RequestPacker:
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
         )
-        self._readers = Readers(self._recorder.store, self._records, self._room, policy.redact).tools
+        self._readers = Readers(
+            self._recorder.store, self._records, self._room, policy.redact, lambda context: False
+        ).tools
         tokenizers = {"gemini-local": local_tokenizer}
         self._counters = Counters(policy.tokens, clock=time.monotonic, tokenizers=tokenizers)
         self._cache = TokenCache()
@@ -461,6 +463,15 @@ class RequestPacker:
 
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
         pack = await build(read.source)
+        call, source = read.call, read.source
+        is_first_cut = pack.epoch.cut_count and not source.host.can_read and not source.host.passthrough_reason
+        if is_first_cut and self._offloader.reads_past(call) and declare(call.request, self._readers):
+            # A cut ends the prefix anyway, so the tools that read what it takes come with it.
+            tools = self._gatherer.reader.head(call.request).tools
+            read = read.with_source(
+                request=source.request._replace(tools=tools), host=source.host._replace(can_read=True)
+            )
+            pack = await build(read.source)
         if (wanted := turns_to_find(pack)) is not None:
             read = await self._recall.turns(read, *wanted)
             if read.source.search.turns is not None:

@@ -150,6 +150,8 @@ def _print_answer(answer: Answer, everything: bool) -> None:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")
         if place.uri:
             say(f"  all of it is at {place.uri}: {reads_told(place.read_back)}")
+        elif place.read_back:
+            say(f"  {reads_told(place.read_back)}, from the session's past")
     if len(answer.places) > _FEW and not everything:
         say(f"… and {len(answer.places) - _FEW} more places (--all shows them)")
     for note in answer.notes:

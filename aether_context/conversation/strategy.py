@@ -85,10 +85,11 @@ class Conversation:
     host's list; anchors name those. ``state`` is what each strategy kept from call to call, by its name. ``summary`` is
     that of what earlier calls cut, with its own tokens, and ``payload_tokens`` are those of earlier payloads, which any
     cut frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked
-    for by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is
-    far from full, which `passes` heeds. ``verbatim`` is set where the policy allows no shorter form of a content.
-    ``recalled`` is the text of cut turns that are sent beside it. ``cached_price`` is that of cached input as a share
-    of other input's, 1 where nothing is cached. ``summaries`` holds a model's; without one they are quotes.
+    for by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window
+    is far from full, which `passes` heeds. ``verbatim`` is set where the policy allows no shorter form of a
+    content. ``recalled`` is the text of cut turns that are sent beside it. ``can_read`` is set where a tool reads
+    the past. ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached.
+    ``summaries`` holds a model's; without one they are quotes.
     """
 
     contents: tuple[Content, ...]
@@ -111,6 +112,7 @@ class Conversation:
     gated: bool = False
     verbatim: bool = False
     recalled: str = ""
+    can_read: bool = False
     cached_price: float = 1.0
     summaries: Summaries = field(default_factory=lambda: Summaries("", {}))
 
@@ -178,6 +180,7 @@ class Conversation:
             summaries=None if own else self.summaries,
             earlier=self.summary,
             beside=self.recalled,
+            names_past=self.can_read,
         )
 
     def passes(self, mark: int) -> bool:

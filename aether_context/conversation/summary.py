@@ -17,7 +17,7 @@ from aether_context.conversation.orders import orders_text, split_orders, standi
 from aether_context.pack import Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
-from aether_context.text.entities import calls_line, entity_table, is_entry
+from aether_context.text.entities import HISTORY, calls_line, entity_table, is_entry
 from aether_context.text.shorten import level, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
@@ -38,6 +38,9 @@ MOST_TOKENS = 4_000
 
 _ORDERS = 0.25
 """The most of the user's standing orders, as a share of the recap."""
+_LEAST_SHARE = 6
+"""The address of the past takes at most one of so many parts of a recap."""
+_PAST = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
 _ENTITIES = 0.7
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
@@ -52,6 +55,7 @@ def recap(
     summaries: Summaries | None = None,
     earlier: str = "",
     beside: str = "",
+    names_past: bool = False,
 ) -> str:
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
@@ -61,11 +65,16 @@ def recap(
         summaries: a model's, in place of the summary in the conversation's own words.
         earlier: the recap of earlier cuts.
         beside: text that is sent beside it, like recalled turns; no message in it is quoted.
+        names_past: whether a tool reads the session's past, whose address is named, then.
     """
     before, earlier = split_orders(earlier)
-    orders = orders_text(standing_orders(before, gone), max_tokens=int(_ORDERS * max_tokens), counter=counter)
-    max_tokens -= counter.count(orders)
-    beside = "\n".join(filter(None, (beside, " ".join(orders.split()))))
+    head = orders_text(standing_orders(before, gone), max_tokens=int(_ORDERS * max_tokens), counter=counter)
+    beside = "\n".join(filter(None, (beside, " ".join(head.split()))))
+    names_past = names_past or earlier.startswith(_PAST)
+    earlier = earlier.removeprefix(_PAST).lstrip("\n")
+    if names_past and _LEAST_SHARE * counter.count(_PAST) <= max_tokens:
+        head = "\n".join(filter(None, (head, _PAST)))
+    max_tokens -= counter.count(head)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
     bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
     if earlier and beside_earlier >= _LEAST_ADDED * max_tokens:
@@ -78,7 +87,7 @@ def recap(
     summary = summaries.conversation(gone, max_tokens=most, counter=counter, earlier=said)
     summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside)
     made = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
-    return "\n".join(filter(None, (orders, known, made)))
+    return "\n".join(filter(None, (head, known, made)))
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.

@@ -36,6 +36,7 @@ from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import is_instruction, protected, unread
 from aether_context.pack import (
+    LEAST_WINDOW_READ,
     RECALLED,
     Content,
     Layer,
@@ -253,6 +254,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         gated=_is_gated(draft, spoken + budget.fixed, budget.input),
         verbatim=not draft.policy.compress.enabled,
         recalled=" ".join(word for line in recalled for word in line.split()),
+        can_read=draft.input.host.can_read and draft.input.window >= LEAST_WINDOW_READ,
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,
     )

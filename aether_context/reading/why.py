@@ -17,6 +17,7 @@ from typing import Literal
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place
 from aether_context.policy import PackPolicy
 from aether_context.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
@@ -26,6 +27,7 @@ from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE
 from aether_context.store.replay import Replayer
 from aether_context.store.turns import TurnFiles
+from aether_context.text.entities import HISTORY
 from aether_context.usage.calibration import estimated
 
 _AROUND = 60
@@ -84,7 +86,7 @@ class Place:
         time: when it was said, seconds since 1970 UTC; None where that is not known.
         text: all of it.
         uri: the address under which the store has all of it; empty where it was never taken out.
-        read_back: the calls before which the model had read that address.
+        read_back: the calls before which the model had read that address, or the words in the session's past.
         spans: what became of it, call by call.
     """
 
@@ -362,9 +364,14 @@ class _Search:
                 notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
-        reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
+        reads, answers = read_back(self._replayer.store, manifests), set[int]()
         for place in places:
-            place.read_back = reads.get(place.uri, ())
+            if place.kind == "tool result" and place.who.startswith((READ, SEARCH)):
+                answers.update(span.first for span in place.spans)
+        for place in places:
+            is_cut = any(span.form != "whole" for span in place.spans)
+            past = [call for call in reads.get(HISTORY, ()) if is_cut and call in answers]
+            place.read_back = reads.get(place.uri, ()) if place.uri else tuple(past)
         return Answer(
             text=self._text, calls=calls, places=tuple(places[:_MOST_PLACES]), exact=self._exact, notes=tuple(notes)
         )

@@ -41,6 +41,8 @@ _LONG_ARGUMENT = 240
 _GAP, _JSON_GAP = "[… ", "… line"
 """What a note begins with that says which lines an excerpt leaves out, and one among the values of JSON."""
 SCHEME = "artifact://"
+HISTORY = f"{SCHEME}history"
+"""The address of all that an agent was shown in its session."""
 _EVIDENCE_PREFIX = f"{SCHEME}evidence/"
 _ADDRESS_SHARE = 0.34
 """Tokens for addresses in addition to those for other entities, as a share of these. An address is as long as six

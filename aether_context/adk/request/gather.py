@@ -536,7 +536,7 @@ def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) 
     return looks_whole or not any(event.actions.compaction for event in events)
 
 
-_REWOUND = "aether:rewound"
+REWOUND = "aether:rewound"
 
 
 def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
@@ -544,7 +544,7 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
 
     It is noted in the session's state at the first call that sees it, since it need not be loaded later.
     """
-    stored, session = call.state.get(_REWOUND), call.key[2]
+    stored, session = call.state.get(REWOUND), call.key[2]
     known = stored.get("event") if isinstance(stored, Mapping) and stored.get("session") == session else ""
     # An answer to an earlier call came with the state in which that call noted what it saw.
     latest = next(
@@ -553,7 +553,7 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
     if latest is None or not latest.actions.rewind_before_invocation_id or latest.id == known:
         return known if isinstance(known, str) else ""
     if not call.passthrough_reason:
-        call.context.state[_REWOUND] = {"session": session, "event": latest.id}
+        call.context.state[REWOUND] = {"session": session, "event": latest.id}
     return latest.id
 
 
