@@ -172,6 +172,8 @@ class Part:
     media_tokens: int = 0
     media_count: int = 0
     pages: int = 0
+    shape: str = ""
+    """The size of its media for people: in pixels, pages or bytes; empty where it is not known."""
     is_signed: bool = False
     """Whether the model's provider signed it, and may refuse it in other words."""
     is_instruction: bool = False
@@ -702,7 +704,8 @@ class Host(NamedTuple):
     where the window is from, ``most_window`` up to where a call may pass it, 0 where none may. ``readings`` maps the
     addresses of the results that the session keeps whole, and of the files that were saved in it, to the address of a
     later result from the same source that differs, empty where there is none. ``planners`` are the agents that have
-    written plans. ``unseen`` are the media that notes stand for, since the provider takes no more of them.
+    written plans. ``unseen`` are the media that notes stand for, since the provider takes no more of them. ``media``
+    are the marks that stand for what people sent, where a cut takes it, by the hashes of its bytes.
     """
 
     passthrough_reason: str = ""
@@ -717,6 +720,7 @@ class Host(NamedTuple):
     readings: Mapping[str, str] = NOTHING
     planners: tuple[str, ...] = ()
     unseen: Unseen = ()
+    media: Mapping[str, str] = NOTHING
 
 
 class Usage(NamedTuple):

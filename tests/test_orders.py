@@ -124,7 +124,7 @@ def test_orders_come_first_are_bounded_and_stay_while_the_summary_grows():
     assert more.startswith(f"{TITLE}\n  Never push to main.\n  Always use tabs.\n- user: My dog is Rex.")
     many = recap([said(f"Never touch the folder box{at}.") for at in range(99)], [], max_tokens=400, counter=COUNTER)
     held = many[: many.index("\n- ")] if "\n- " in many else many
-    assert COUNTER.count(held) <= 100
+    assert COUNTER.count(held) <= 160
     assert re.search(r"\(\d+ older ones are left out\)", held)
     assert "box98" in held
 

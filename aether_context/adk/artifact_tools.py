@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -21,11 +21,11 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.past import CALL, past
-from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of
+from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
-from aether_context.canonical import hash_bytes, strings
+from aether_context.canonical import hash_bytes, short, strings
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
-from aether_context.evidence import EvidenceRecord, evidence_key
+from aether_context.evidence import EvidenceRecord, evidence_key, evidence_uri
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.offload import data_of
@@ -187,6 +187,11 @@ class Readers:
         if found is None and digits:
             stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
             found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
+        for medium in _sent_media(context) if found is None and digits else ():
+            if short(digest := hash_bytes(medium.data), len(digits)) == digits:
+                size, kind = len(medium.data), medium.media_type
+                uri = evidence_uri(digest, "bin")
+                return EvidenceRecord(uri=uri, digest=digest, size_bytes=size, media_type=kind, form="described")
         return found
 
     async def _data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
@@ -204,8 +209,18 @@ class Readers:
                     content = as_json(answer.response or {}) if answer.name == record.source else None
                     if content and hash_bytes(data := data_of(content)) == record.digest:
                         return data
+            for medium in _sent_media(context):
+                if hash_bytes(medium.data) == record.digest:
+                    return medium.data
             reason = "is not kept any more" if isinstance(error, BlobNotFound) else "cannot be read now"
             raise ArtifactError(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
+
+
+def _sent_media(context: ToolContext) -> Iterator[Medium]:
+    """What people sent in a session, as far as the host loads it, the latest first."""
+    for event in reversed(context.session.events):
+        if event.author == "user" and event.content is not None:
+            yield from filter(None, map(medium_of, event.content.parts or ()))
 
 
 _Copied: TypeAlias = tuple[str, PackStore, tuple[str, ...]]

@@ -39,7 +39,7 @@ from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, StoredResult, evidence_uri, extractor_of, offload
+from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, evidence_uri, extractor_of, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
@@ -255,17 +255,20 @@ class Offloader:
     ) -> None:
         """Keeps media that are not sent any more under the address that the note in their place names."""
         records, origin = [], {"form": "described", "time": time_of(context)}
+        known = self._records.of(context)
         for part in parts:
             inside = part.function_response.parts if part.function_response is not None else None
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
                 digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type
                 uri = evidence_uri(digest, "bin")
+                if evidence_key(uri) in known.by_digits:
+                    continue
                 record = EvidenceRecord.model_validate(
                     {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
                 )
                 records.append(record)
                 later(partial(self._store.write_evidence, *session_key(context), record, medium.data))
-        put_records(context, records, self._records.of(context))
+        put_records(context, records, known)
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the
@@ -320,9 +323,9 @@ class Offloader:
             request.contents = before
         return problems, saved_tokens if request.contents is not before else 0
 
-    def reads_past(self, call: ModelCall) -> bool:
+    def reads_past(self, call: ModelCall, has_media: bool = False) -> bool:
         """Tells whether an agent that is cut gets the tools that read what a cut took."""
-        return call.window.tokens >= LEAST_WINDOW_READ and is_free(call.request.config)
+        return (call.window.tokens >= LEAST_WINDOW_READ or has_media) and is_free(call.request.config)
 
     def _can_come(self, call: ModelCall, request: LlmRequest, window: Window) -> bool:
         """Tells whether an agent has tools whose results may be offloaded or cut, and a window that has room for the

@@ -54,6 +54,7 @@ from aether_context.adk.usage import Calibrations, Ledgers, note, reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Limits, Window, Windows, served_models
 from aether_context.conversation import strategies_of
+from aether_context.conversation.turns import is_human
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import METADATA, Pack, PackInput, is_unseen, medium_place
 from aether_context.packing import build_pack, turns_to_find
@@ -465,7 +466,11 @@ class RequestPacker:
         pack = await build(read.source)
         call, source = read.call, read.source
         is_first_cut = pack.epoch.cut_count and not source.host.can_read and not source.host.passthrough_reason
-        if is_first_cut and self._offloader.reads_past(call) and declare(call.request, self._readers):
+        if (
+            is_first_cut
+            and self._offloader.reads_past(call, bool(source.host.media))
+            and declare(call.request, self._readers)
+        ):
             # A cut ends the prefix anyway, so the tools that read what it takes come with it.
             tools = self._gatherer.reader.head(call.request).tools
             read = read.with_source(
@@ -516,6 +521,12 @@ class RequestPacker:
                     and not is_unseen(place, read.epoch.unseen)
                 ]
                 self._offloader.keep_media(call.context, new_media, self._recorder.later)
+            if source.host.media and call.policy.record == "full":
+                rows = zip(source.request.contents, contents, pack.rows, strict=False)
+                cut = [raw for content, raw, row in rows if row.form != "whole" and is_human(content)]
+                self._offloader.keep_media(
+                    call.context, [part for raw in cut for part in raw.parts or ()], self._recorder.later
+                )
             original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
             save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)

@@ -19,6 +19,7 @@ from google.genai import types
 from aether_context.adk.call import agent_key_of
 from aether_context.adk.request.gather import REWOUND
 from aether_context.adk.request.history import live_events
+from aether_context.adk.request.reader import Reader, media_marks
 from aether_context.adk.results import as_json
 from aether_context.canonical import canonical_json
 from aether_context.errors import StoreError
@@ -100,6 +101,9 @@ def _texts(turn: _Turn) -> Iterator[str]:
     for part in turn.content.parts or ():
         if part.text and not part.thought:
             yield f"{turn.author}: {part.text}"
+        elif part.inline_data is not None or part.file_data is not None:
+            marks = media_marks(Reader().content(types.UserContent(parts=[part]), ""))
+            yield f"{turn.author}: {' '.join(marks.values())}"
         elif (call := part.function_call) is not None and call.name not in (READ, SEARCH):
             yield f"{turn.author} called {call.name} {canonical_json(as_json(call.args or {}) or {})}"
         elif (answer := part.function_response) is not None and answer.name not in (READ, SEARCH):

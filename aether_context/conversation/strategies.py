@@ -31,6 +31,8 @@ from aether_context.text.shorten import level
 
 RECAP_SHARE = 0.3
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
+_LEAST_SUMMARY = 15
+"""A recap may take one of so many parts of the input budget whatever was recalled."""
 _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
 _BULLET = "- a"
 _WORTHWHILE = 0.9
@@ -92,7 +94,8 @@ class Cutting:
             return decided(conversation, self.name)
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
         if conversation.recalled:
-            most_summary = min(most_summary, int(RECAP_SHARE * target))
+            # The user's orders, the address of the past and marks of what people sent have no other place.
+            most_summary = min(most_summary, max(int(RECAP_SHARE * target), budget.input // _LEAST_SUMMARY))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
         parts = units(conversation.contents)
         stay = protected(parts, conversation.request_index)

@@ -89,7 +89,8 @@ class Conversation:
     is far from full, which `passes` heeds. ``verbatim`` is set where the policy allows no shorter form of a
     content. ``recalled`` is the text of cut turns that are sent beside it. ``can_read`` is set where a tool reads
     the past. ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached.
-    ``summaries`` holds a model's; without one they are quotes.
+    ``media`` are the marks of what people sent, by the hashes of its bytes. ``summaries`` holds a model's; without
+    one they are quotes.
     """
 
     contents: tuple[Content, ...]
@@ -113,6 +114,7 @@ class Conversation:
     verbatim: bool = False
     recalled: str = ""
     can_read: bool = False
+    media: Mapping[str, str] = field(default_factory=dict)
     cached_price: float = 1.0
     summaries: Summaries = field(default_factory=lambda: Summaries("", {}))
 
@@ -181,6 +183,7 @@ class Conversation:
             earlier=self.summary,
             beside=self.recalled,
             names_past=self.can_read,
+            media=self.media,
         )
 
     def passes(self, mark: int) -> bool:

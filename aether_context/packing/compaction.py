@@ -254,6 +254,7 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
         gated=_is_gated(draft, spoken + budget.fixed, budget.input),
         verbatim=not draft.policy.compress.enabled,
         recalled=" ".join(word for line in recalled for word in line.split()),
+        media=draft.input.host.media,
         can_read=draft.input.host.can_read and draft.input.window >= LEAST_WINDOW_READ,
         cached_price=draft.input.host.cached_price,
         summaries=draft.account.summaries,

@@ -188,6 +188,8 @@ class Manifest(_Record):
     unseen: Unseen = ()
     """Ranges of media that notes stand for, since the provider takes no more of them: the index of a content in the
     host's list times 4,096, and that of the part."""
+    media: Mapping[str, str] = {}
+    """The marks that stand for what people sent, where a cut takes it, by the hashes of its bytes."""
     output_tokens: int | None = None
     """The limit of the model's answer in tokens, where the answer shares the window with the request."""
     profile: str

@@ -30,6 +30,7 @@ from aether_context.adk.request.reader import (
     is_free,
     is_message,
     looks_quoted,
+    media_marks,
     memory_candidate,
     preloaded,
     request_index_of,
@@ -260,10 +261,11 @@ class Gatherer:
         recorded = {candidate.uri for candidate in candidates}
         results = [record for record in records.results(call.context) if record.uri not in recorded]
         candidates += _stored_results(call, results, source.request.contents)
+        media = {key: mark for content in source.request.contents for key, mark in media_marks(content).items()}
         source = source._replace(
             instructions=instructions,
             candidates=unique(_with_evidence(candidates, records, source.host.can_read)),
-            host=source.host._replace(anchors=anchors),
+            host=source.host._replace(anchors=anchors, media=media),
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )

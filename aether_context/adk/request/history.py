@@ -14,7 +14,14 @@ from google.genai import types
 
 from aether_context.adk.bounds import Waits, in_thread
 from aether_context.adk.call import Contents, ModelCall
-from aether_context.adk.request.reader import Reader, characters, is_answer, key_of, without_client_ids
+from aether_context.adk.request.reader import (
+    Reader,
+    characters,
+    is_answer,
+    key_of,
+    media_marks,
+    without_client_ids,
+)
 from aether_context.adk.session import ANCHORS
 from aether_context.conversation.quotes import said
 from aether_context.pack import noted
@@ -103,6 +110,8 @@ class History:
         origins = origins_of(loaded[same - first :], events, last)
         for at, content in enumerate(loaded[same - first : end - first]):
             words, origin = origins.get(at, ("", None))
+            if words and any(part.inline_data or part.file_data for part in content.parts or ()):
+                words = " ".join([words, *media_marks(self._reader.content(content, "")).values()])
             sizes = len(_words(_texts(content))), characters(content), characters(content, written=True)
             self.rows.append(Row(hash(key_of(content)), words, origin, sizes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import marshal
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +25,14 @@ from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
-from aether_context.conversation.turns import INSTRUCTION
+from aether_context.conversation.turns import INSTRUCTION, is_human
+from aether_context.evidence.record import evidence_uri, size_words
 from aether_context.pack import Candidate, Content, Part, Request, Tool
 from aether_context.text.decoding import visible
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
-from aether_context.tokens.media import pdf_pages
+from aether_context.tokens.media import image_size, pdf_pages
 
 MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
@@ -391,7 +393,28 @@ def _part(part: types.Part, model: str) -> Part:
         tokens += media_tokens(blob.mime_type, len(data), family=family, model=model, data=data)
     if part.file_data is not None:
         tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
-    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages)
+    pixels = image_size(part.inline_data.data) if part.inline_data is not None else None
+    shape = f"{pages} pages" if pages else size_words(size) if size else ""
+    shape = f"{pixels[0]} × {pixels[1]}" if pixels is not None else shape
+    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages, shape=shape)
+
+
+_MEDIA_NAMES = {"image": "picture", "audio": "sound", "video": "video"}
+
+
+def media_marks(content: Content) -> dict[str, str]:
+    """The marks that stand for what a user sent beside words, where it is not sent any more, by the hash of its
+    bytes; for a file elsewhere by its address."""
+    marks: dict[str, str] = {}
+    for part in content.parts if is_human(content) else ():
+        if part.kind == "media":
+            wire = json.loads(part.wire)
+            digest = (wire.get("inline_data") or {}).get("data") or ""
+            uri = evidence_uri(digest, "bin") if digest else str((wire.get("file_data") or {}).get("file_uri") or "")
+            is_pdf = part.mime_type == "application/pdf"
+            name = "PDF" if is_pdf else _MEDIA_NAMES.get(part.mime_type.partition("/")[0], part.mime_type or "file")
+            marks[digest or uri] = f"[{', '.join(filter(None, (name, part.shape, uri)))}]"
+    return marks
 
 
 def _json(value: object, depth: int = 0) -> JSON:
