@@ -361,6 +361,7 @@ class LimitSettings(_Settings):
         return frozenset(measure for limit in limits for measure in limit.by_measure)
 
 
+_OF_APP = frozenset({"agents", "limits", "offload", "record", "redact", "redact_prompt", "tokens"})
 _ALL = 100_000_000
 """Stands for ``model``: more tokens than any model takes."""
 _Window: TypeAlias = Annotated[
@@ -386,8 +387,11 @@ class PackPolicy(_Settings):
     """The window in tokens, for any model, or by model name; ``model`` is all that the model takes. None, and a model
     that is not named, take 128,000 at most, and no more than the model or its first price tier; a call whose system
     instruction, declarations and request need more then takes up to what the model does."""
-    agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
-    """The profile of single agents, by agent name."""
+    agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"] | Mapping[str, Any]] = {}
+    """Policies of single agents, by agent name: a profile, or a table with fields of a policy, but for those of the
+    whole app: ``agents``, ``limits``, ``offload``, ``record``, ``redact``, ``redact_prompt`` and ``tokens``."""
+    sees: Literal["all", "own"] = "all"
+    """``own`` leaves other agents' turns out, but for the last that each of them said before this agent went on."""
     planners: tuple[str, ...] = ()
     """Names of the agents that write the plan. None of them is told to carry out the step of the plan that is there.
     An agent whose ``output_key`` is ``plan`` is one without being named."""
@@ -422,6 +426,19 @@ class PackPolicy(_Settings):
         self.mask  # noqa: B018 - what is wrong with a pattern is said where it is given
         if self.redact_prompt and not self.redact:
             raise ValueError("redact_prompt = true needs redact: name what is masked, as in redact = ['secrets']")
+        return self
+
+    @model_validator(mode="after")
+    def _agents(self) -> Self:
+        for name, own in self.agents.items():
+            if isinstance(own, str):
+                continue
+            if of_app := sorted(_OF_APP & own.keys()):
+                raise ValueError(f"agents.{name}.{of_app[0]} is a setting of the whole app: give it outside agents")
+            try:
+                self.for_agent(name)
+            except PolicyError as error:
+                raise ValueError(f"agents.{name}: {error}") from error
         return self
 
     def __init__(self, /, **settings: Any) -> None:
@@ -472,6 +489,21 @@ class PackPolicy(_Settings):
         if profile == self.profile:
             return self
         return PackPolicy(**self.model_dump(exclude_unset=True, exclude={"budget": {"shares"}}) | {"profile": profile})
+
+    def for_agent(self, name: str, profile: str = "") -> PackPolicy:
+        """This policy as an agent has it.
+
+        Args:
+            profile: that of the plan, which takes the place of the agent's.
+        """
+        own = self.agents.get(name, {})
+        fields: Mapping[str, Any] = {"profile": own} if isinstance(own, str) else own
+        profile = profile or fields.get("profile", self.profile)
+        rest = {field: value for field, value in fields.items() if field != "profile"}
+        if not rest:
+            return self.for_profile(profile)
+        base = PackPolicy(**self.model_dump(exclude_unset=True, exclude={"agents"}))
+        return base.for_profile(profile).changed(**rest)
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.

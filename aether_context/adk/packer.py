@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -157,11 +157,14 @@ class RequestPacker:
     ) -> None:
         self._failures = Failures(on_error)
         self.policy = policy = _own_policy(policy, summarizer, critic)
-        self._policy_of = cache(lambda profile, level: policy.for_profile(profile).economical(level))
+        self._policy_of = lru_cache(_MOST_CALLS)(
+            lambda agent, profile, level: policy.for_agent(agent, profile).economical(level)
+        )
         if not isinstance(store, PackStore):
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
         self.store = store
-        strategies_of(policy.conversation)
+        for agent in ("", *policy.agents):
+            strategies_of(policy.for_agent(agent).conversation)
         self._mirror = Mirror(self._failures.warn_once)
         self._recorder = recorder or Recorder(store, self._mirror.put if mirror_artifacts else None)
         self._calibrations = Calibrations(self._recorder.store, self._recorder.later)
@@ -170,7 +173,8 @@ class RequestPacker:
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
         self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.later, summarizer)
-        self._summarizer.check(policy.compress.summarizer)
+        for agent in ("", *policy.agents):
+            self._summarizer.check(policy.for_agent(agent).compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance.critic)
         self.ledgers = Ledgers(policy.limits)
@@ -178,12 +182,17 @@ class RequestPacker:
         self._waits = waits = Waits()
         self._gatherer = Gatherer(self._records, waits, self._recorder.store.files if policy.record == "full" else None)
         self._recall = Recall(waits, self._gatherer.reader, self._gatherer.history)
-        self._recall.check(policy.retrieval.embedder)
+        for agent in ("", *policy.agents):
+            self._recall.check(policy.for_agent(agent).retrieval.embedder)
         self._offloader = Offloader(
             policy, self._recorder.store, self._records, self._failures.warn_once, self._failures.caught
         )
         self._readers = Readers(
-            self._recorder.store, self._records, self._room, policy.redact, lambda context: False
+            self._recorder.store,
+            self._records,
+            self._room,
+            policy.redact,
+            lambda context: self._policy_of(context.agent_name, "", 0).sees == "own",
         ).tools
         tokenizers = {"gemini-local": local_tokenizer}
         self._counters = Counters(policy.tokens, clock=time.monotonic, tokenizers=tokenizers)
@@ -403,9 +412,8 @@ class RequestPacker:
         if planned.invalid_reason:
             self._failures.warn_once(f"the plan is invalid: {planned.invalid_reason}")
         near_limit = self._failures.guarded(partial(self.ledgers.enter, call), None)
-        profile = planned.profile or self.policy.agents.get(context.agent_name) or self.policy.profile
         level = near_limit.level if near_limit is not None else 0
-        call = self._under(call, self._policy_of(profile, level), refused)
+        call = self._under(call, self._policy_of(context.agent_name, planned.profile or "", level), refused)
         call = call._replace(planned=planned, last=self.last(context), near_limit=level > 0)
         problems, offloaded_tokens = planned.problems, 0
         if not call.passthrough_reason:
@@ -582,7 +590,7 @@ class RequestPacker:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
         self._last.pop(agent_key_of(context))
         try:
-            policy = self.policy.changed(
+            policy = self._policy_of(context.agent_name, "", 0).changed(
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
             planned = Plan(problems=(f"packed plainly after {problem}",))

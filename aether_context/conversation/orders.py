@@ -40,8 +40,8 @@ def _tables() -> Mapping[str, Any]:
 
 
 @cache
-def _words(use: str) -> re.Pattern[str]:
-    """The words of all languages for one use."""
+def rule(use: str) -> re.Pattern[str]:
+    """The words of all languages for one use, as one pattern."""
     listed = (table[use] for table in _tables().values() if use in table)
     words = (word for words in listed for word in (words if isinstance(words, list) else [words]))
     return re.compile("|".join(f"(?:{word})" for word in words), re.IGNORECASE)
@@ -106,14 +106,14 @@ def _judged(text: str) -> Iterator[tuple[str, bool]]:
         if in_list and item:
             yield _on_line(item[1]), True
             continue
-        in_list = line.rstrip().endswith((":", "：")) and bool(_words("heading").search(line[-_LONGEST:]))
+        in_list = line.rstrip().endswith((":", "：")) and bool(rule("heading").search(line[-_LONGEST:]))
         for sentence in sentences(item[1] if item else line):
             told = _on_line(sentence).replace("’", "'")
             is_order = bool(
-                _words("strong").search(told) or (_words("bids").search(told) and not _words("story").search(told))
+                rule("strong").search(told) or (rule("bids").search(told) and not rule("story").search(told))
             )
             if told.endswith(("?", "？")):
-                is_order = is_order and bool(_words("asks").search(told))
+                is_order = is_order and bool(rule("asks").search(told))
             yield _on_line(sentence), is_order and not in_list
 
 
@@ -125,16 +125,16 @@ def _on_line(sentence: str) -> str:
 def _subject(sentence: str) -> frozenset[str]:
     """The words that say what a sentence is about."""
     telling = (term for term in terms(sentence.casefold()) if term not in _stop_terms())
-    return frozenset(term[:_KEY] for term in telling if not _words("particles").search(term))
+    return frozenset(term[:_KEY] for term in telling if not rule("particles").search(term))
 
 
 def _take_back(orders: dict[str, None], sentence: str) -> bool:
     """Takes orders back that a sentence lifts, and tells whether it lifts any; one that lifts a part of some stands
     behind them."""
     told = sentence.replace("’", "'")
-    if not orders or not _words("lifts").search(told) or told.endswith(("?", "？")):
+    if not orders or not rule("lifts").search(told) or told.endswith(("?", "？")):
         return False
-    if _words("heading").search(told) and _words("all").search(told):
+    if rule("heading").search(told) and rule("all").search(told):
         orders.clear()
         return True
     clauses = [_subject(clause) for clause in (sentence, *_CLAUSE.split(sentence), "")]
@@ -156,8 +156,8 @@ def _take_back(orders: dict[str, None], sentence: str) -> bool:
 def _add(orders: dict[str, None], sentence: str) -> None:
     """Adds an order behind the others, in the place of those that it repeats or replaces."""
     about, kinds = _subject(sentence), ("language", "units", "name")
-    kinds = tuple(kind for kind in kinds if _words(kind).search(sentence))
+    kinds = tuple(kind for kind in kinds if rule(kind).search(sentence))
     for order in list(orders):
-        if (about and _subject(order) == about) or any(_words(kind).search(order) for kind in kinds):
+        if (about and _subject(order) == about) or any(rule(kind).search(order) for kind in kinds):
             del orders[order]
     orders[sentence] = None

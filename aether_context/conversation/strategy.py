@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.summary import Summaries, recap, summary_message
+from aether_context.conversation.todo import latest_list
 from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
 from aether_context.tokens import counter_for
@@ -169,6 +170,7 @@ class Conversation:
         """
         if max_tokens <= 0:
             return ""
+        state = latest_list(self.raws)
         sent = {at: (shorter or {}).get(at, content) for at, content in enumerate(self.contents) if at not in gone}
         return recap(
             [
@@ -184,6 +186,7 @@ class Conversation:
             beside=self.recalled,
             names_past=self.can_read,
             media=self.media,
+            todo=state and (("", []) if sent.get(state[0]) == self.raws[state[0]] else state[1:]),
         )
 
     def passes(self, mark: int) -> bool:

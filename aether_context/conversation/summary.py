@@ -15,6 +15,7 @@ from typing import Literal
 
 from aether_context.canonical import hash_json
 from aether_context.conversation.orders import orders_text, split_orders, standing_orders
+from aether_context.conversation.todo import list_text, split_list
 from aether_context.pack import NOTHING, Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
@@ -39,6 +40,8 @@ MOST_TOKENS = 4_000
 
 _ORDERS = 0.4
 """The most of the user's standing orders, as a share of the recap."""
+_TODO = 0.25
+"""The most of a to-do list."""
 _PAST = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
 _ENTITIES = 0.7
 _FIRST = 0.7
@@ -56,6 +59,7 @@ def recap(
     beside: str = "",
     names_past: bool = False,
     media: Mapping[str, str] = NOTHING,
+    todo: tuple[str, Sequence[str]] | None = None,
 ) -> str:
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
@@ -66,6 +70,8 @@ def recap(
         earlier: the recap of earlier cuts.
         beside: text that is sent beside it, like recalled turns; no message in it is quoted.
         media: the marks that stand for what people sent, by the hashes of its bytes.
+        todo: the latest state of a to-do list, its tool and its items, without items where it is still sent; None
+            where nothing is newer than that of earlier cuts.
         names_past: whether a tool reads the session's past, whose address is named, then.
     """
     before, earlier = split_orders(earlier)
@@ -75,7 +81,11 @@ def recap(
     earlier = earlier.removeprefix(_PAST).lstrip("\n")
     if names_past and counter.count(f"{head}\n{_PAST}") <= max_tokens:
         head = "\n".join(filter(None, (head, _PAST)))
-    max_tokens -= counter.count(head)
+    earlier, end = split_list(earlier)
+    if todo is not None:
+        most = int(_TODO * max_tokens)
+        end = list_text(*todo, max_tokens=most, counter=counter) if todo[1] else ""
+    max_tokens -= counter.count(head) + counter.count(end)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
     bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
     if earlier and beside_earlier >= _LEAST_ADDED * max_tokens:
@@ -93,7 +103,7 @@ def recap(
     lost = [mark for mark in dict.fromkeys(marks) if mark not in text]
     while lost and counter.count(text) + counter.count(_SENT + ", ".join(lost)) + 2 > max_tokens:
         lost.pop(0)
-    return "\n".join(filter(None, (head, text, _SENT + ", ".join(lost) if lost else "")))
+    return "\n".join(filter(None, (head, text, _SENT + ", ".join(lost) if lost else "", end)))
 
 
 _SENT = "- sent by the user: "

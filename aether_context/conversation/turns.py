@@ -43,6 +43,22 @@ def is_human(content: Content) -> bool:
     return content.role == "user" and not content.responses and not content.calls and not content.agent
 
 
+def other_turns(contents: Sequence[Content]) -> frozenset[int]:
+    """The indices of other agents' turns, but for what they handed over: the last that each of them said before the
+    agent of this history went on. What others did before a person spoke again was handed to nobody."""
+    hidden, run = set[int](), list[int]()
+    for at, content in enumerate((*contents, None)):
+        if content is not None and content.agent:
+            run.append(at)
+            continue
+        hidden.update(run)
+        if run and (content is None or not is_human(content)):
+            said = {contents[turn].agent: turn for turn in run if contents[turn].words.strip()}
+            hidden.difference_update(said.values() or run[-1:])
+        run = []
+    return frozenset(hidden)
+
+
 def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     """The units of a history, in order of their first content.
 

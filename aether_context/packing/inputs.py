@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import groupby
 
 from aether_context.conversation.epoch import align, live_positions, reset
-from aether_context.conversation.turns import is_human, torn, unpaired
+from aether_context.conversation.turns import is_human, other_turns, torn, unpaired
 from aether_context.pack import (
     MOST_PARTS,
     Content,
@@ -33,6 +33,7 @@ def next_input(
     alone: bool = False,
     restored: int = 0,
     limits: RequestLimits | None = None,
+    sees_own: bool = False,
 ) -> PackInput:
     """The input of the call that follows on an epoch; ``given`` with contents, epoch, and what follows from these.
 
@@ -48,6 +49,7 @@ def next_input(
         alone: whether the agent is shown nothing but what it answers, so that its epochs last no longer than that.
         restored: the contents before this position are not the host's own now: of these whole exchanges are sent alone.
         limits: what the provider takes in one request beside tokens; None where media are left out as they were.
+        sees_own: whether other agents' turns are left out, see `other_turns`.
     """
     identity = given.identity
     passthrough = bool(given.host.passthrough_reason)
@@ -68,7 +70,9 @@ def next_input(
         positions = tuple(range(total))
     if request_index is not None and request_index not in positions:
         positions = tuple(sorted((*positions, request_index)))
-    positions = tuple(at for at in positions if at >= begin)
+    hidden = {positions[at] for at in other_turns([content_at(at) for at in positions])} if sees_own else set[int]()
+    hidden -= {request_index}
+    positions = tuple(at for at in positions if at >= begin and at not in hidden)
     if restored and positions and positions[0] < restored:
         alone_at = unpaired([content_at(at) for at in positions])
         positions = tuple(at for index, at in enumerate(positions) if index not in alone_at)
@@ -80,6 +84,8 @@ def next_input(
         rewritten=given.request.rewritten or aligned.rewritten,
     )
     problems = (*given.problems, aligned.note) if aligned.note else given.problems
+    if hidden:
+        problems = (*problems, f"sees = 'own': {len(hidden):,} turns of other agents are left out")
     host = given.host
     if limits is not None:
         unseen = _unseen(request, () if request.rewritten else aligned.epoch.unseen, limits)

@@ -234,6 +234,7 @@ class Gatherer:
             content_at,
             replace(stored, rewound=rewound),
             request_index=request_index,
+            sees_own=call.policy.sees == "own" and not untouched,
         )
         source = follow(begin=begin, alone=alone, restored=contents.first, limits=call.limits)
         # Where the boundary is not where it was, everything is live again.
@@ -260,6 +261,8 @@ class Gatherer:
             embedder = found_by if block is None else embedder
         recorded = {candidate.uri for candidate in candidates}
         results = [record for record in records.results(call.context) if record.uri not in recorded]
+        if call.policy.sees == "own":
+            results = [record for record in results if record.agent == call.context.agent_name]
         candidates += _stored_results(call, results, source.request.contents)
         media = {key: mark for content in source.request.contents for key, mark in media_marks(content).items()}
         source = source._replace(

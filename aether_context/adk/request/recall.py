@@ -76,7 +76,10 @@ class Recall:
             with history.lock:
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), most_tokens)
-                return room, history.turns(end, read.call.policy.mask) if room else [], history.rows[:end]
+                entries = history.turns(end, read.call.policy.mask) if room else []
+                if read.call.policy.sees == "own":
+                    entries = [entry for entry in entries if entry.speaker in ("user", read.call.context.agent_name)]
+                return room, entries, history.rows[:end]
 
         def digest_of(place: int) -> str:
             row = rows[place]
