@@ -87,9 +87,14 @@ def recap(
         end = list_text(*todo, max_tokens=most, counter=counter) if todo[1] else ""
     max_tokens -= counter.count(head) + counter.count(end)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
-    bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
-    if earlier and beside_earlier >= _LEAST_ADDED * max_tokens:
-        bullets, known, room = [], earlier, min(beside_earlier, int(_MOST_ADDED * max_tokens))
+    new_marks = [mark for content in gone for mark in marks_of(content, media)]
+    marks = [*dict.fromkeys((*_MARK.findall(earlier), *new_marks))]
+    # What people sent keeps its address, whatever is quoted beside it.
+    for_marks = min(counter.count(_SENT + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
+    for_new = min(counter.count(_SENT + ", ".join(new_marks)) + 2, max_tokens // 2) if new_marks else 0
+    bullets, known, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
+    if earlier and beside_earlier - for_new >= _LEAST_ADDED * max_tokens:
+        bullets, known, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
     said = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
     most = int(_ENTITIES * room)
@@ -99,8 +104,7 @@ def recap(
     summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside, media=media)
     made = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
     text = "\n".join(filter(None, (known, made)))
-    marks = [*_MARK.findall(said), *(mark for content in gone for mark in marks_of(content, media))]
-    lost = [mark for mark in dict.fromkeys(marks) if mark not in text]
+    lost = [mark for mark in marks if mark not in text]
     while lost and counter.count(text) + counter.count(_SENT + ", ".join(lost)) + 2 > max_tokens:
         lost.pop(0)
     return "\n".join(filter(None, (head, text, _SENT + ", ".join(lost) if lost else "", end)))
