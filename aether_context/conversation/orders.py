@@ -155,8 +155,8 @@ def _take_back(orders: dict[str, None], sentence: str) -> bool:
 
 def _add(orders: dict[str, None], sentence: str) -> None:
     """Adds an order behind the others, in the place of those that it repeats or replaces."""
-    about, kinds = _subject(sentence), ("language", "units", "name")
-    kinds = tuple(kind for kind in kinds if rule(kind).search(sentence))
+    about = _subject(sentence)
+    kinds = [kind for kind in _tables()["exclusive"] if rule(kind).search(sentence)]
     for order in list(orders):
         if (about and _subject(order) == about) or any(rule(kind).search(order) for kind in kinds):
             del orders[order]

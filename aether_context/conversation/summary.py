@@ -121,7 +121,7 @@ def marks_of(content: Content, media: Mapping[str, str]) -> list[str]:
     keys = (
         (part.get("inline_data") or {}).get("data") or (part.get("file_data") or {}).get("file_uri") for part in parts
     )
-    return [media[key] for key in keys if key in media]
+    return [media[key] for key in keys if isinstance(key, str) and key in media]
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.
