@@ -1,5 +1,5 @@
-"""Generated sessions with skills, to-do lists, rules, pictures and teams: nothing that was cut is out of reach, and what
-holds stands in every request."""
+"""Generated sessions with skills, to-do lists, rules, pictures and teams: nothing that was cut is out of reach, and
+what holds stands in every request."""
 
 from __future__ import annotations
 

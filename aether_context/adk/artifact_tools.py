@@ -217,7 +217,7 @@ class Readers:
 
 
 def _sent_media(context: ToolContext) -> Iterator[Medium]:
-    """What people sent in a session, as far as the host loads it, the latest first."""
+    """The media that people sent in a session, as far as the host loads it, the latest first."""
     for event in reversed(context.session.events):
         if event.author == "user" and event.content is not None:
             yield from filter(None, map(medium_of, event.content.parts or ()))
