@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 JSON: TypeAlias = Any
@@ -23,7 +22,6 @@ HASH_TAG = "sha256:"
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _READABLE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def strings(value: JSON, path: Path = ()) -> list[tuple[Path, str]]:
@@ -48,7 +46,45 @@ def replaced(value: JSON, path: Path, text: str) -> JSON:
 
 def canonical_json(value: JSON) -> str:
     """The canonical text of a JSON value; `ValueError` where it holds NaN or infinity, see `plain`."""
-    return _without_surrogates(_ENCODER.encode(value))
+    return _without_surrogates(in_pieces(value, _ENCODER.encode, sort=True))
+
+
+_MOST_AT_ONCE, _FEW, _NESTED = 2_048, 64, 4
+"""Entries that are written by one call; of objects and lists, those that are looked into, and how deep."""
+
+
+def in_pieces(value: JSON, encode: Callable[[JSON], str], *, sort: bool = False) -> str:
+    """The JSON of a value without white space, of a large one piece by piece: no other thread runs while the standard
+    library writes, which takes .1 s for 200,000 values.
+
+    Args:
+        sort: whether ``encode`` sorts keys.
+    """
+    if not _is_large(value):
+        return encode(value)
+    opening, ending = "{}" if isinstance(value, dict) else "[]"
+    entries: list[Any] = (sorted(value) if sort else list(value)) if isinstance(value, dict) else value
+    if len(entries) > _FEW:
+        batches = (entries[at : at + _MOST_AT_ONCE] for at in range(0, len(entries), _MOST_AT_ONCE))
+        wholes = ({key: value[key] for key in batch} if isinstance(value, dict) else batch for batch in batches)
+        pieces = [encode(whole)[1:-1] for whole in wholes]
+    elif isinstance(value, dict):  # before the 0 stands the key as the encoder writes it, and a colon
+        pieces = [encode({key: 0})[1:-2] + in_pieces(value[key], encode, sort=sort) for key in entries]
+    else:
+        pieces = [in_pieces(item, encode, sort=sort) for item in value]
+    return opening + ",".join(pieces) + ending
+
+
+def _is_large(value: JSON, depth: int = 0) -> bool:
+    """Tells whether a value has very many entries, or few and a large one among them."""
+    if not isinstance(value, (dict, list)):
+        return False
+    if len(value) > _FEW or depth == _NESTED:
+        return len(value) > _MOST_AT_ONCE
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, (dict, list)) and _is_large(item, depth + 1):
+            return True
+    return False
 
 
 def readable_json(value: Mapping[str, JSON]) -> str:
@@ -67,13 +103,7 @@ def readable_json(value: Mapping[str, JSON]) -> str:
 
 
 def _without_surrogates(text: str) -> str:
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
-    return text
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def canonical_object(members: Mapping[str, str]) -> str:

@@ -1,13 +1,13 @@
 """The demo's agent: it reads this package's own source in a window that is too small for it.
 
-Everything is real but the model: ADK's runner, tools that read files, packs in a store. Without a model's name a script
-stands in for the model, so that it runs offline and takes the same calls on every machine.
+What an app needs is in `research`: an agent with tools of its own, the tools for plans and evidence, a plan and notes
+in session state, and the plugin. Everything is real but the model: without a model's name a script stands in for it,
+so that the demo runs offline and takes the same calls on every machine.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -19,11 +19,10 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
-from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import PrivateAttr
 
-# What the agent is asked to do: its plan, step by step, and what it knows beforehand.
+from aether_context.adk import evidence_tools, planning_tools
 
 QUESTION = (
     "Read the source of this package and report: what limits a request to the model, for which reasons is something "
@@ -33,12 +32,13 @@ QUESTION = (
 FOLLOW_UP = "Where in the store would I look for the texts of a recorded request?"
 
 _INSTRUCTION = (
-    "You read source code and report on it. Take the plan's steps in order: search and read, record proof for each "
-    "acceptance item with add_evidence, then call finish_step. Claim nothing that no tool has shown."
+    "You read source code and report on it. Take the plan's steps in order: search and read, keep the lines that prove "
+    "an acceptance item with keep_evidence, call complete_step, and claim the next step. Report nothing that no tool "
+    "has shown."
 )
 
-_READ = ["read_file", "search_text"]
-_PROVE = [*_READ, "add_evidence", "finish_step"]
+_SEARCH_TOOLS = ["read_file", "search_text"]
+_PROOF_TOOLS = [*_SEARCH_TOOLS, "keep_evidence", "complete_step", "claim_step"]
 
 
 def _step(name: str, role: str, text: str, tools: list[str], **acceptance: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ STEPS = (
         "survey",
         "Researcher",
         "Survey the package: its files, the largest ones, and the settings that limit a request.",
-        ["list_files", *_PROVE],
+        ["list_files", *_PROOF_TOOLS],
         files="The files and their sizes are listed.",
         limits="The budget's settings are in evidence, with file and line.",
     ),
@@ -60,7 +60,7 @@ STEPS = (
         "reasons",
         "Researcher",
         "Find every reason for which something is left out of a request, and the code that makes a cut.",
-        ["list_files", *_PROVE],
+        ["list_files", *_PROOF_TOOLS],
         set="The set of reasons is in evidence.",
         cut="The code that makes a cut is in evidence, with file and line.",
     ),
@@ -68,7 +68,7 @@ STEPS = (
         "proof",
         "Reviewer",
         "Find out how a recorded request is verified, and how it is built again.",
-        _PROVE,
+        _PROOF_TOOLS,
         verify="The check of a manifest is in evidence.",
         replay="The code that replays it is in evidence, with file and line.",
     ),
@@ -76,48 +76,33 @@ STEPS = (
         "report",
         "Writer",
         "Write the report, and answer questions on it.",
-        _READ,
+        _SEARCH_TOOLS,
         cited="Every claim cites an artifact:// URI, or file and line.",
     ),
 )
 
 
-def _plan_at(step: int) -> dict[str, Any]:
-    """The plan as session state holds it, at one of the steps."""
-    return {
-        "task_id": "source-audit",
-        "task": "Audit what this package leaves out of a request.",
-        "goal": "A short report in which every claim can be checked.",
-        "step": STEPS[step],
-        "next": [later["text"] for later in STEPS[step + 1 : step + 2]],
-    }
-
-
-_MARCH_2025, _DAY = 1_741_000_000.0, 86_400.0
-
-
-def _note(name: str, text: str, day: int, **more: float) -> dict[str, Any]:
-    return {"id": name, "text": text, "time": _MARCH_2025 + day * _DAY, **more}
-
-
-_KNOWLEDGE: dict[str, Any] = {
+PLAN: dict[str, Any] = {
+    "task_id": "source-audit",
+    "task": "Audit what this package leaves out of a request.",
+    "goal": "A short report in which every claim can be checked.",
+    "steps": STEPS,
+}
+KNOWLEDGE: dict[str, Any] = {
     "notes": [
-        _note("n-lines", "The reader wants file and line for each claim in the report.", 0),
-        _note("n-again", "The reader wants file and line for each claim in the report.", 1),
-        _note("n-frozen", "The source must not be read before the review.", 1, expires=_MARCH_2025 + 2 * _DAY),
+        {"id": "n-lines", "text": "The reader wants file and line for each claim in the report."},
+        {"id": "n-again", "text": "The reader wants file and line for each claim in the report."},
+        {"id": "n-frozen", "text": "The source must not be read before the review.", "expires": "2025-03-06"},
     ],
     "memories": [
-        _note("m-reasons", "An earlier audit found that a reason is recorded whenever something is left out.", 2),
-        _note("m-replay", "A recorded request can be built again: replay compares it with its checksum.", 4),
+        {"id": "m-reasons", "text": "A reason is recorded whenever something is left out.", "time": "2025-03-05"},
+        {"id": "m-replay", "text": "A request is built again, and compared with its checksum.", "time": "2025-03-07"},
     ],
-    "evidence": [],
 }
 
-# What the model does when no live one is called: a generator that yields moves, each the parts of an answer,
-# and is sent the results of its calls as the model got to see them: shortened, where the pack had to shorten them.
-
+# The script yields moves, each the parts of an answer, and is sent what the model got to see of its calls' results.
 _R = TypeVar("_R")
-_Play: TypeAlias = Generator[list[types.Part], list[str] | None, _R]
+_Play: TypeAlias = Generator[list[types.Part], list[dict[str, Any]] | None, _R]
 _HIT = re.compile(r"^(\S+\.py):(\d+): (.*)$", re.MULTILINE)
 _FILE = re.compile(r"^(\S+\.py) (\d+) (\d+)$", re.MULTILINE)
 
@@ -132,30 +117,32 @@ def _script() -> _Play[None]:
     ]
     report = ["What limits a request, what is left out of it, and how a recorded one is checked:"]
     yield from _prove(report, "limits", "class BudgetSettings", "The budget's settings")
-    yield from _call("finish_step")
+    yield from _next_step("survey", "reasons")
     reasons = yield from _prove(report, "set", "Reason: TypeAlias", "The reasons for leaving out", whole=True)
     yield from _prove(report, "cut", "def cut(", "The code that cuts a conversation", whole=True)
-    yield from _call("finish_step")
+    yield from _next_step("reasons", "proof")
     yield from _prove(report, "verify", "def verify(self", "The check of a manifest", whole=True)
     yield from _prove(report, "replay", "class Replayer", "The code that replays a request")
-    yield from _call("finish_step")
-    if names := re.findall(r'"(\w+)"', reasons):
-        report.append(f"The reasons are {', '.join(names)}.")
+    yield from _next_step("proof", "report")
+    report.append("The reasons begin with " + ", ".join(re.findall(r'"(\w+)"', reasons)))
     yield [types.Part(text="\n".join(report))]
-    hits = [hit for hit in _HIT.findall((yield from _call("search_text", text="{base}/"))) if "texts" in hit[2]]
-    answer = ["In the folder that the store's layout names:", *(f"- {path}:{at}: {line}" for path, at, line in hits)]
-    yield [types.Part(text="\n".join(answer) if hits else "Unknown: no tool showed where the store keeps texts.")]
-    while True:
-        yield [types.Part(text="The report is finished.")]
+    hits = [hit for hit in _HIT.findall((yield from _call("search_text", text="{base}/"))) if "replay" in hit[2]]
+    yield [types.Part(text="\n".join(f"- {path}:{at}: {line}" for path, at, line in hits) or "No tool showed that.")]
 
 
 def _call(name: str, /, **arguments: Any) -> _Play[str]:
     results = yield [types.Part.from_function_call(name=name, args=arguments)]
-    return results[0] if results else ""
+    result = results[0] if results else {}
+    return str(result.get("uri", next(iter(result.values()), "")))
+
+
+def _next_step(done: str, claimed: str) -> _Play[None]:
+    yield from _call("complete_step", step_id=done)
+    yield from _call("claim_step", step_id=claimed)
 
 
 def _prove(report: list[str], item: str, text: str, claim: str, *, whole: bool = False) -> _Play[str]:
-    """Records the lines at a text's first hit as evidence, and reports the claim; returns what was recorded.
+    """Keeps the lines at a text's first hit as evidence, and reports the claim; returns the lines.
 
     With ``whole`` the file is read from beginning to end first.
     """
@@ -166,12 +153,10 @@ def _prove(report: list[str], item: str, text: str, claim: str, *, whole: bool =
     path, first, line = hit[1], int(hit[2]), hit[3]
     if whole:
         yield from _call("read_file", path=path)
-    summary = f"{claim} begins at line {first} of {path}: {line}"
-    lines = {"path": path, "first_line": first, "last_line": first + 11}
-    recorded = yield from _call("add_evidence", **lines, summary=summary, covers=[item])
-    uri = recorded.split(maxsplit=1)[0] if recorded.startswith("artifact://") else f"{path}:{first}"
+    lines = yield from _call("read_file", path=path, first_line=first, last_line=first + 11)
+    uri = yield from _call("keep_evidence", text=lines, source=f"{path}:{first}", covers=[item])
     report.append(f"- {claim}: {path}:{first} `{line}` ({uri})")
-    return recorded
+    return lines
 
 
 # The agent on ADK's own runner: its tools, its session, and the scripted model.
@@ -209,9 +194,9 @@ class Folder:
 
     def _lines(self, path: str) -> list[str] | None:
         try:
-            wanted = (self._root / path).resolve()
-            inside = wanted.is_relative_to(self._root) and wanted.suffix == ".py"
-            return wanted.read_text(encoding="utf-8").splitlines() if inside else None
+            file = (self._root / path).resolve()
+            inside = file.is_relative_to(self._root) and file.suffix == ".py"
+            return file.read_text(encoding="utf-8").splitlines() if inside else None
         except (OSError, ValueError):
             return None
 
@@ -230,8 +215,8 @@ class ScriptedModel(BaseLlm):
     ) -> AsyncGenerator[LlmResponse, None]:
         # What the calls before returned, as it stands at the request's end; the script begins with nothing.
         parts = (llm_request.contents[-1].parts if llm_request.contents else None) or ()
-        found = [part.function_response.response for part in parts if part.function_response is not None]
-        move = self._play.send([str(next(iter((response or {"": ""}).values()))) for response in found] or None)
+        responses = [part.function_response.response or {} for part in parts if part.function_response is not None]
+        move = self._play.send(responses or None)
         # 0 is "no data" to the packs; without any usage ADK logs a warning at every call.
         usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
         yield LlmResponse(content=types.Content(role="model", parts=move), usage_metadata=usage)
@@ -243,45 +228,23 @@ async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> tupl
     Without a ``model`` the script answers. Returns the session's id, and the pairs of question and answer.
     """
     folder = Folder(root, without="demo.py")
-
-    async def add_evidence(
-        path: str, first_line: int, last_line: int, summary: str, covers: list[str], tool_context: ToolContext
-    ) -> str:
-        """Keeps lines of a file as proof. covers names the ids of the acceptance items that they prove."""
-        lines = folder.read_file(path, first_line, last_line)
-        knowledge = tool_context.state["knowledge"]
-        name = f"evidence/{len(knowledge['evidence']) + 1}.txt"
-        await tool_context.save_artifact(name, types.Part(text=lines))
-        record = {"uri": f"artifact://{name}", "summary": summary, "covers": covers, "time": time.time()}
-        tool_context.state["knowledge"] = {**knowledge, "evidence": [*knowledge["evidence"], record]}
-        return f"{record['uri']}\n{lines}"
-
-    def finish_step(tool_context: ToolContext) -> str:
-        """Ends the plan's current step and begins the next one."""
-        names = [step["id"] for step in STEPS]
-        at = names.index(tool_context.state["plan"]["step"]["id"])
-        if at + 1 == len(names):
-            return "This is the last step."
-        tool_context.state["plan"] = _plan_at(at + 1)
-        return f"Step {names[at]} is finished. The step is now {names[at + 1]}."
-
     scripted = ScriptedModel(model=f"{LIKE}-scripted")
     agent = LlmAgent(
         name="researcher",
         model=model or scripted,
         instruction=_INSTRUCTION,
-        tools=[folder.list_files, folder.read_file, folder.search_text, add_evidence, finish_step],
+        tools=[folder.list_files, folder.read_file, folder.search_text, *evidence_tools(), *planning_tools()],
     )
     runner = InMemoryRunner(app=App(name="demo", root_agent=agent, plugins=[plugin]))
-    state = {"plan": _plan_at(0), "knowledge": _KNOWLEDGE}
+    state = {"plan": PLAN, "knowledge": KNOWLEDGE}
     session = await runner.session_service.create_session(app_name="demo", user_id="reader", state=state)
-    answers = []
+    conversation = []
     for question in (QUESTION, FOLLOW_UP):
         message = types.Content(role="user", parts=[types.Part(text=question)])
         answer = ""
         async for event in runner.run_async(user_id="reader", session_id=session.id, new_message=message):
             if event.is_final_response() and event.content is not None:
                 answer = "".join(part.text or "" for part in event.content.parts or ())
-        answers.append((question, answer))
+        conversation.append((question, answer))
     await runner.close()
-    return session.id, answers
+    return session.id, conversation

@@ -6,12 +6,13 @@ Every field's docstring gives its unit and the value that turns it off. ``PackPo
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -361,6 +362,7 @@ class LimitSettings(_Settings):
         return frozenset(measure for limit in limits for measure in limit.by_measure)
 
 
+_OF_APP = frozenset({"agents", "limits", "offload", "record", "redact", "redact_prompt", "tokens"})
 _ALL = 100_000_000
 """Stands for ``model``: more tokens than any model takes."""
 _Window: TypeAlias = Annotated[
@@ -386,8 +388,11 @@ class PackPolicy(_Settings):
     """The window in tokens, for any model, or by model name; ``model`` is all that the model takes. None, and a model
     that is not named, take 128,000 at most, and no more than the model or its first price tier; a call whose system
     instruction, declarations and request need more then takes up to what the model does."""
-    agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
-    """The profile of single agents, by agent name."""
+    agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"] | Mapping[str, Any]] = {}
+    """Policies of single agents, by agent name: a profile, or a table with fields of a policy, but for those of the
+    whole app: ``agents``, ``limits``, ``offload``, ``record``, ``redact``, ``redact_prompt`` and ``tokens``."""
+    sees: Literal["all", "own"] = "all"
+    """``own`` leaves other agents' turns out, but for the last that each of them said before this agent went on."""
     planners: tuple[str, ...] = ()
     """Names of the agents that write the plan. None of them is told to carry out the step of the plan that is there.
     An agent whose ``output_key`` is ``plan`` is one without being named."""
@@ -424,6 +429,19 @@ class PackPolicy(_Settings):
             raise ValueError("redact_prompt = true needs redact: name what is masked, as in redact = ['secrets']")
         return self
 
+    @model_validator(mode="after")
+    def _agents(self) -> Self:
+        for name, own in self.agents.items():
+            if isinstance(own, str):
+                continue
+            if of_app := sorted(_OF_APP & own.keys()):
+                raise ValueError(f"agents.{name}.{of_app[0]} is a setting of the whole app: give it outside agents")
+            try:
+                self.for_agent(name)
+            except PolicyError as error:
+                raise ValueError(f"agents.{name}: {error}") from error
+        return self
+
     def __init__(self, /, **settings: Any) -> None:
         try:
             super().__init__(**_with_profile(settings))
@@ -456,6 +474,11 @@ class PackPolicy(_Settings):
             fault = error.__cause__
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
 
+    @classmethod
+    def from_recorded(cls, settings: Mapping[str, Any]) -> PackPolicy:
+        """The policy whose settings a manifest holds."""
+        return cls(**merged(_recorded_defaults(), settings))
+
     def changed(self, /, **overrides: Any) -> PackPolicy:
         """This policy with overrides on top; a mapping for a section is merged into it, and another profile or preset
         takes the place of what the one before gave, and of values equal to that.
@@ -464,14 +487,33 @@ class PackPolicy(_Settings):
             PolicyError: an unknown field, or a value out of range.
         """
         named = {"profile": self.profile, "preset": self.preset}
-        own = _without(self.model_dump(exclude_unset=True), _with_profile(named))
-        return PackPolicy(**merged(merged(named, own), overrides))
+        settings = differing(self.model_dump(exclude_unset=True), _with_profile(named))
+        return PackPolicy(**merged(merged(named, settings), overrides))
+
+    def over(self, recorded: PackPolicy) -> PackPolicy:
+        """A recorded policy with what this one names on top: the fields that were given, and those of its preset."""
+        return recorded.changed(**self.model_dump(exclude_unset=True))
 
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges in the place of its own; all other settings stay."""
         if profile == self.profile:
             return self
         return PackPolicy(**self.model_dump(exclude_unset=True, exclude={"budget": {"shares"}}) | {"profile": profile})
+
+    def for_agent(self, name: str, profile: str = "") -> PackPolicy:
+        """This policy as an agent has it.
+
+        Args:
+            profile: that of the plan, which takes the place of the agent's.
+        """
+        own = self.agents.get(name, {})
+        fields: Mapping[str, Any] = {"profile": own} if isinstance(own, str) else own
+        profile = profile or fields.get("profile", self.profile)
+        rest = {field: value for field, value in fields.items() if field != "profile"}
+        if not rest:
+            return self.for_profile(profile)
+        base = PackPolicy(**self.model_dump(exclude_unset=True, exclude={"agents"}))
+        return base.for_profile(profile).changed(**rest)
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.
@@ -510,16 +552,17 @@ class PackPolicy(_Settings):
 
     @cached_property
     def canonical(self) -> str:
-        """Every setting as canonical JSON; regular expressions of ``redact``, in which a secret can stand, by hash."""
+        """The settings that `from_recorded` needs, as canonical JSON: those that differ from what a recording without
+        them stands for. Regular expressions of ``redact``, in which a secret can stand, are hashes."""
         named = [
             name if name in RULES or name in GROUPS or name.startswith(HASH_TAG) else hash_text(name)
             for name in self.redact
         ]
-        return canonical_json(self.model_dump(mode="json") | {"redact": named})
+        return canonical_json(differing(self.model_dump(mode="json") | {"redact": named}, _recorded_defaults()))
 
     @cached_property
     def digest(self) -> str:
-        """The tagged hash over every setting."""
+        """The tagged hash over the settings that are recorded."""
         return hash_text(self.canonical)
 
 
@@ -558,10 +601,18 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merged(merged(base, preferred), settings)
 
 
-def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+@cache
+def _recorded_defaults() -> dict[str, Any]:
+    """The settings for which a recorded policy without them stands: they never change, so that a default which does is
+    recorded from then on. A setting that is new has its present default, until that changes."""
+    text = Path(__file__).with_name("recorded_defaults.json").read_text(encoding="utf-8")
+    return merged(PackPolicy.model_construct().model_dump(mode="json"), json.loads(text))
+
+
+def differing(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that ``base`` does not give as they are; a range stays whole."""
     return {
-        key: _without(value, base[key]) if isinstance(base.get(key), dict) and "low" not in base[key] else value
+        key: differing(value, base[key]) if isinstance(base.get(key), dict) and "low" not in base[key] else value
         for key, value in settings.items()
         if key not in base or value != base[key]
     }

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
 from aether_context.packing import payload
-from aether_context.state import schema
+from aether_context.plans import schema
 from aether_context.store import Manifest
 
 PAGES = Path(__file__).parent
@@ -39,6 +39,7 @@ _OPERANDS: Mapping[str, str] = {
 API = (
     "aether_context",
     "aether_context.adk",
+    "aether_context.exam",
     "aether_context.reading",
     "aether_context.retrieval",
     "aether_context.tokens",

@@ -311,15 +311,21 @@ def remembering(store: PackStore, policy: PackPolicy | None = None, **given: Any
 
 
 def trim(conversation: Conversation, settings: ConversationSettings) -> Decision:
-    """What the one strategy of a policy decides."""
+    """Has the one strategy of a policy decide."""
     (strategy,) = strategies_of(settings)
-    return strategy.trim(conversation)
+    return strategy.trim(conversation, conversation.budget.cut_to)
 
 
-def rendered(conversation: Conversation, result: Decision) -> tuple[Content, ...]:
-    """The contents that a result leaves, with the summary as a message in its place."""
-    left = conversation.after(result)
-    if not left.summary:
+def staying(conversation: Conversation, decision: Decision) -> tuple[int, ...]:
+    """The indices of the contents that a decision leaves."""
+    gone = set(decision.removed)
+    return tuple(at for at in range(len(conversation.contents)) if at not in gone)
+
+
+def rendered(conversation: Conversation, decision: Decision) -> tuple[Content, ...]:
+    """The contents that a decision leaves, with the summary as a message in its place."""
+    left = conversation.apply(decision)
+    if not left.recap.summary:
         return left.contents
-    at = sum(index < (result.summary_at or 0) for index in result.kept)
-    return (*left.contents[:at], summary_content(left.summary), *left.contents[at:])
+    at = sum(index < min(decision.forms, default=0) for index in staying(conversation, decision))
+    return (*left.contents[:at], summary_content(left.recap.summary), *left.contents[at:])

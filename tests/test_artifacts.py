@@ -26,7 +26,7 @@ from scripted import Chat, call, look_up, new_store
 from aether_context import Manifest
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
 from aether_context.errors import ArtifactError, StoreError
-from aether_context.store.artifacts import located
+from aether_context.store.artifacts import artifact_owner
 
 HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
 
@@ -278,19 +278,19 @@ def test_names_come_back_as_they_were_given(name, user):
 )  # fmt: skip
 def test_uris_that_lead_elsewhere_are_refused(uri):
     with pytest.raises(ArtifactError, match="artifact URI"):
-        located(uri, ("app", "ann", "s1"))
+        artifact_owner(uri, ("app", "ann", "s1"))
 
 
 def test_uris_are_relative_to_the_session_or_absolute_as_adk_writes_them():
     session, of_ann = ("app", "ann", "s1"), ("app", "ann")
     absolute = "artifact://apps/app/users/ann/sessions/s1/artifacts/tasks/42/report.md/versions/0"
     of_user = "artifact://apps/app/users/ann/artifacts/profile/versions/2"
-    assert located("artifact://tasks/42/report.md", session) == (session, "tasks/42/report.md", None)
-    assert located(absolute, session) == (session, "tasks/42/report.md", 0)
-    assert located(of_user, session) == (of_ann, "profile", 2)
+    assert artifact_owner("artifact://tasks/42/report.md", session) == (session, "tasks/42/report.md", None)
+    assert artifact_owner(absolute, session) == (session, "tasks/42/report.md", 0)
+    assert artifact_owner(of_user, session) == (of_ann, "profile", 2)
     for uri, other in ((absolute, (*of_ann, "s2")), (absolute, ("app", "bob", "s1")), (of_user, ("x", "ann", "s1"))):
         with pytest.raises(ArtifactError, match="not of this session"):
-            located(uri, other)
+            artifact_owner(uri, other)
 
 
 def test_uris_say_where_and_how(tmp_path):

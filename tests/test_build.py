@@ -24,6 +24,7 @@ from aether_context.pack import FLEXIBLE_LAYERS, LAYERS, AcceptanceItem, Content
 from aether_context.packing.allocation import allocate, project, weigh
 from aether_context.policy import PROFILES, BudgetSettings, Range
 from aether_context.store import PackStore
+from aether_context.tokens.cache import TokenCache
 
 STEP = Step(
     task_id="42",
@@ -363,3 +364,21 @@ def test_a_cut_is_named_and_a_summary_that_grew_counts_as_shared() -> None:
     assert fixed is not None
     grown = [one.prefix.shared_tokens for one in made[1:] if (one.prefix.shared_tokens or 0) > fixed]
     assert grown
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=2, max_size=8), st.sampled_from([700, 16_000]))
+@settings(max_examples=40)
+def test_what_earlier_calls_derived_changes_no_pack(changes: list[tuple[int, bool]], window: int) -> None:
+    """A history grows, loses its end, and has contents in its middle edited; a cache knows each state before."""
+    cache, contents, packs_compared = TokenCache(), list(packs.turns(3)), 0
+    for number, (at, edits) in enumerate(changes):
+        if edits:
+            contents[at % len(contents)] = said(f"edited {number}: {lines('refunds', 2)}", "model")
+        elif at % 3 == 0:
+            del contents[max(1, at) :]
+        contents += [said(f"question {number}"), said(f"answer {number}: {lines('approval', at)}", "model")]
+        source = pack_input([*contents, said("And now?")], window=window)
+        pack, fresh = build_pack(source, PackPolicy(), cache=cache), build_pack(source, PackPolicy())
+        assert pack == fresh
+        packs_compared += 1
+    assert packs_compared == len(changes)

@@ -178,6 +178,7 @@ def test_a_malformed_packed_message_in_state_is_ignored_or_survived(value: Any) 
     chat.say("one", "two")
     asyncio.run(poison(chat, "aether:payload:", value))
     chat.say("three", "four")
+    assert len(chat.sent) > 1
     for one, manifest in zip(chat.sent[-2:], chat.manifests()[-2:], strict=True):
         assert faults(one.contents) == []
         assert manifest.request_tokens <= 4_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from scripted import Chat
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.cli import main
+from aether_context.policy import PRESETS
+from aether_context.reading import view_under
+from aether_context.store.replay import Replayer
 
 _numbers = itertools.count(1)
 
@@ -156,6 +160,7 @@ def test_replay_with_another_policy_shows_what_it_would_send(store: PackStore, t
     policy.write_text("max_input_tokens = 4000\n[retrieval]\nmemory_k = 1\n")
     arguments = ("replay", manifest.pack_id, "--policy", str(policy))
     output = run(*arguments, store=store).stdout
+    assert re.match(rf"{manifest.request_tokens:,} → [\d,]+ tokens\n", output)
     (left,) = [line.split() for line in output.splitlines() if line.split()[:1] == ["left"]]
     assert left[1] == "memory"
     assert any(word.startswith("beyond_k") for word in left)
@@ -168,6 +173,15 @@ def test_replay_with_another_policy_shows_what_it_would_send(store: PackStore, t
     assert not value["same"]
     (message,) = [text for text in value["texts"] if not text["same"]]
     assert json.loads(message["after"]["wire"])["parts"]
+
+
+def test_replay_with_a_preset_keeps_the_recorded_settings_beneath_it(store: PackStore) -> None:
+    manifest = packs.remembering(store)
+    recorded = Replayer(store).policy(manifest)
+    changed = view_under(Replayer(store), manifest, PackPolicy.load("cost_first")).manifest
+    assert changed.policy == recorded.changed(preset="cost_first", **PRESETS["cost_first"]).digest
+    assert changed.window == manifest.window
+    assert view_under(Replayer(store), manifest, PackPolicy()).manifest.policy == manifest.policy
 
 
 # verify

@@ -68,11 +68,11 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
 def test_the_edge_of_a_cut_is_shortened_where_it_is_a_message():
     contents = [said("Go on."), *(said(lines(f"a{at}", 30), "model") for at in range(6)), said("And which is late?")]
     budget = Budget(window=10_000, slack=0, fixed=0, cut_above=900, cut_to=900, most=10_000)
-    conversation = replace(Conversation.of(contents, window=10_000, budget=budget), forced=True)
+    conversation = replace(Conversation.of(contents, window=10_000, budget=budget), pressure="by_hand")
     made = trim(conversation, ConversationSettings(summary_share=0))
-    (short,) = made.replaced
-    assert not contents[short.index].calls
-    assert 850 < conversation.after(made).used <= 900
+    (short,) = (at for at, form in made.forms.items() if form.form == "extract")
+    assert not contents[short].calls
+    assert 850 < conversation.apply(made).used <= 900
 
 
 @pytest.mark.parametrize("recall", [True, False])
@@ -122,8 +122,9 @@ def test_last_turns_say_whose_answers_outlive_the_exchanges_of_a_cut() -> None:
 def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:
     contents = [said("So it is.", "model")] * calls
     conversation = Conversation.of(contents, window=10_000)
-    tokens = (freed + kept, *(0 for _ in contents[1:]))
-    return replace(conversation, tokens=tokens, cached_price=cached_price).pays(kept)
+    first, *others = (item._replace(tokens=0) for item in conversation.items)
+    budget = conversation.budget._replace(cached_price=cached_price)
+    return replace(conversation, items=(first._replace(tokens=freed + kept), *others), budget=budget).pays(kept)
 
 
 def test_a_cut_pays_by_what_it_frees_what_it_keeps_and_what_a_cache_costs():

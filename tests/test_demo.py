@@ -15,7 +15,6 @@ from aether_context import Manifest, PackStore
 from aether_context.cli import main
 from aether_context.demo import STEPS, Folder
 from aether_context.pack import Row
-from aether_context.reading import WHY
 
 WINDOW = 16_000
 
@@ -54,27 +53,45 @@ def test_every_call_of_both_questions_leaves_a_pack(demo: Ran) -> None:
     assert all(one.validity == "valid" and one.window == WINDOW for one in demo.manifests)
 
 
-def test_the_last_page_names_packs_reasons_and_commands(demo: Ran) -> None:
-    shown = next(one for one in demo.manifests if one.truncation_events)
-    text = " ".join(demo.output.split())
-    assert "cut of " in text
-    assert WHY["expired"] in text
-    for command in ("list", f"inspect {shown.number}", f"replay {shown.number}", "why settings", "verify"):
+def test_the_page_leads_with_the_result_and_ends_with_commands_that_run(demo: Ran) -> None:
+    lines = demo.output.splitlines()
+    ratios = r"(\d\.\d) × fewer tokens, (\d\.\d) × cheaper"
+    result = re.fullmatch(rf"(\d+) calls in a window of 16,000 tokens: {ratios}; (\d+) would not have fitted", lines[1])
+    assert result is not None
+    assert int(result[1]) == len(demo.manifests)
+    assert float(result[2]) > 2
+    assert float(result[3]) > 1
+    assert int(result[4]) > 10
+    assert len(lines) <= 40, "it fits on a screen"
+    example = next(one for one in demo.manifests if one.truncation_events)
+    for command in (f"inspect {example.number}", f"replay {example.number}", "why settings", "verify"):
         words = [*command.split(), "--store", demo.store.url]
         assert f"aether-context {' '.join(words)}" in demo.output
         assert CliRunner().invoke(main, words).exit_code == 0
 
 
+def test_the_readme_tells_what_the_demo_shows(demo: Ran) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    calls, fewer, cheaper, over = re.search(
+        r"Its (\d+) calls read\s+about (\w+) times fewer tokens .* cost ([\d.]+) times less; (\d+) of them", readme
+    ).groups()
+    result = r"(\d+) calls .*: ([\d.]+) × fewer tokens, ([\d.]+) × cheaper; (\d+) would"
+    shown = re.search(result, demo.output).groups()
+    assert (calls, over) == (shown[0], shown[3])
+    assert abs({"four": 4, "five": 5, "six": 6}[fewer] - float(shown[1])) < 0.8
+    assert abs(float(cheaper) - float(shown[2])) < 0.3
+
+
 def compared(output: str) -> dict[str, list[str]]:
     """The rows of the comparison with no plugin, by their names: with it, without it."""
-    table = output.split("The same run without the plugin\n")[1].split("Checked\n")[0]
-    rows = (re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[1:7])
+    lines = output.splitlines()
+    start = next(at for at, line in enumerate(lines) if "without, estimated" in line)
+    rows = (re.split(r"\s{2,}", line.strip()) for line in lines[start + 1 : start + 6])
     return {name: cells for name, *cells in rows}
 
 
 def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
     rows = compared(demo.output)
-    assert len(set(rows["model calls"])) == 1
     packed, plain = (int(cell.replace(",", "")) for cell in rows["input tokens"])
     assert packed < plain / 2
     largest = [int(cell.replace(",", "")) for cell in rows["largest request"]]
@@ -107,6 +124,9 @@ def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeyp
     result = CliRunner().invoke(main, ["demo", "--model", "gemini-2.5-flash", "--store", str(tmp_path)])
     assert result.exit_code == 2
     assert "GOOGLE_API_KEY" in result.stdout
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    other = CliRunner().invoke(main, ["demo", "--model", "openai/gpt-4o", "--store", str(tmp_path)])
+    assert "OPENAI_API_KEY" in other.stdout
     assert not list(tmp_path.iterdir())
 
 

@@ -32,7 +32,7 @@ from scripted import accounted, delete_all, faults, look_up, new_store, send_mai
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.reader import Reader, shown
+from aether_context.adk.request.reader import Reader
 from aether_context.conversation import units
 from aether_context.conversation.turns import protected
 from aether_context.pack import Content, Pack
@@ -450,7 +450,7 @@ def test_without_plan_memory_or_overflow_nothing_changes(contents: list[types.Co
     run = Run(PackPolicy(max_input_tokens=10**8), {})
     for request in grow(contents, run):
         raw = contents[: len(request.contents)]  # but for escapes of what a tool's result hides
-        assert [repr(content) for content in request.contents] == [repr(shown(content)) for content in raw]
+        assert [repr(content) for content in request.contents] == [repr(Reader().shown(content, "")) for content in raw]
         assert request.config.system_instruction == "You help."
     assert all(not pack.events and {item.form for item in pack.contents} <= {"whole"} for pack in run.packs)
 

@@ -148,11 +148,12 @@ beside packs meanwhile."""
 
 
 def settled(chat: Chat) -> str:
-    """The manifests in their order, a field a line, each id replaced by its number."""
+    """The manifests in their order as indented JSON, a fact a line, each id replaced by its number."""
     lines = []
     for manifest in chat.manifests():
         fields = json.loads(manifest.to_json()) | manifest.replay_fields()
-        lines += [f"{name}: {canonical_json(fields[name])}" for name in sorted(fields) if name not in _LEFT_OUT]
+        plain = json.loads(canonical_json({name: fields[name] for name in sorted(fields) if name not in _LEFT_OUT}))
+        lines.append(json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False))
         lines.append("")
     text = "\n".join(lines)
     numbers: dict[str, int] = {}

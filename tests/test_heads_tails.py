@@ -12,7 +12,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, rendered, said, trim, turns
+from packs import answered, called, rendered, said, staying, trim, turns
 from scripted import Chat, call, inside, look_up
 from timing import best_of
 
@@ -21,8 +21,6 @@ from aether_context.adk import context_tools, cut_now
 from aether_context.conversation import (
     Conversation,
     Decision,
-    Removed,
-    decided,
     identify,
     register_anchor,
     register_strategy,
@@ -35,7 +33,7 @@ from aether_context.conversation import (
 )
 from aether_context.conversation.turns import is_human, torn
 from aether_context.errors import AetherContextError, AnchorPreservationError, PolicyError
-from aether_context.pack import Anchor, Content
+from aether_context.pack import Anchor, Content, ContentForm
 from aether_context.policy import ConversationSettings
 
 POLICY = PackPolicy(max_input_tokens=3_000, conversation={"strategy": "heads_tails"}, usage={"gate": 0})
@@ -112,26 +110,29 @@ def test_priorities_are_configurable_and_0_switches_a_kind_off() -> None:
 def test_anchors_in_the_middle_survive_a_cut() -> None:
     contents = talk()
     anchors = anchored(contents, {20: "the limit", 21: "how it was found"})
-    result = cut(contents, anchors=anchors)
-    assert {20, 21, 22} <= set(result.kept)
-    assert result.anchors == anchors
+    held = conversation(contents, anchors=anchors)
+    result = trim(held, options())
+    assert {20, 21, 22} <= set(staying(held, result))
+    assert held.effect(result).anchors == anchors
     assert len(result.removed) > 8
 
 
 def test_where_not_all_fit_the_lowest_priority_goes_and_is_named() -> None:
     contents = talk(14, size=20)
     marked = {at: f"note {at}" for at in range(6, 46, 4)}
-    result = cut(contents, 3_000, anchors=anchored(contents, marked))
-    assert 0 < len(result.anchors) < len(marked) + 1
+    held = conversation(contents, 3_000, anchors=anchored(contents, marked))
+    result = trim(held, options())
+    effect = held.effect(result)
+    assert 0 < len(effect.anchors) < len(marked) + 1
     assert "no room for the anchor note" in result.note
-    assert result.tokens_after <= conversation(contents).budget.most
+    assert effect.tokens_after <= conversation(contents).budget.most
 
 
 def test_preservation_is_validated() -> None:
     contents = talk()
     held = conversation(contents, anchors=anchored(contents, {20: "the limit"}))
     validate(held, trim(held, options()))
-    broken = decided(held, "mine", removed=[Removed(index=20, reason="strategy")])
+    broken = Decision({20: ContentForm("left_out", "strategy")})
     with pytest.raises(AnchorPreservationError) as caught:
         validate(held, broken)
     assert caught.value.anchors == ("the limit (content 20, priority 60)",)
@@ -153,12 +154,13 @@ def test_anchors_that_fit_are_always_preserved(sizes: list[int], marks: set[int]
         anchors = tuple(anchor for anchor in anchors if anchor.kind != "latest_tool_result")
     held = conversation(contents, window, anchors=anchors)
     result = trim(held, options(strategy))
-    assert torn([contents[at] for at in result.kept]) == ()
-    assert is_human(contents[result.kept[0]])
-    assert contents[-1] is contents[result.kept[-1]]
+    kept = staying(held, result)
+    assert torn([contents[at] for at in kept]) == ()
+    assert is_human(contents[kept[0]])
+    assert contents[-1] is contents[kept[-1]]
     if not result.note:
         validate(held, result)
-    assert result.tokens_after <= result.tokens_before or result.summary
+    assert held.effect(result).freed_tokens >= 0 or result.summary
 
 
 # heads and tails
@@ -166,7 +168,7 @@ def test_anchors_that_fit_are_always_preserved(sizes: list[int], marks: set[int]
 
 def test_the_middle_goes_first_and_from_the_oldest() -> None:
     contents = talk()
-    gone = [one.index for one in cut(contents, 3_500).removed]
+    gone = cut(contents, 3_500).removed
     assert gone
     assert all(contents[at].role == "model" or contents[at].responses or at < max(gone) for at in gone)
     assert max(gone) < len(contents) - 5
@@ -176,10 +178,11 @@ def test_the_middle_goes_first_and_from_the_oldest() -> None:
 def test_heads_and_tails_are_configurable() -> None:
     contents = talk()
     for head, tail in ((1, 1), (6, 2), (2, 8), (0, 0)):
-        result = trim(conversation(contents), options(heads_tails={"head": head, "tail": tail}))
+        held = conversation(contents)
+        kept = staying(held, trim(held, options(heads_tails={"head": head, "tail": tail})))
         parts = units(contents)
         stay = {index for unit in (*parts[:head], *parts[len(parts) - tail :]) for index in unit.indices}
-        assert stay <= set(result.kept)
+        assert stay <= set(kept)
 
 
 def test_the_summary_stands_behind_the_head_so_that_the_head_stays_cached() -> None:
@@ -194,8 +197,8 @@ def test_the_summary_stands_behind_the_head_so_that_the_head_stays_cached() -> N
 @pytest.mark.parametrize("count", [0, 1, 2, 8, 9])
 def test_short_conversations_stay_as_they_are(count: int) -> None:
     contents = talk(4)[:count]
-    assert cut(contents, 1_000).kept == tuple(range(count))
-    squeezed = [contents[at] for at in cut(contents, 256).kept]
+    assert not cut(contents, 1_000).forms
+    squeezed = [contents[at] for at in staying(conversation(contents), cut(contents, 256))]
     assert torn(squeezed) == ()
     assert squeezed[-1:] == contents[-1:]
 
@@ -210,8 +213,8 @@ def test_the_defaults_are_a_head_of_three_and_a_tail_of_five() -> None:
 
 def test_the_last_messages_are_kept_word_for_word() -> None:
     contents = talk(30)
-    result = trim(conversation(contents), options("summarize"))
-    assert set(units(contents)[-10].indices) <= set(result.kept)
+    held = conversation(contents)
+    assert set(units(contents)[-10].indices) <= set(staying(held, trim(held, options("summarize"))))
 
 
 def test_summaries_need_a_place() -> None:
@@ -231,11 +234,11 @@ class Latest:
     def __init__(self, share: float) -> None:
         self.share = share
 
-    def trim(self, conversation: Conversation) -> Decision:
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
         parts = units(conversation.contents)
         gone = [index for unit in parts[1 : 1 + int(self.share * len(parts))] for index in unit.indices]
-        removed = [Removed(index=at, reason="strategy") for at in sorted(gone)] if len(parts) > 6 else []
-        return decided(conversation, self.name, removed=removed, summary="- half of it" if removed else None)
+        forms = {at: ContentForm("left_out", "strategy") for at in sorted(gone)} if len(parts) > 6 else {}
+        return Decision(forms, summary="- half of it" if forms else None)
 
 
 @pytest.fixture
@@ -389,5 +392,6 @@ def test_the_model_can_ask_for_a_cut_itself_once() -> None:
 
 def test_a_thousand_messages_are_cut_in_well_under_half_a_second() -> None:
     held = conversation(talk(250), 16_000)
+    assert strategy_names()
     for name in strategy_names():
         assert best_of(3, lambda name=name: trim(held, options(name))) < 500

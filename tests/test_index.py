@@ -207,3 +207,31 @@ def test_an_index_that_grew_finds_what_one_finds_that_was_made_at_once():
     with pytest.raises(SearchIndexError, match="there twice"):
         grown.extend([entries[0], entries[0]])
     assert len(grown) == len(texts)
+
+
+def test_an_index_that_grows_finds_as_one_that_is_made_at_once(index):
+    said = [
+        Entry(id=f"{number}", text=f"{name} door {number}", time=60.0 * number, speaker=name, thread=f"{number % 3}")
+        for number, name in enumerate(["Ann", "Bob", "user"] * 7)
+    ]
+    whole, growing = HybridIndex(said, Fake()), HybridIndex((), Fake())
+    for entry in said:
+        growing.extend([entry])
+        growing.search("crimson door")
+    assert growing.search("Ann's door 7", 30) == whole.search("Ann's door 7", 30)
+
+
+def test_what_is_added_does_not_copy_what_is_there(index):
+    index.extend(entry(f"{number}", f"door {number}") for number in range(100))
+    room = index._texts.vectors.base
+    index.extend([entry("last", "the entrance")])
+    assert index._texts.vectors.base is room
+    assert ids(index.search("entrance", 1)) == ["last"]
+
+
+def test_words_are_looked_at_one_by_one_in_talk_and_short_texts_only():
+    long = " ".join(f"word{number} of the sprawling document" for number in range(60))
+    documents = HybridIndex.from_texts(["a", "b"], [f"{long} crimson", f"{long} azure"])
+    assert "words" not in documents.search("crimson paint")[0].scores
+    talk = HybridIndex.from_texts(["a", "b"], [f"{long} crimson", f"{long} azure"], speakers=["Ann", "Bob"])
+    assert "words" in talk.search("crimson paint")[0].scores

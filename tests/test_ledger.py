@@ -190,3 +190,17 @@ def test_more_cached_tokens_than_input_cost_no_more_than_all_of_it() -> None:
     assert prices is not None
     whole = prices.cost(input_tokens=100, cached_tokens=100, output_tokens=0)
     assert prices.cost(input_tokens=100, cached_tokens=500, cache_write_tokens=50, output_tokens=0) == whole
+
+
+@pytest.mark.parametrize(
+    "model", ["gemini-2.5-flash", "gemini-2.5-pro", "gpt-4o", "claude-sonnet-4-5", "deepseek-chat"]
+)
+def test_a_price_is_the_list_price_whatever_is_known_of_the_model_before(model: str) -> None:
+    prices = prices_of(model, 1.767e9)
+    assert prices is not None
+    for counts in [(0, 0, 0, 0), (1, 0, 0, 0), (199_999, 70_001, 3, 17), (250_000, 250_000, 0, 8_000), (3, 1, 2, 0)]:
+        names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
+        expected = prices.rates.calc_price(Usage(**dict(zip(names, counts, strict=True))))["total_price"]
+        whole, cached, written, output = counts
+        cost = prices.cost(input_tokens=whole, output_tokens=output, cached_tokens=cached, cache_write_tokens=written)
+        assert cost == expected

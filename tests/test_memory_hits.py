@@ -258,3 +258,43 @@ def test_an_answer_that_is_sent_is_not_repeated() -> None:
     pack = pack_of(ANSWER, 16_000)
     (fate,) = [one for one in pack.rows if one.id == "m1"]
     assert (fate.form, fate.reason) == ("left_out", "already_in_conversation")
+
+
+OTHERS = ("The train leaves at eight.", "The roof was repaired.", "My sister plays the violin.", "I bought a lamp.")
+
+
+def corrected(*entries: tuple[str, str, str], question: str) -> Chat:
+    service = HybridMemoryService()
+    memories = [remembered(text, author, time) for author, text, time in entries]
+    memories += [remembered(text, "user", "2026-02-01T10:00:00+00:00") for text in OTHERS]
+    asyncio.run(service.add_memory(app_name="shop", user_id="ann", memories=memories))
+    chat = Chat(memory=service, policy=PackPolicy(retrieval={"memory_k": 3}))
+    chat.say(question)
+    return chat
+
+
+EARLIER, LATER = "2026-01-02T10:00:00+00:00", "2026-05-03T10:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "question"),
+    [
+        ("I am a vegetarian.", "Since last month I eat fish.", "What should I cook for a vegetarian?"),
+        ("I live in Berlin.", "I moved to Hamburg.", "Where do I live, in Berlin?"),
+        ("I drink coffee every morning.", "I stopped drinking coffee.", "Do I want coffee in the morning?"),
+    ],
+)
+def test_a_memory_brings_what_was_said_later_against_it(older: str, newer: str, question: str) -> None:
+    chat = corrected(("user", older, EARLIER), ("user", newer, LATER), question=question)
+    section = memory_section(chat)
+    assert f"- 2 January 2026 until 3 May 2026, user: {older}" in section
+    assert f"- 3 May 2026, user: {newer}" in section
+    chat.replays()
+
+
+def test_a_memory_is_not_corrected_by_others_nor_by_what_was_said_before() -> None:
+    older = ("user", "I am a vegetarian.", EARLIER)
+    for other in (("Bob", "Since last month I eat fish.", LATER), ("user", "Now I play chess.", LATER)):
+        assert "until" not in memory_section(corrected(older, other, question="What should a vegetarian like me eat?"))
+    before = ("user", "Since last month I eat fish.", "2025-01-02T10:00:00+00:00")
+    assert "until" not in memory_section(corrected(older, before, question="What should a vegetarian like me eat?"))

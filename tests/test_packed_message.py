@@ -138,6 +138,7 @@ def test_when_the_step_changes_no_other_step_is_left_in_the_request(strategy: st
     policy = PackPolicy(conversation={"strategy": strategy})
     chat = Chat(script=script, tools=[look_up, go_on], state=planned(), policy=policy)
     chat.say("look them up", "write it", "thanks")
+    assert chat.sent[8:]
     for one in chat.sent[8:]:
         assert packs_in(one) == 1
         packed = next(text for text in humans(one) if text.startswith("CONTEXT PACK"))

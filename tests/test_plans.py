@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from scripted import Chat, call, delete_all, look_up, send_mail, set_state
 
 from aether_context import PackPolicy
-from aether_context.adk.packer import InvalidPlan
+from aether_context.adk.failures import InvalidPlan
 from aether_context.state import read_state
 from aether_context.state.board import TaskBoard, change_plan
 

@@ -95,6 +95,7 @@ def test_the_excerpt_is_from_the_sample_pack() -> None:
     (manifest,) = PackStore(SAMPLE).manifests()
     held = json.loads(manifest.to_json())
     (source,) = blocks("json")
+    assert json.loads(source)
     for name, value in json.loads(source).items():
         if isinstance(value, list):
             assert all(one in held[name] for one in value)
@@ -126,7 +127,9 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert result.exit_code == 0, (line, result.output)
             printed[line] = result.output
     assert len(printed) == 6
-    assert printed["aether-context why printer --store artifacts/sample"].startswith("note, for writer in session one")
+    assert printed["aether-context why printer --store artifacts/sample"].startswith(
+        "At call 1 the model did not read it: it had expired.\nnote, for writer in session one"
+    )
     (other,) = (output for line, output in printed.items() if "--policy" in line)
     assert re.search(r"entered +conversation +c0_a546a499", other), "under that policy the oldest message is not cut"
 

@@ -217,6 +217,27 @@ def test_workers_that_take_turns_on_a_session_give_each_number_once(store: PackS
     assert "number 6 is missing" in str(verify(store, session).faults)
 
 
+@pytest.mark.parametrize("answered_before", [True, False])
+def test_a_call_without_an_event_has_a_number_that_no_call_of_another_worker_has(
+    store: PackStore, answered_before: bool
+) -> None:
+    sessions = InMemorySessionService()
+    answers: list[str | Exception] = ["ok"] * answered_before
+    failing = Chat(store=store, sessions=sessions, script=[*answers, RuntimeError("away"), RuntimeError("away"), "ok"])
+    other = Chat(store=store, sessions=sessions, script=["ok"] * 9)
+    for _ in answers:
+        failing.say("first")
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            failing.say("are you there?")
+    other.say("and you?")
+    failing.say("again?")
+    other.say("well")
+    numbers = [manifest.number for manifest in store.manifests()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert verify(store, asyncio.run(other.held()), replays=True).faults == {}
+
+
 # the address
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Plus
 
 from aether_context.errors import MissingExtra, PolicyError
+from aether_context.retrieval import HybridIndex
 from aether_context.retrieval import pool as pools
 from aether_context.retrieval.embedders import (
     CachedEmbedder,
@@ -28,7 +29,7 @@ from aether_context.retrieval.embedders import (
     unit,
 )
 from aether_context.retrieval.pool import bm25, packed
-from aether_context.retrieval.terms import hash_of, named_times, terms
+from aether_context.retrieval.terms import hash_of, named_times, query_terms, terms
 from aether_context.tokens.counters import sound
 
 static = StaticEmbedder()
@@ -155,8 +156,8 @@ def test_the_table_that_is_written_is_the_model_that_is_read(distill: ModuleType
         ("ann@example.com", ["ann@example.com", "ann", "exampl", "com"]),
         ("8f14e45f-ceea-467f-a8e1-0123456789ab", ["8f14e45f-ceea-467f-a8e1-0123456789ab", "8f14e45f", "ceea", "467f",
                                                   "a8e1", "0123456789ab"]),
-        ("東京タワー", ["東京", "京タ", "タワ", "ワー"]),
-        ("한국어 책", ["한국", "국어", "책"]),
+        ("東京タワー", ["東京", "京タ", "タワ", "ワー", "東", "京"]),
+        ("한국어 책", ["한국", "국어", "국", "책"]),
         ("книги книга", ["книг", "книг"]),
         ("", []),
     ],
@@ -224,3 +225,80 @@ def test_times_that_a_question_names(question, start, end):
 )  # fmt: skip
 def test_questions_without_a_time(question):
     assert named_times(question, asked=seconds(2023, 10, 22)) == ()
+
+
+SPOKEN = {
+    "zh": (
+        [
+            "灯坏了，要换灯泡。",
+            "我妹妹住在杭州。",
+            "刀在抽屉第二层。",
+            "鞋是三十八号的。",
+            "奶奶不能吃糖。",
+            "表是爷爷送的。",
+        ],
+        {"刀在哪里？": 2, "鞋多大？": 3, "表是谁送的？": 5, "灯怎么了？": 0, "妹妹住在哪？": 1},
+    ),
+    "ja": (
+        [
+            "灯りが切れました。",
+            "妹は京都に住んでいます。",
+            "包丁は二段目です。",
+            "靴は二十四センチです。",
+            "海の写真は棚の上。",
+        ],
+        {"靴のサイズは？": 3, "妹はどこに住んでいる？": 1, "海の写真はどこにある？": 4, "包丁はどこですか？": 2},
+    ),
+    "ko": (
+        [
+            "불이 나갔어요.",
+            "여동생은 부산에 살아요.",
+            "칼은 서랍에 있어요.",
+            "시계는 선물이에요.",
+            "물은 베란다에 있어요.",
+        ],
+        {"칼은 어디 있나요?": 2, "여동생은 어디 살아?": 1, "물 어디 있어?": 4},
+    ),
+    "th": (
+        ["หมาของฉันชื่อบราวนี่", "กุญแจอยู่ใต้โซฟา", "รถจอดอยู่หลังโรงพยาบาล", "ยาอยู่ในตู้เย็น"],
+        {"หมาชื่ออะไร": 0, "กุญแจอยู่ที่ไหน": 1, "รถอยู่ไหน": 2, "ยาอยู่ที่ไหน": 3},
+    ),
+    "hi": (
+        ["मेरे कुत्ते का नाम शेरू है।", "चाबी सोफे के नीचे है।", "दवा फ्रिज में है।", "छाता रवि को दिया है।"],
+        {"कुत्ते का नाम क्या है?": 0, "चाबी कहाँ है?": 1, "दवा कहाँ है?": 2, "छाता किसके पास है?": 3},
+    ),
+    "ru": (
+        ["Мою собаку зовут Рекс.", "Ключи лежат под диваном.", "Машина стоит за больницей.", "Зонт я одолжил Ивану."],
+        {"Как зовут собаку?": 0, "Где мои ключи?": 1, "Где стоит машина?": 2, "У кого зонт?": 3},
+    ),
+    "ar": (
+        ["اسم كلبي ركس.", "المفاتيح تحت الأريكة.", "السيارة خلف المستشفى.", "الدواء في الثلاجة."],
+        {"ما اسم الكلب؟": 0, "أين المفاتيح؟": 1, "أين السيارة؟": 2, "أين الدواء؟": 3},
+    ),
+    "el": (
+        ["Ο σκύλος μου λέγεται Ρεξ.", "Τα κλειδιά είναι κάτω από τον καναπέ.", "Το φάρμακο είναι στο ψυγείο."],
+        {"Πώς λέγεται ο σκύλος;": 0, "Πού είναι τα κλειδιά;": 1, "Πού είναι το φάρμακο;": 2},
+    ),
+    "de": (
+        ["Mein Hund heißt Rex.", "Die Schlüssel liegen unter dem Sofa.", "Das Auto steht hinter dem Krankenhaus."],
+        {"Wie heißt der Hund?": 0, "Wo ist der Schlüssel?": 1, "Wo steht das Auto?": 2},
+    ),
+    "es": (
+        ["Mi perro se llama Rex.", "Las llaves están debajo del sofá.", "Le presté el paraguas a Juan."],
+        {"¿Cómo se llama el perro?": 0, "¿Dónde están las llaves?": 1, "¿Quién tiene el paraguas?": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("language", SPOKEN)
+def test_a_question_finds_its_answer_in_its_language(language):
+    texts, questions = SPOKEN[language]
+    index = HybridIndex.from_texts([str(place) for place in range(len(texts))], texts)
+    assert {question: index.search(question)[0].id for question in questions} == {
+        question: str(place) for question, place in questions.items()
+    }
+
+
+def test_a_word_of_grammar_alone_is_still_searched_by():
+    assert query_terms("什么") == ["什么"]
+    assert query_terms("猫叫什么") == ["叫", "叫什", "猫", "猫叫"]

@@ -11,13 +11,13 @@ from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import Session, answered, called, lines, said, tool, trim, turns
+from packs import Session, answered, called, lines, said, staying, tool, trim, turns
 from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
-from aether_context.adk.packer import RequestPacker
-from aether_context.conversation import Conversation, Decision, units
+from aether_context.adk.wiring import PackerParts
+from aether_context.conversation import Conversation, units
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, SlidingTurnsSettings
@@ -33,12 +33,10 @@ def conversation(contents: Sequence[Content], **more: Any) -> Conversation:
     return Conversation.of(contents, window=200_000, **more)
 
 
-def slid(contents: Sequence[Content], tokens: int, **more: Any) -> Decision:
-    return trim(conversation(contents, **more), sliding(tokens))
-
-
-def first_kept(result: Decision) -> int:
-    return result.kept[0]
+def slid(contents: Sequence[Content], tokens: int, **more: Any) -> tuple[int, ...]:
+    """The indices of the contents that stay."""
+    held = conversation(contents, **more)
+    return staying(held, trim(held, sliding(tokens)))
 
 
 # what goes
@@ -47,7 +45,7 @@ def first_kept(result: Decision) -> int:
 def test_only_whole_turns_go() -> None:
     contents = turns(10)
     for tokens in range(100, 3_000, 150):
-        kept = set(slid(contents, tokens).kept)
+        kept = set(slid(contents, tokens))
         for turn in {unit.turn for unit in units(contents)}:
             members = {index for unit in units(contents) if unit.turn == turn for index in unit.indices}
             assert members <= kept or not members & kept
@@ -57,23 +55,25 @@ def test_the_budget_is_a_ceiling_and_not_a_target() -> None:
     contents = turns(10)
     before = conversation(contents)
     for tokens in range(400, 3_000, 150):
-        result = slid(contents, tokens)
-        assert result.tokens_after <= tokens
-        if result.removed:
-            turn = sum(before.tokens[at] for at in range(first_kept(result) - 4, first_kept(result)))
-            assert result.tokens_after + before.budget.fixed + turn > tokens
+        decision = trim(before, sliding(tokens))
+        after = before.effect(decision).tokens_after
+        assert after <= tokens
+        if decision.removed:
+            first = staying(before, decision)[0]
+            turn = sum(before.tokens[at] for at in range(first - 4, first))
+            assert after + before.budget.fixed + turn > tokens
 
 
 def test_the_latest_turn_stays_even_where_it_alone_is_above() -> None:
     contents = [*turns(4), called("look_up", "x", key="x"), answered("look_up", "x", lines("x", 90))]
     result = slid(contents, 50)
-    assert result.kept == tuple(range(len(contents) - 3, len(contents)))
+    assert result == tuple(range(len(contents) - 3, len(contents)))
 
 
 def test_a_question_is_never_left_alone() -> None:
     """What was last done stays beside it, even where that alone is above the ceiling, as far as the window takes it."""
     contents = turns(4)
-    assert slid(contents, 50).kept == tuple(range(12, 17))
+    assert slid(contents, 50) == tuple(range(12, 17))
     chat = Chat(
         policy=PackPolicy(
             max_input_tokens=20_000,
@@ -88,7 +88,7 @@ def test_a_question_is_never_left_alone() -> None:
 
 
 def test_zero_is_off() -> None:
-    assert slid(turns(40), 0).removed == ()
+    assert len(slid(turns(40), 0)) == len(turns(40))
 
 
 # what counts
@@ -97,7 +97,7 @@ def test_zero_is_off() -> None:
 def test_declarations_count() -> None:
     contents = turns(10)
     tools = [tool(f"tool_{at}", "does what it says " * 20) for at in range(6)]
-    assert len(slid(contents, 2_000, tools=tools).removed) > len(slid(contents, 2_000).removed)
+    assert len(slid(contents, 2_000, tools=tools)) < len(slid(contents, 2_000))
 
 
 # when
@@ -192,15 +192,15 @@ def test_the_cutoff_is_not_sent_and_stands_in_the_events_metadata() -> None:
 
 def test_the_environment_overrides_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", "200000")
-    assert RequestPacker(POLICY, new_store()).policy.conversation.sliding_turns.tokens == 200_000
-    assert RequestPacker(POLICY, new_store()).policy.max_input_tokens == 20_000
+    assert PackerParts(POLICY, new_store()).policy.conversation.sliding_turns.tokens == 200_000
+    assert PackerParts(POLICY, new_store()).policy.max_input_tokens == 20_000
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1e5", "1.5"])
 def test_a_wrong_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", value)
     with pytest.raises(PolicyError, match=rf"AETHER_CONTEXT_SLIDING_TOKENS = '{value}'"):
-        RequestPacker(POLICY, new_store())
+        PackerParts(POLICY, new_store())
 
 
 # the window
@@ -253,9 +253,9 @@ def test_a_longer_history_never_brings_a_turn_back(sizes: list[int], tokens: int
     for at, size in enumerate(sizes):
         contents += [said(f"question {at} " * size or "?")]
         result = slid(contents, tokens)
-        assert first_kept(result) >= first
-        assert contents[-1] is contents[result.kept[-1]]
-        first = first_kept(result)
+        assert result[0] >= first
+        assert contents[-1] is contents[result[-1]]
+        first = result[0]
         contents += [called("a", f"c{at}"), answered("a", f"c{at}", "word " * size), said("well", "model")]
 
 

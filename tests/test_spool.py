@@ -173,7 +173,7 @@ def test_an_exit_out_of_a_store_ends_nothing_else(url, exits):
     chat = Chat(plugin=plugin, script=["one", "two"])
     FailingFileSystem.exits = exits
     chat.say("first", "second")
-    wait_until(lambda: not plugin._packer._recorder._waiting and spool_of(plugin.store.files).is_empty())
+    wait_until(lambda: not plugin._packer._parts.recorder._waiting and spool_of(plugin.store.files).is_empty())
     assert len([one for one in sound(plugin.store) if plugin.store.outcome(one)]) == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, lines, rendered, said, tool, trim
+from packs import answered, called, lines, pack_input, rendered, said, tool, trim
 from scripted import Chat, call
 
 from aether_context import PackPolicy
@@ -27,6 +27,7 @@ from aether_context.conversation.stable_prefix import (
     placeholder,
 )
 from aether_context.pack import Content
+from aether_context.packing import build_pack
 from aether_context.policy import ConversationSettings, StablePrefixSettings
 
 SETTINGS = StablePrefixSettings()
@@ -51,11 +52,12 @@ def talk(exchanges: int, size: int = 12, opening: str = "Please look into all of
 
 
 def trimmed(contents: Sequence[Content], window: int, state: Any = None, **settings: Any) -> Decision:
-    return strategy(**settings).trim(Conversation.of(contents, window=window, state=state))
+    conversation = Conversation.of(contents, window=window, state={"stable_prefix": state} if state else None)
+    return strategy(**settings).trim(conversation, conversation.budget.cut_to)
 
 
 def boundary(result: Decision) -> int:
-    return (result.state or {}).get("stable_prefix", {}).get(BOUNDARY, 0)
+    return (result.state or {}).get(BOUNDARY, 0)
 
 
 def limit(window: int, threshold: float = 0.8) -> float:
@@ -73,7 +75,7 @@ def test_the_trimmed_prefix_is_identical_across_calls() -> None:
         left = rendered(Conversation.of(contents[:count], window=4_000), result)
         assert left[:end] == before[:end]
         state = result.state or state
-        before, end = left, state["stable_prefix"][BOUNDARY] if state else 0
+        before, end = left, state[BOUNDARY] if state else 0
     assert end > 0
 
 
@@ -82,16 +84,13 @@ def test_the_boundary_continues_on_resume() -> None:
     state = trimmed(contents, 4_000).state
     resumed = trimmed(contents, 100_000, state)
     assert resumed.state is None
-    assert [one.index for one in resumed.replaced] == [
-        at for at in range(1, state["stable_prefix"][BOUNDARY]) if contents[at].responses
-    ]
+    assert list(resumed.forms) == [at for at in range(1, state[BOUNDARY]) if contents[at].responses]
 
 
 def test_nothing_happens_under_the_threshold() -> None:
     contents = talk(3)
     result = trimmed(contents, 100_000)
-    assert result.state is None
-    assert result.act is None
+    assert result == Decision()
     left = rendered(Conversation.of(contents, window=100_000), result)
     assert all(one is other for one, other in zip(left, contents, strict=True))
 
@@ -100,8 +99,8 @@ def test_the_output_reserve_is_16000_but_never_more_than_the_slack() -> None:
     contents = [said("Please look into all of it.")]
     contents += [said("the shop is open today " * 30, "model") for _ in range(30)]
     window = math.ceil(estimate_tokens(contents) / 0.8 / 0.95)
-    assert trimmed(contents, window, keep_last_messages=2).act is not None
-    assert trimmed(contents, math.ceil(1.2 * window), keep_last_messages=2).act is None
+    assert trimmed(contents, window, keep_last_messages=2).forms
+    assert not trimmed(contents, math.ceil(1.2 * window), keep_last_messages=2).forms
 
 
 def test_the_last_ten_messages_of_the_model_stay_while_they_fit() -> None:
@@ -117,7 +116,7 @@ def test_fewer_messages_than_are_to_be_kept_are_trimmed_only_for_the_budget() ->
     window = math.ceil(estimate_tokens(contents) / 0.8 / 0.9) - 50
     result = trimmed(contents, window)
     assert boundary(result) == 3
-    assert len(result.replaced) == 1
+    assert len(result.forms) == 1
 
 
 def test_the_budget_outranks_the_last_messages() -> None:
@@ -131,7 +130,7 @@ def test_the_budget_outranks_the_last_messages() -> None:
 def test_the_exchange_that_the_model_has_yet_to_read_is_never_trimmed() -> None:
     contents = talk(3, size=400)
     result = trimmed(contents, 1_000)
-    assert {one.index for one in result.replaced} == {2, 4}
+    assert set(result.forms) == {2, 4}
 
 
 def test_a_moved_history_keeps_its_boundary_by_the_hash() -> None:
@@ -139,15 +138,14 @@ def test_a_moved_history_keeps_its_boundary_by_the_hash() -> None:
     state = trimmed(contents, 4_000).state
     moved = trimmed(contents[4:], 100_000, state)
     assert moved.note == "the boundary of the placeholders was found again"
-    assert boundary(moved) == state["stable_prefix"][BOUNDARY] - 4
+    assert boundary(moved) == state[BOUNDARY] - 4
 
 
 def test_where_only_people_spoke_nothing_is_trimmed_whatever_the_budget() -> None:
     contents = [said(f"note {at}: {lines('plan', 20)}") for at in range(20)]
     result = trimmed(contents, 1_000)
     assert estimate_tokens(contents) > limit(1_000)
-    assert result.replaced == ()
-    assert result.removed == ()
+    assert not result.forms
 
 
 def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
@@ -238,11 +236,11 @@ def test_tags_are_stripped_with_what_they_hold_line_breaks_included() -> None:
 
 def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
     contents = [said("a <checkpoint_id>1</checkpoint_id>"), said("b"), *talk(50, size=40)[1:]]
-    conversation = Conversation.of(contents, window=1_000)
-    result = trim(conversation, ConversationSettings(strategy=("none",)))
-    assert result.normalize
-    assert result.act is None
-    assert result.kept == tuple(range(len(contents)))
+    assert trim(Conversation.of(contents, window=1_000), ConversationSettings(strategy=("none",))) == Decision()
+    packed = build_pack(pack_input(contents, window=90_000), PackPolicy(conversation={"strategy": "none"}))
+    assert packed.contents[0].content.text == "a \nb"
+    assert len(packed.contents) == len(contents) - 1
+    assert packed.acts == ()
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
@@ -269,7 +267,7 @@ def test_whatever_the_history_the_boundary_is_monotonic_and_people_are_whole(
         part = contents[:count]
         result = trimmed(part, window, state, keep_last_messages=keep)
         state = result.state or state
-        now = state["stable_prefix"][BOUNDARY] if state else 0
+        now = state[BOUNDARY] if state else 0
         assert now >= last
         last = now
         left = rendered(Conversation.of(part, window=window), result)

@@ -25,7 +25,7 @@ from aether_context import Manifest, PackPolicy
 from aether_context.adk import AcceptanceGate, evidence_tools, planning_tools
 from aether_context.adk.tools import context_tools, memory_tools
 from aether_context.packing.payload import SYSTEM_CONTRACT
-from aether_context.state.plans import without_plan
+from aether_context.plans import without_plan
 from aether_context.store.replay import Replayer
 
 REPORT = "https://rivals.example/report"

@@ -185,6 +185,7 @@ def test_an_instruction_among_the_contents_stays_where_others_turns_follow_it(
         one.static_instruction = "You serve the company."
     chat = run(made, policy_of(strategy, 4_000))
     within(made, 4_000)
+    assert made.agents
     for name, one in made.agents.items():
         assert all(f"You are {name}." in text for text in one.model.texts), name
     chat.replays()

@@ -263,3 +263,13 @@ def test_nothing_is_hidden_where_the_host_restricts_calls(calling: types.Functio
     assert ("find_tools" in declared(chat)[0]) is hides
     assert (declared(chat)[0] == NAMES) is not hides
     chat.replays()
+
+
+@pytest.mark.parametrize("query", ["明天天气怎么样", "umbenennen einer Gitarre", "переименовать гитару"])
+def test_all_tools_are_named_where_no_score_says_anything(query: str) -> None:
+    chat = many(call("find_tools", query=query), call("find_tools", query=NAMES[-1]), "Done.")
+    first, second = results(chat.say("hello there"))
+    hidden = set(NAMES) - set(declared(chat)[0])
+    assert first["found"] == []
+    assert set(first["all_tools"]) == hidden
+    assert NAMES[-1] in {tool["name"] for tool in second["found"]} or NAMES[-1] not in hidden

@@ -15,10 +15,10 @@ from aether_context import PackPolicy
 from aether_context.cli import main
 from aether_context.cli.tuning import policy_file
 from aether_context.errors import MissingExtra, StoreUnavailable
+from aether_context.exam.recordings import Folder, folders
 from aether_context.pack import FLEXIBLE_LAYERS
 from aether_context.policy import PROFILES
 from aether_context.tuning.grid import grid
-from aether_context.tuning.recordings import Folder, folders
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.tuner import Recordings, executor
 from aether_context.tuning.verdict import (
@@ -88,6 +88,7 @@ def test_a_file_holds_the_tuned_policy(tmp_path):
         recordings = Recordings(
             profile=profile, base=base.for_profile(profile), policies=1, searched=SESSIONS, tested=SESSIONS
         )
+        assert grid(recordings.base)
         for name, policy in grid(recordings.base).items():
             for kind, expected in (("more kept", policy), ("no change", recordings.base)):
                 verdict = Verdict(kind=kind, reason="two\nlines", trials={}, chosen=name)
@@ -212,6 +213,36 @@ def test_a_worse_policy_fails_the_check(shop, tmp_path):
     same = tmp_path / "same.toml"
     same.write_text("max_input_tokens = 2000\n")
     assert run_main(shop.url, "--check", str(same)).exit_code == 0
+
+
+def test_a_preset_is_checked_in_the_recorded_window(shop):
+    """A bare preset names no window, and was once played in the model's own, which is a hundred times as large."""
+    found = run_main(shop.url, "--check", "cost_first")
+    words = re.search(r"\| all sessions .*|all sessions .*", found.output)[0]
+    cost = float(re.search(r"([+-]\d+\.\d+)%", words)[1])
+    assert cost < 0, found.output
+    assert PackPolicy.load("cost_first").over(SMALL).max_input_tokens == SMALL.max_input_tokens
+    assert PackPolicy.load("cost_first").over(SMALL).conversation == PackPolicy.load("cost_first").conversation
+
+
+def test_what_a_policy_names_lies_over_the_recorded_one():
+    recorded = PackPolicy(
+        **PackPolicy.load("research", preset="cost_first", max_input_tokens=9_000, redact=("email",)).model_dump()
+    )
+    assert PackPolicy().over(recorded) == recorded
+    assert PackPolicy.load("balanced").over(recorded) == recorded.changed(preset="balanced")
+    assert PackPolicy(conversation={"compact_to": 0.1}).over(recorded) == recorded.changed(
+        conversation={"compact_to": 0.1}
+    )
+    assert PackPolicy(max_input_tokens=512).over(recorded).max_input_tokens == 512
+
+
+def test_the_verdict_comes_first_and_one_session_has_no_interval():
+    store = new_store()
+    record(store, 1, steps=12)
+    found = run_main(store.url, "--check", "cost_first")
+    assert re.match(r"chat: (holds|loses): ", found.output)
+    assert "[" not in found.output
 
 
 def test_a_missing_cluster_is_told(monkeypatch):

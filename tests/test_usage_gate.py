@@ -273,7 +273,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
         answer = chat.llm._response
 
         def respond(reply: Any, reported: int) -> LlmResponse:
-            *_, last = plugin._packer._last._entries.values()
+            last = plugin._packer._parts.states._states.values()[-1].last
             return answer(reply, round(ratio * last.pack.tokens.counted) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)

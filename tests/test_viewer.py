@@ -106,6 +106,7 @@ def test_a_session_has_a_line_and_a_bar_for_each_call(long_chat: Chat, browser: 
 
 
 def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Browser) -> None:
+    assert long_chat.sent
     for number, (manifest, sent) in enumerate(zip(long_chat.manifests(), long_chat.sent, strict=True)):
         page = browser.open(at(manifest))
         assert "replayed: the request is the recorded one" in page.text

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
     from aether_context.adk.preview import cutoff, preview_strategies
-    from aether_context.adk.request.gather import cut_now
+    from aether_context.adk.request.marks import cut_now
     from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
     from aether_context.adk.services.memory import HybridMemoryService, register_memory_service
     from aether_context.adk.tools import context_tools, evidence_tools, keep_evidence, memory_tools, planning_tools
@@ -37,7 +37,7 @@ _HOMES = {
     "acceptance": ("AcceptanceCheck", "AcceptanceGate"),
     "plugin": ("ContextPackPlugin", "context_pack_callbacks"),
     "preview": ("cutoff", "preview_strategies"),
-    "request.gather": ("cut_now",),
+    "request.marks": ("cut_now",),
     "services.artifacts": ("FsspecArtifactService", "register_artifact_service"),
     "services.memory": ("HybridMemoryService", "register_memory_service"),
     "tools": ("context_tools", "evidence_tools", "keep_evidence", "memory_tools", "planning_tools"),

@@ -1,14 +1,14 @@
 """The tools with which a model reads what an address stands for: ``read_artifact`` and ``search_artifact``.
 
-They resolve addresses of their own session only: evidence by the session's state, the rest by ADK's own artifacts of
-the session. What they answer is never offloaded.
+They resolve addresses of their own session only: evidence by the session's state, ``artifact://history`` by its
+events, the rest by ADK's own artifacts of the session. What they answer is never offloaded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -20,20 +20,21 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
-from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of
+from aether_context.adk.past import CALL, past
+from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
-from aether_context.canonical import hash_bytes, strings
+from aether_context.canonical import hash_bytes, short, strings
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
-from aether_context.evidence import EvidenceRecord, evidence_key
+from aether_context.evidence import EvidenceRecord, evidence_key, evidence_uri
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.offload import data_of
 from aether_context.evidence.record import READ, SEARCH, STORED, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
-from aether_context.store.artifacts import located
+from aether_context.store.artifacts import artifact_owner
 from aether_context.store.layout import pack_at
-from aether_context.text.entities import SCHEME
+from aether_context.text.entities import HISTORY, SCHEME
 from aether_context.text.shorten import view_of
 from aether_context.tokens import counter_for, family_of
 from aether_context.tokens.counters import SharedLRU
@@ -68,11 +69,18 @@ class Readers:
         records: what sessions know of their evidence.
         room: gives the tokens that one answer may have now.
         redact: patterns of what is masked before texts are compared.
+        sees_own: tells whether an agent is shown no other agent's turns.
     """
 
     def __init__(
-        self, store: PackStore, records: SessionRecords, room: Callable[[ToolContext], int], redact: tuple[str, ...]
+        self,
+        store: PackStore,
+        records: SessionRecords,
+        room: Callable[[ToolContext], int],
+        redact: tuple[str, ...],
+        sees_own: Callable[[ToolContext], bool],
     ) -> None:
+        self._sees_own = sees_own
         self._store = store
         self._records = records
         self._room = room
@@ -117,6 +125,8 @@ class Readers:
         """Lines by words, or by what they are about."""
         searcher = await self._open(uri, context)
         query = args.get("query")
+        if uri == HISTORY and isinstance(query, str) and (number := CALL.fullmatch(query)):
+            query = f"call {number[1]}, "
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room = self._room(context)
@@ -149,6 +159,8 @@ class Readers:
             data: bytes | None = await self._data(record, context)
         elif pack_at(uri.removeprefix(SCHEME)) is not None:
             data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
+        elif uri == HISTORY:
+            data = await asyncio.to_thread(past, context, self._store.files, self._mask, self._sees_own(context))
         elif uri.startswith(f"{SCHEME}messages/"):
             data = await asyncio.to_thread(self._store.message, *session_key(context), uri.removeprefix(SCHEME))
         else:
@@ -175,6 +187,11 @@ class Readers:
         if found is None and digits:
             stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
             found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
+        for medium in _sent_media(context) if found is None and digits else ():
+            if short(digest := hash_bytes(medium.data), len(digits)) == digits:
+                size, kind = len(medium.data), medium.media_type
+                uri = evidence_uri(digest, "bin")
+                return EvidenceRecord(uri=uri, digest=digest, size_bytes=size, media_type=kind, form="described")
         return found
 
     async def _data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
@@ -192,8 +209,18 @@ class Readers:
                     content = as_json(answer.response or {}) if answer.name == record.source else None
                     if content and hash_bytes(data := data_of(content)) == record.digest:
                         return data
+            for medium in _sent_media(context):
+                if hash_bytes(medium.data) == record.digest:
+                    return medium.data
             reason = "is not kept any more" if isinstance(error, BlobNotFound) else "cannot be read now"
             raise ArtifactError(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
+
+
+def _sent_media(context: ToolContext) -> Iterator[Medium]:
+    """The media that people sent in a session, as far as the host loads it, the latest first."""
+    for event in reversed(context.session.events):
+        if event.author == "user" and event.content is not None:
+            yield from filter(None, map(medium_of, event.content.parts or ()))
 
 
 _Copied: TypeAlias = tuple[str, PackStore, tuple[str, ...]]
@@ -205,7 +232,9 @@ _UNKNOWN_ROOM = 500
 def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -> Reader:
     """The reader that was copied; in another process one that reads the same store and the session at hand, and
     answers with little, since it does not know the window."""
-    readers = _live.get(name) or Readers(store, SessionRecords(), lambda context: _UNKNOWN_ROOM, redact)
+    readers = _live.get(name) or Readers(
+        store, SessionRecords(), lambda context: _UNKNOWN_ROOM, redact, lambda context: True
+    )
     return next(reader for reader in readers.tools if reader.name == tool)
 
 
@@ -215,7 +244,7 @@ async def _artifact(uri: str, context: ToolContext) -> bytes | None:
     Raises:
         ArtifactError: the address is none of this session's.
     """
-    owner, name, version = located(uri, session_key(context))
+    owner, name, version = artifact_owner(uri, session_key(context))
     name = name if owner[2:] else f"user:{name}"
     if context.get_invocation_context().artifact_service is None:
         return None

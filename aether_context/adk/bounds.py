@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+from aether_context.errors import TokenCountingError
 from aether_context.tokens.counters import SharedLRU
 
 _T = TypeVar("_T")
@@ -17,6 +18,7 @@ _T = TypeVar("_T")
 RETRY_SECONDS = 30.0
 """How long a service is left out that was late several times in a row."""
 _MOST_LATE = 3
+_COUNTING_SECONDS = 10.0
 _INSTANT_CHARACTERS = 20_000
 _MOST_THREADS, _THREAD = 256, "aether-context-waited"
 _going: set[asyncio.Task[Any]] = set()
@@ -106,6 +108,18 @@ async def in_thread(act: Callable[[], _T]) -> _T:
 
     threading.Thread(target=copy_context().run, args=[run], name=_THREAD, daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+async def counted_in_time(counter: str, act: Callable[[], _T]) -> _T:
+    """Returns the result of an act that a counter may hold up.
+
+    Raises:
+        TokenCountingError: it is late.
+    """
+    try:
+        return await within(_COUNTING_SECONDS, in_thread(act))
+    except (TimeoutError, Ended) as error:
+        raise TokenCountingError(counter, str(error)) from error
 
 
 async def aside(characters: int, act: Callable[[], _T]) -> _T:

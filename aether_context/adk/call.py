@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -14,10 +14,11 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from aether_context.adk.windows import Window
-from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackInput
+from aether_context.adk.windows import ServedModel, Window, served_models
+from aether_context.conversation.quotes import opens
+from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackedMessage, PackInput
 from aether_context.policy import PackPolicy
-from aether_context.state import Plan
+from aether_context.state import PlannedCall
 from aether_context.tokens.model_limits import RequestLimits
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
@@ -71,6 +72,11 @@ def words_of(content: types.Content | None) -> str:
     return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
 
 
+def looks_quoted(content: types.Content) -> bool:
+    """Tells whether a content opens as ADK lets another agent's turn open."""
+    return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
+
+
 def time_of(context: CallbackContext) -> float | None:
     """The time of the session's last event, seconds since 1970 UTC, by which notes expire, too."""
     events = context.session.events
@@ -96,7 +102,7 @@ class PreviousCall(NamedTuple):
     name: str
     pack: Pack
     policy: PackPolicy
-    planned: Plan
+    planned: PlannedCall
     counter: str
     position: Position = Position()
     cutoff: str = ""
@@ -108,10 +114,10 @@ class ModelCall(NamedTuple):
     """One model call: ADK's request and contexts, and what packs it.
 
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
-    the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
-    branch, where this process packed that. ``limits`` are the provider's beside tokens. ``offloaded_tokens`` are those
-    that extracts leave out of its history. ``near_limit`` is set where a limit of the policy is near or reached,
-    ``is_second_try`` where the provider refused the pack before it as too long.
+    the request must not be touched, and is empty where it may be. ``models`` are those that it may go to. ``last`` is
+    the call before it of the same agent and branch, where this process packed that. ``limits`` are the provider's
+    beside tokens. ``offloaded_tokens`` are those that extracts leave out of its history. ``near_limit`` is set where a
+    limit of the policy is near or reached, ``is_second_try`` where the provider refused the pack before it as too long.
     """
 
     context: CallbackContext
@@ -122,16 +128,17 @@ class ModelCall(NamedTuple):
     model: str
     state: Mapping[str, Any]
     passthrough_reason: str
+    models: Sequence[ServedModel]
     window: Window = Window(0)
     limits: RequestLimits = RequestLimits()
-    planned: Plan = Plan()
+    planned: PlannedCall = PlannedCall()
     last: PreviousCall | None = None
     offloaded_tokens: int = 0
     near_limit: bool = False
     is_second_try: bool = False
 
 
-def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> ModelCall:
+def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, key: AgentKey) -> ModelCall:
     """A call as ADK hands it over, without window, plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation, reason = context.get_invocation_context(), ""
@@ -145,10 +152,11 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
         request=request,
         invocation=invocation,
         policy=policy,
-        key=agent_key_of(context),
+        key=key,
         model=request.model or "",
         state=context.session.state,
         passthrough_reason=reason,
+        models=served_models(invocation.agent, request.model or ""),
     )
 
 
@@ -172,8 +180,9 @@ class PreparedCall(NamedTuple):
     """A call with what its pack is built from.
 
     ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
-    ``source.request.positions`` are places in it. ``length`` is their number without those that ADK gives to this call
-    alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
+    ``source.request.positions`` are places in it; ``shown`` gives the one at a place as it is sent, ``original_of`` the
+    text of the message that a packed one stands for. ``length`` is their number without those that ADK gives to this
+    call alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
     session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a model's
     summaries cost: requests and tokens.
     """
@@ -182,6 +191,8 @@ class PreparedCall(NamedTuple):
     source: PackInput
     history: Contents
     epoch: Epoch
+    shown: Callable[[int], types.Content]
+    original_of: Callable[[PackedMessage], str]
     length: int = 0
     settled: int = 0
     counter: str = ""
@@ -189,48 +200,3 @@ class PreparedCall(NamedTuple):
 
     def with_source(self, **changes: Any) -> PreparedCall:
         return self._replace(source=self.source._replace(**changes))
-
-
-_SET_BY_ADK = ("labels", "http_options")
-"""What ADK and its clients put into a configuration after all callbacks."""
-
-
-class FirstTry:
-    """A request as ADK handed it over, and as it was when it had been packed: what a second try needs where its
-    provider refuses the pack as too long."""
-
-    def __init__(self, request: LlmRequest) -> None:
-        config = request.config
-        if config is not None:
-            # Readers are declared inside the lists that ADK made.
-            tools = [
-                tool.model_copy(update={"function_declarations": list(tool.function_declarations or ()) or None})
-                if isinstance(tool, types.Tool)
-                else tool
-                for tool in config.tools or ()
-            ]
-            config = config.model_copy(update={"tools": tools or None})
-        update = {"contents": list(request.contents), "config": config, "tools_dict": dict(request.tools_dict)}
-        self._request = request.model_copy(update=update)
-        self._contents: list[types.Content] = []
-        self._config: Mapping[str, object] = {}
-
-    def packed(self, request: LlmRequest) -> FirstTry:
-        """Takes in how the request left the packer."""
-        self._contents, self._config = list(request.contents), _settings(request)
-        return self
-
-    def again(self, sent: LlmRequest) -> LlmRequest | None:
-        """The request to be packed again; None where another callback changed it behind the packer, whose change would
-        be lost."""
-        # ADK's clients may put a message behind them; a `FallbackModel` puts equal copies in their places.
-        if sent.contents[: len(self._contents)] != self._contents or _settings(sent) != self._config:
-            return None
-        if sent.config is not None and self._request.config is not None:
-            for name in _SET_BY_ADK:
-                setattr(self._request.config, name, getattr(sent.config, name))
-        return self._request
-
-
-def _settings(request: LlmRequest) -> dict[str, object]:
-    return {name: value for name, value in dict(request.config or ()).items() if name not in _SET_BY_ADK}

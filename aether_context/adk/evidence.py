@@ -8,7 +8,7 @@ the address of that. One whose whole could not be stored stays as it is: no addr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -38,14 +38,15 @@ from aether_context.adk.results import (
 from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
+from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, StoredResult, evidence_uri, extractor_of, offload
+from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, evidence_uri, extractor_of, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import summary_of, tokens_of
-from aether_context.pack import Candidate
+from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
@@ -60,15 +61,13 @@ ASKED_CHARACTERS = 400
 """Of each text that says what an agent is after, for the choice of lines."""
 _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
-_LEAST_WINDOW_DECLARED_FIRST = 30_000
-"""The window in tokens of which the readers' declarations, about 295 tokens, are one part in a hundred."""
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note", "cut_now"]
 """The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
 _MOST_FOCUSED = 24
 """Stored results, the latest ones, that are read again for lines that answer a request: each takes 1 to 15 ms."""
-_MOST_COUNTED = 1_000_000
+_MOST_COUNTED = 50_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
@@ -135,7 +134,8 @@ class Offloader:
         needs_proof = _needs_proof(call)
 
         def is_wanted(given: ToolResult) -> bool:
-            is_short = _characters(given.response) <= min(settings.threshold_tokens, _LEAST_WRITTEN)
+            most = min(settings.threshold_tokens, _LEAST_WRITTEN)
+            is_short = _characters(given.response, most) <= most
             if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
                 return False
             return not _uses_computer(tools.get(given.tool))
@@ -164,6 +164,15 @@ class Offloader:
             window: the window in tokens by which it is judged.
             needs_proof: whether a result that stays is evidence, too, but for an error.
         """
+        response = said_once(given.response)
+        size = _characters(response)
+        inside = await aside(size, partial(self._written, response))
+        is_settled = bool(self._mask or inside or given.parts or needs_proof or given.tool in self._always)
+        if not is_settled and size <= settings.threshold_tokens:
+            # No text takes more tokens than bytes: it is not counted to see that it stays.
+            written = await aside(size, lambda: canonical_json(plain(response)).encode("utf-8", "surrogatepass"))
+            if len(written) <= settings.threshold_tokens:
+                return []
         arguments = plain(dict(given.arguments))
         words = words_of(context.user_content)
         words = await aside(len(words), partial(self._mask, words))
@@ -178,9 +187,6 @@ class Offloader:
             "window": window,
         }
         evidence: _Evidence = []
-        response = said_once(given.response)
-        size = _characters(response)
-        inside = await aside(size, partial(self._written, response))
         marks: list[tuple[Medium, str]] = []
         for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
             if found_medium is not None:
@@ -253,21 +259,49 @@ class Offloader:
         return ""
 
     def keep_media(
-        self, context: CallbackContext, parts: Iterable[types.Part], later: Callable[[Callable[[], None]], None]
+        self,
+        call: ModelCall,
+        pack: Pack,
+        unseen: Unseen,
+        contents: Sequence[types.Content],
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Keeps media that are not sent any more under the address that the note in their place names."""
+        """Keeps media that are not sent any more under the address that the note or mark in their place names.
+
+        Args:
+            unseen: those that were not sent before, either.
+            contents: the host's, as the input has them.
+        """
+        source, gone = pack.source, list[types.Part]()
+        if source.host.unseen != unseen:
+            gone += [
+                part
+                for position, content in zip(source.request.positions, contents, strict=True)
+                for at, part in enumerate(content.parts or ())
+                if is_unseen(place := medium_place(position, at), source.host.unseen) and not is_unseen(place, unseen)
+            ]
+        if source.host.media:
+            rows = zip(source.request.contents, contents, pack.rows, strict=False)
+            cut = (raw for content, raw, row in rows if row.form != "whole" and is_human(content))
+            gone += [part for raw in cut for part in raw.parts or ()]
+        if not gone:
+            return
+        context = call.context
+        known = self._records.of(context)
         records, origin = [], {"form": "described", "time": time_of(context)}
-        for part in parts:
+        for part in gone:
             inside = part.function_response.parts if part.function_response is not None else None
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
                 digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type
                 uri = evidence_uri(digest, "bin")
+                if evidence_key(uri) in known.by_digits:
+                    continue
                 record = EvidenceRecord.model_validate(
                     {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
                 )
                 records.append(record)
                 later(partial(self._store.write_evidence, *session_key(context), record, medium.data))
-        put_records(context, records, self._records.of(context))
+        put_records(context, records, known)
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the
@@ -282,7 +316,8 @@ class Offloader:
         known = self._records.of(context)
         records = known.by_digits.values()
         if not self._is_on:
-            if records or (_needs_proof(call) and is_free(request.config)):
+            reads = _needs_proof(call) and is_free(request.config)
+            if records or reads or (has_cut(call.state, call.key) and self.reads_past(call)):
                 declare(request, readers)
             if not self._off_note or not request.tools_dict:
                 return (), 0
@@ -309,7 +344,8 @@ class Offloader:
                 wants
                 # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
                 or (
-                    has_cut(call.state, call.key) and any(record.form in ("extract", "described") for record in records)
+                    has_cut(call.state, call.key)
+                    and (self.reads_past(call) or any(record.form in ("extract", "described") for record in records))
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
@@ -320,9 +356,13 @@ class Offloader:
             request.contents = before
         return problems, saved_tokens if request.contents is not before else 0
 
+    def reads_past(self, call: ModelCall, has_media: bool = False) -> bool:
+        """Tells whether an agent that is cut gets the tools that read what a cut took."""
+        return (call.window.tokens >= LEAST_WINDOW_READ or has_media) and is_free(call.request.config)
+
     def _can_come(self, call: ModelCall, request: LlmRequest, window: Window) -> bool:
-        """Tells whether an agent has tools whose results may be offloaded, and a window of which the readers take next
-        to nothing, or one of which instruction and first message leave so little that results are likely to be long.
+        """Tells whether an agent has tools whose results may be offloaded or cut, and a window that has room for the
+        readers, or one of which instruction and first message leave so little that results are likely to be long.
         What they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window
         will do, and so will a need for evidence."""
         names = request.tools_dict.keys() - essential_names(request) - self._never
@@ -331,7 +371,7 @@ class Offloader:
             return bool(names) or _needs_proof(call) or "keep_evidence" in request.tools_dict
         first = request.contents[0].parts or () if request.contents else ()
         head = len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
-        is_large = window.tokens >= _LEAST_WINDOW_DECLARED_FIRST and window.mark != "assumed"
+        is_large = window.tokens >= LEAST_WINDOW_READ and window.mark != "assumed"
         return bool(names & self._always or (names and (is_large or head >= _HEAD_CHARACTERS * window.tokens)))
 
     def _show(self, call: ModelCall, records: Collection[EvidenceRecord]) -> tuple[bool, int]:
@@ -532,10 +572,10 @@ def _masked(medium: Medium, mask: Masker) -> Medium:
     return medium
 
 
-def _characters(value: object) -> int:
-    """Characters of a value, about eight for a number; of a larger one `_MOST_COUNTED` and some."""
+def _characters(value: object, most: int = _MOST_COUNTED) -> int:
+    """Characters of a value, about eight for a number; of a larger one more than ``most``."""
     size, waiting = 0, [value]
-    while waiting and size < _MOST_COUNTED:
+    while waiting and size <= most:
         item = waiting.pop()
         if isinstance(item, (str, bytes)):
             size += len(item)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
 from aether_context.adk.acceptance import AcceptanceCheck
+from aether_context.adk.arms import Arms
 from aether_context.adk.call import calling
-from aether_context.adk.packer import OnError, RequestPacker
+from aether_context.adk.failures import OnError
 from aether_context.errors import PolicyError
 from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore
+from aether_context.store.packs import DEFAULT_STORE
 from aether_context.usage import LedgerReport
 
 
@@ -45,9 +49,13 @@ class ContextPackPlugin(BasePlugin):
             ``acceptance.critic`` names, if any.
         mirror_artifacts: also saves each manifest as an artifact ``packs/{pack_id}.json`` of its session, in whatever
             artifact service the app has. Not for agents with ADK's ``load_artifacts``, which tells the model all names.
+        observe: records what would be sent, and leaves every request as it is.
+        arms: compares policies on what users do: the share of sessions by a profile's name or a TOML file's path, or by
+            ``observe``. They sum to 1. A hash of its id says which one a session has; agents as tools have their
+            caller's. `aether-context compare` tells them apart.
 
     Raises:
-        PolicyError: the policy does not exist or is wrong.
+        PolicyError: the policy does not exist or is wrong, or the shares of the arms do not sum to 1.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
 
@@ -61,11 +69,30 @@ class ContextPackPlugin(BasePlugin):
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | None = None,
         mirror_artifacts: bool = False,
+        observe: bool = False,
+        arms: Mapping[str, float] | None = None,
     ) -> None:
         if name in (*PROFILES, *PRESETS):
             raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
-        self._packer = RequestPacker(policy, store, on_error, summarizer, checks, critic, mirror_artifacts)
+        if not isinstance(store, PackStore):
+            store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
+        self._arms = Arms(
+            policy,
+            observe=observe,
+            arms=arms,
+            store=store,
+            on_error=on_error,
+            summarizer=summarizer,
+            checks=checks,
+            critic=critic,
+            mirror_artifacts=mirror_artifacts,
+        )
+        self._packer = self._arms.first
+
+    def __deepcopy__(self, memo: object) -> ContextPackPlugin:
+        """Itself: the copy of an agent that has its methods as callbacks shares its packers, as ADK's own copies do."""
+        return self
 
     @property
     def policy(self) -> PackPolicy:
@@ -107,35 +134,36 @@ class ContextPackPlugin(BasePlugin):
         """
         if limits is not None and not isinstance(limits, LimitSettings):
             limits = PackPolicy(limits=limits).limits
-        ledgers = self._packer.ledgers
-        if app is not None and user is not None and session is not None:
-            ledgers.set_limits(limits, (app, user, session))
-        elif (app, user, session) == (None, None, None):
-            ledgers.limits = limits or self.policy.limits
-        else:
-            raise PolicyError(f"app = {app!r}, user = {user!r}, session = {session!r}: give all three or none")
+        for packer in self._arms.packers.values():
+            if app is not None and user is not None and session is not None:
+                packer.ledgers.set_limits(limits, (app, user, session))
+            elif (app, user, session) == (None, None, None):
+                packer.ledgers.limits = limits or packer.policy.limits
+            else:
+                raise PolicyError(f"app = {app!r}, user = {user!r}, session = {session!r}: give all three or none")
 
     def usage(self, *, app: str, user: str, session: str) -> LedgerReport | None:
         """A session's use so far, in all, by invocation and by agent; None before this process serves it."""
-        return self._packer.ledgers.report((app, user, session))
+        reports = (packer.ledgers.report((app, user, session)) for packer in self._arms.packers.values())
+        return next(filter(None, reports), None)
 
     # callbacks
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        return await self._packer.before_model(callback_context, llm_request)
+        return await self._arms.of(callback_context).before_model(callback_context, llm_request)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        await self._packer.after_model(callback_context, llm_response)
+        await self._arms.of(callback_context).after_model(callback_context, llm_response)
         return None
 
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
     ) -> LlmResponse | None:
-        return await self._packer.on_model_error(callback_context, llm_request, error)
+        return await self._arms.of(callback_context).on_model_error(callback_context, llm_request, error)
 
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
@@ -143,13 +171,13 @@ class ContextPackPlugin(BasePlugin):
         calling(tool, tool_context)
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        await self._packer.flush(invocation=invocation_context)
+        await self._arms.of_invocation(invocation_context).flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._packer.on_run_error(invocation_context)
+        await self._arms.of_invocation(invocation_context).on_run_error(invocation_context)
 
     async def close(self) -> None:
-        await self._packer.flush(timeout_seconds=4.0)
+        await asyncio.gather(*(packer.flush(timeout_seconds=4.0) for packer in self._arms.packers.values()))
 
 
 def context_pack_callbacks(
@@ -160,6 +188,8 @@ def context_pack_callbacks(
     checks: Sequence[AcceptanceCheck] = (),
     critic: BaseLlm | None = None,
     mirror_artifacts: bool = False,
+    observe: bool = False,
+    arms: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The plugin's work as callbacks of a single agent.
 
@@ -172,15 +202,25 @@ def context_pack_callbacks(
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    packer = RequestPacker(policy, store, on_error, summarizer, checks, critic, mirror_artifacts)
+    plugin = ContextPackPlugin(
+        policy=policy,
+        store=store,
+        on_error=on_error,
+        summarizer=summarizer,
+        checks=checks,
+        critic=critic,
+        mirror_artifacts=mirror_artifacts,
+        observe=observe,
+        arms=arms,
+    )
 
     async def after_agent(callback_context: CallbackContext) -> None:
-        await packer.flush(invocation=callback_context.get_invocation_context())
+        await plugin.after_run_callback(invocation_context=callback_context.get_invocation_context())
 
     return {
-        "before_model_callback": packer.before_model,
-        "after_model_callback": packer.after_model,
-        "on_model_error_callback": packer.on_model_error,
+        "before_model_callback": plugin.before_model_callback,
+        "after_model_callback": plugin.after_model_callback,
+        "on_model_error_callback": plugin.on_model_error_callback,
         "before_tool_callback": lambda tool, args, tool_context: calling(tool, tool_context),
         "after_agent_callback": after_agent,
     }

@@ -36,10 +36,12 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from aether_context.adk.call import PreviousCall
-from aether_context.adk.packer import InvalidPlan, RequestPacker
-from aether_context.adk.request.gather import last_unread
+from aether_context.adk.failures import InvalidPlan
+from aether_context.adk.packer import RequestPacker
+from aether_context.adk.request.marks import last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
+from aether_context.adk.wiring import PackerParts
 from aether_context.conversation import strategy_names
 from aether_context.errors import SessionError
 from aether_context.pack import Pack
@@ -234,7 +236,7 @@ class _Packing(BasePlugin):
     def __init__(self, policy: _Policy) -> None:
         super().__init__(name="preview")
         store = _NoStore("memory://aether-context-preview")
-        self.packer = RequestPacker(policy, store, "raise", recorder=_Unwritten(store), asks_models=False)
+        self.packer = RequestPacker(PackerParts(policy, store, "raise", recorder=_Unwritten(store), asks_models=False))
         self.last: PreviousCall | None = None
         self.error: Exception = InvalidPlan("no request would be sent: ADK calls no model", field="plan")
 

@@ -149,8 +149,10 @@ def _without(value: object, found: list[types.Part], depth: int) -> Any:
         return _GONE
     if depth > _DEEPEST or not isinstance(value, (dict, list, tuple)):
         return value
+    # A call, or a line, for each of many numbers would be felt.
+    if _SCALARS.issuperset(map(type, value.values() if isinstance(value, dict) else value)):
+        return value
     before = len(found)
-    # A call for each of many numbers would be felt.
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     items = {at: item if type(item) in _SCALARS else _without(item, found, depth + 1) for at, item in pairs}
     if len(found) == before:

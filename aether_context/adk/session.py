@@ -31,15 +31,15 @@ from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
+from google.genai import types
 from pydantic import BaseModel, TypeAdapter
 
-from aether_context.adk.call import AgentKey, SessionKey, agent_key, caller_of, session_key
+from aether_context.adk.call import AgentKey, SessionKey, agent_key, caller_of, looks_quoted, session_key
 from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
-from aether_context.state import Problems, read_plan
-from aether_context.state.schema import PlanShape
+from aether_context.plans import PlanShape, parse_plan
 from aether_context.text.entities import SCHEME
 
 # The epoch.
@@ -237,6 +237,8 @@ _MOST_EVIDENCE = 5_600
 """Characters of JSON of the records in a session's state, those of the latest call aside."""
 _RECORD = TypeAdapter(EvidenceRecord)
 _MOST_SESSIONS = 512
+_TICK, _DAY = 1e-5, 86_400
+"""Seconds, the first between events while a clock that was set back has not caught up."""
 
 
 class Records:
@@ -261,11 +263,17 @@ class Records:
         """The agents whose answer ADK took over as the plan."""
         self.has_rewind = False
         """Whether a rewind is among the session's events."""
+        self.authors: set[str] = set()
+        """Of all of the session's events."""
+        self.user_quotes: list[types.Content] = []
+        """Messages of the user that open as ADK lets another agent's turn open."""
         self.told: dict[str, object] = {}
         """What the session's events hold, by digits."""
         self._held: object = None
         self._values: Mapping[str, object] = {}
         self._read, self._last_event = 0, ""
+        self._time = self._latest_time = 0.0
+        self._live: tuple[list[Event], bool] | None = None
 
     def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Takes over what a session's state and its events say now."""
@@ -283,13 +291,23 @@ class Records:
         self.readings = dict.fromkeys((record.uri for record in in_order), "") | superseded(in_order)
 
     def _read_events(self, events: Sequence[Event]) -> bool:
-        """Reads on in a session's events, or all of them anew but for those that a rewind took back; whether there
-        are any that it has not read."""
+        """Reads on in a session's events, or all of them anew where they are others than they were; of what a rewind
+        took back nothing is known any more. Tells whether there are any that were not read."""
         read = [event.id for event in events[self._read - 1 : self._read]] == [self._last_event]
         if (read and len(events) == self._read) or (not events and not self.told):
             return False
+        if not read:
+            self._read, self._time, self._latest_time, self._live = 0, 0.0, 0.0, None
+            self.authors, self.user_quotes = set(), []
         new = list(events[self._read :])
-        if not read or any(event.actions.rewind_before_invocation_id for event in new):
+        for event in new:
+            self.authors.add(event.author)
+            self._time = _next_time(self._time, event.timestamp)
+            self._latest_time = max(self._latest_time, event.timestamp)
+            if event.author == "user" and event.content is not None and looks_quoted(event.content):
+                self.user_quotes.append(event.content)
+        is_rewound = any(event.actions.rewind_before_invocation_id for event in new)
+        if is_rewound or not read:
             self.told, self.marked, self.artifacts, self.compacted_until, new = {}, set(), set(), -1.0, []
             self.planners, self.has_rewind = set(), False
             for event in events:
@@ -297,6 +315,9 @@ class Records:
                     self.has_rewind = True
                     new = new[: next((at for at, old in enumerate(new) if old.invocation_id == rewound), len(new))]
                 new.append(event)
+            self._live = live_events(events) if self.has_rewind else None
+        elif self._live is not None:
+            self._live[0].extend(new)
         self._read, self._last_event = len(events), events[-1].id if events else ""
         for event in new:
             held = event.actions.state_delta.get(_STATE)
@@ -309,6 +330,20 @@ class Records:
                 self.compacted_until = max(self.compacted_until, event.actions.compaction.end_timestamp)
             self.artifacts.update(f"{SCHEME}{name.removeprefix('user:')}" for name in event.actions.artifact_delta)
         return True
+
+    def live(self, events: Sequence[Event]) -> tuple[Sequence[Event], bool]:
+        """The events, which were read, as `live_events` has them."""
+        return self._live or (events, False)
+
+    def time(self, events: Sequence[Event]) -> float:
+        """The time of the last event, at least that of those before it: ids stand in the order of calls, although a
+        clock may have been set back, by a day at most."""
+        if not events or self._latest_time <= (latest := events[-1].timestamp + _DAY):
+            return self._time
+        time = 0.0
+        for event in events:
+            time = _next_time(time, event.timestamp if event.timestamp <= latest else -1.0)
+        return time
 
     def results(self, context: CallbackContext) -> list[EvidenceRecord]:
         """The results of tools in a session since the host compacted it last; in that of an agent that runs as a tool,
@@ -330,6 +365,28 @@ class Records:
         return equal[at - 1].uri if (at := equal.index(record)) else ""
 
 
+def _next_time(time: float, timestamp: float) -> float:
+    return timestamp if time <= timestamp else time + _TICK
+
+
+def live_events(events: Sequence[Event]) -> tuple[list[Event], bool]:
+    """The events that no rewind took back, and whether one went back behind the first that is loaded: ADK then shows
+    what it took back for as long as that is loaded."""
+    if not any(event.actions.rewind_before_invocation_id for event in events):
+        return list(events), False
+    live, at = list[Event](), len(events) - 1
+    while at >= 0:
+        if target := events[at].actions.rewind_before_invocation_id:
+            begin = next((begin for begin in range(at) if events[begin].invocation_id == target), None)
+            if begin is None:
+                return live[::-1], True
+            at = begin
+        else:
+            live.append(events[at])
+        at -= 1
+    return live[::-1], False
+
+
 def _wrote_plan(event: Event) -> bool:
     """Tells whether ADK put an event's text into the state as the plan, for the ``output_key`` of its agent."""
     plan = event.actions.state_delta.get("plan")
@@ -337,7 +394,7 @@ def _wrote_plan(event: Event) -> bool:
     text = "".join(part.text or "" for part in parts if not part.thought)
     if not text or text == plan:
         return bool(text)
-    written, stored = (read_plan(value, Problems()).plan or PlanShape() for value in (text, plan))
+    written, stored = (parse_plan(value).plan or PlanShape() for value in (text, plan))
     return written.steps == stored.steps
 
 

@@ -28,7 +28,7 @@ from aether_context.adk.acceptance import named_by
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import ASKED_CHARACTERS, STORE_SECONDS
-from aether_context.adk.request import gather
+from aether_context.adk.request import marks
 from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, plain, short, strings
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
@@ -37,13 +37,13 @@ from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.record import size_words
 from aether_context.evidence.show import show, tokens_of
-from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_of, current_step, knowledge, read_plan
+from aether_context.plans import PlanShape, parse_plan
+from aether_context.plans.spellings import as_kind
+from aether_context.state import EvidenceShape, StepShape, acceptance_of, current_step, knowledge
 from aether_context.state.board import TaskBoard, change_plan
-from aether_context.state.schema import PlanShape
 from aether_context.store import PackStore
 from aether_context.text.decoding import visible
 from aether_context.text.entities import SCHEME, artifact_uris
-from aether_context.text.spellings import as_kind
 from aether_context.tokens import counter_for
 
 logger = logging.getLogger("aether_context")
@@ -93,7 +93,7 @@ async def keep_evidence(
     if store is None:
         raise StoreError("there is no store for evidence: give store, or add ContextPackPlugin to the app's plugins")
     covers = (covers,) if isinstance(covers, str) else tuple(covers)
-    plan = read_plan(context.session.state.get("plan"), Problems()).plan or PlanShape()
+    plan = parse_plan(context.session.state.get("plan")).plan or PlanShape()
     current = [*filter(None, [current_step(plan, context.agent_name)])]
     items = {item.id: item.text for step in (*current, *plan.steps) for item in acceptance_of(plan, step)}
     asked = [words_of(context.user_content), *(step.text for step in current)]
@@ -208,7 +208,7 @@ def cut_now(tool_context: ToolContext) -> dict[str, Any]:
 
     Use it when a piece of work is done and its details are not needed any more.
     """
-    tool_context.state.update(gather.cut_now(tool_context.session).actions.state_delta)
+    tool_context.state.update(marks.cut_now(tool_context.session).actions.state_delta)
     return {"cut": "before your next answer"}
 
 

@@ -89,19 +89,18 @@ class Windows:
         self._users: SharedLRU[str, Mapping[tuple[str, ...], Learned]] = SharedLRU(1_000)
 
     def window(
-        self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any], session: tuple[str, ...] = ()
+        self, models: Sequence[ServedModel], policy: PackPolicy, state: Mapping[str, Any], session: tuple[str, ...] = ()
     ) -> Window:
         """The window of an agent's request: the smallest where several models may be asked."""
-        windows = [self._window(served, policy, state, session) for served in served_models(agent, model)]
+        windows = [self._window(served, policy, state, session) for served in models]
         smallest = min(windows, key=lambda window: window.tokens)
         most = min(max(window.tokens, window.most) for window in windows)
         return smallest._replace(most=most) if smallest.most else smallest
 
     def limits(
-        self, agent: object, model: str, state: Mapping[str, Any] | State, session: tuple[str, ...]
+        self, models: Sequence[ServedModel], state: Mapping[str, Any] | State, session: tuple[str, ...]
     ) -> RequestLimits:
         """The limits of an agent's request beside its tokens: the smallest where several models may be asked."""
-        models = served_models(agent, model)
 
         def least(kind: str) -> int | None:
             known = [getattr(request_limits(served.name), kind) for served in models]
@@ -148,7 +147,7 @@ class Windows:
             limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
             limit = max(LEAST_TOKENS, limit)
         else:
-            before = getattr(self.limits(agent, source.request.model, state, session), kind) or size + 1
+            before = getattr(self.limits(candidates, state, session), kind) or size + 1
             limit = limit if 0 < limit < min(before, size) and reached else size // 2
         key, second = served.key if kind == "tokens" else f"{served.key} {kind}", {kind: limit}
         known = self._sessions.get((session, key)) or _kept(state).get(key)

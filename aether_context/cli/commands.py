@@ -151,8 +151,8 @@ def replay() -> None:
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
 
-    Under another policy, what earlier calls had cut stays cut, and the window is the recorded one unless that policy
-    sets one.
+    Another policy changes what it names: all other settings and the window stay the recorded ones. What earlier calls
+    had cut stays cut.
     """
 
 
@@ -268,7 +268,34 @@ def tune() -> None:
     chosen on half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
     retention: the share of what answers used that was in the request. Whether an agent does its task is not measured.
 
-    With --check the exit code is 1 where the policy is worse by more than the margin.
+    With --check what the policy names changes, and all else stays as recorded; the exit code is 1 where that is worse
+    by more than the margin.
+    """
+
+
+@_command("exam.show", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-2.5-flash")
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@_packs_of
+@click.option("--reader", metavar="MODEL", help="Also ask this model, by its name in ADK's registry; it costs money.")
+@_json_option("The same as JSON.")
+def exam() -> None:
+    """Asks each later request for what was said before: values, dates, orders, decisions, files, errors, to-dos.
+
+    A question is answered where the answer and its record stand together, readable where an address in the request
+    leads there and a tool reads it, and else lost. No model is asked, and the same packs give the same figures.
+    """
+
+
+@_command("exam.show_arms", "compare", "compare artifacts --app shop", "compare s3://bucket/packs --json")
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@_packs_of
+@_json_option("The same as JSON.")
+def compare() -> None:
+    """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, refused calls, exam recall,
+    acceptance, each with its interval over sessions.
+
+    A difference is one where its chance is below 1%, adjusted for the number of comparisons, and both arms have 30
+    sessions; else it says about how many more it would take to see one of this size.
     """
 
 

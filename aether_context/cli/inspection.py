@@ -81,7 +81,11 @@ def show_replay(
     replayed = replayer.replay(manifest)
     view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(place, chain=True)
     if other_policy is not None:
-        _show_difference(difference(view, view_under(replayer, manifest, other_policy)), everything, as_json)
+        other_view = view_under(replayer, manifest, other_policy)
+        if not as_json:
+            before, after = (side.manifest.request_tokens for side in (view, other_view))
+            head(f"{before:,} → {after:,} tokens")
+        _show_difference(difference(view, other_view), everything, as_json)
     elif as_json:
         click.echo(replayed.request.encode())
     else:
@@ -140,6 +144,7 @@ def show_places(
 
 
 def _print_answer(answer: Answer, everything: bool) -> None:
+    head(answer.verdict)
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for place in answer.places if everything else answer.places[:_FEW]:
@@ -150,6 +155,8 @@ def _print_answer(answer: Answer, everything: bool) -> None:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")
         if place.uri:
             say(f"  all of it is at {place.uri}: {reads_told(place.read_back)}")
+        elif place.read_back:
+            say(f"  {reads_told(place.read_back)}, from the session's past")
     if len(answer.places) > _FEW and not everything:
         say(f"… and {len(answer.places) - _FEW} more places (--all shows them)")
     for note in answer.notes:
@@ -163,7 +170,7 @@ def _span(span: Span) -> str:
     held = {True: "the words stand there", False: "without these words", None: "its text is not recorded"}[span.holds]
     said = {"absent": "not in the request", "left_out": "left out"}.get(span.form, f"{span.form}, {held}")
     elsewhere = f"; the words also stand in {', '.join(span.elsewhere[:3])}" if span.elsewhere else ""
-    settings = f" (would keep it: {span.settings})" if span.settings else ""
+    settings = f" (would keep it: {span.settings})" if span.settings and not (span.holds or span.elsewhere) else ""
     return f"{calls}: {said}: {span.act}{elsewhere}{settings}"
 
 

@@ -61,10 +61,11 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 
 def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
-    places = store.places(**selection)
+    listed = store.listed(**selection)
+    places = list(listed)
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
-    shown = places[-limit:] if limit else places
-    for place, manifest in progress(store.each(shown), len(shown)):
+    shown = {place: listed[place] for place in (places[-limit:] if limit else places)}
+    for place, manifest, _ in progress(store.calls(shown), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
             values.append({"pack_id": name_of(place), "error": plain(manifest)})

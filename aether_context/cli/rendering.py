@@ -386,7 +386,7 @@ def difference_json(difference: Difference) -> JSON:
 # With packs and without.
 
 
-def print_comparison(compared: Comparison) -> None:
+def print_comparison(compared: Comparison, *, in_short: bool = False) -> None:
     """Prints the input of calls with their packs, and an estimate of what it would have been without."""
     sides = (compared.packed, compared.unpacked)
     rows = [
@@ -397,7 +397,9 @@ def print_comparison(compared: Comparison) -> None:
         ("same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides)),
         ("cost of the input", *(None if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides)),
     ]
-    print_table(("", ">with packs", ">without, estimated"), rows, "  ")
+    print_table(("", ">with packs", ">without, estimated"), rows[1:] if in_short else rows, "  ")
+    if in_short:
+        return
     say("  Without packs is an estimate: the same calls read the whole history, every declaration and whole results,")
     say("  without the tools that read results back, their calls and what they gave.")
     say("  The cost is by list price, and as if a cache had served every shared beginning.")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
 from aether_context.cli.terminal import FAILED, head, print_json, print_table, say, tell
-from aether_context.policy import PackPolicy
+from aether_context.policy import PackPolicy, differing, merged
 from aether_context.tuning.grid import grid as policies_of
 from aether_context.tuning.tuner import Recordings, Tuner, executor
-from aether_context.tuning.verdict import Compared, Difference, Verdict, adjusted
+from aether_context.tuning.verdict import Compared, Verdict, adjusted
 
 
 def tune(
@@ -57,7 +58,8 @@ def tune(
 
 def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
     profile = recordings.profile
-    head(f"Profile {profile}: {len(recordings.searched) + len(recordings.tested)} sessions")
+    head(f"{profile}: {verdict}")
+    say(f"{len(recordings.searched) + len(recordings.tested)} sessions of the profile {profile}")
     say(f"{tuner.same[profile]} of {tuner.calls[profile]} requests are built again byte for byte")
     if recordings.policies > 1:
         base = short(recordings.base.digest)
@@ -71,16 +73,11 @@ def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
         rows.append((name, compared.sessions, compared.cost.sessions, *figures, f"{compared.weight:.1f}"))
     columns = ("policy", ">sessions", ">that count", ">cost", ">retention", ">bill", ">effective in the bill")
     print_table(columns, rows)
-    head(f"{profile}: {verdict}")
 
 
 def _json(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> dict[str, JSON]:
-    def interval(found: Difference) -> dict[str, JSON]:
-        ends = {"mean": found.mean, "low": found.low, "high": found.high} if found.sessions else {}
-        return {**ends, "sessions": found.sessions}
-
     def figures(compared: Compared) -> dict[str, JSON]:
-        means = {"cost_percent": interval(compared.cost), "retention_points": interval(compared.retention)}
+        means = {"cost_percent": compared.cost.to_json(), "retention_points": compared.retention.to_json()}
         bill = {"bill_percent": compared.bill, "effective_sessions_of_bill": compared.weight}
         return {**means, **bill, "sessions": compared.sessions}
 
@@ -106,25 +103,19 @@ def policy_file(recordings: Recordings, verdict: Verdict, origin: str) -> str:
     head.append(f"{len(names)} sessions ({short(hash_json(names))}) of {origin}, from policy {short(policy.digest)}")
     if verdict.chosen is not None and verdict.kind != "no change":
         policy = policies_of(policy)[verdict.chosen]
-    usual = set(_settings(PackPolicy.load(profile, preset=policy.preset).model_dump(mode="json")))
-    changed = [pair for pair in _settings(policy.model_dump(mode="json")) if pair not in usual]
-    chosen = [("profile", json.dumps(profile)), ("preset", json.dumps(policy.preset)), *changed]
+    values = policy.model_dump(mode="json")
+    usual = differing(values, PackPolicy.load(profile, preset=policy.preset).model_dump(mode="json"))
+    # Also what was changed to the usual value: a check of the file has the recorded policy beneath it.
+    settings = merged(differing(values, recordings.base.model_dump(mode="json")), usual)
+    settings |= {"profile": profile, "preset": policy.preset}
     lines = [f"# Tuned by aether-context {__version__}", *(f"# {line}" for line in "\n".join(head).splitlines())]
-    return "\n".join([*lines, *(f"{name} = {value}" for name, value in chosen), ""])
+    return "\n".join([*lines, tomli_w.dumps(_without_none(settings))])
 
 
-def _settings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Each setting, by its dotted name in TOML. Texts are written as in JSON; None, which TOML lacks, is left out."""
-
-    def written(item: Any) -> str:
-        return json.dumps(item, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-    if not isinstance(value, dict):
-        yield ".".join(path), written(value)
-        return
-    items = {key: item for key, item in value.items() if item is not None}
-    if items and items.keys() != {"low", "high"}:
-        for key, item in items.items():
-            yield from _settings(item, (*path, key if key.isascii() and key.isidentifier() else written(key)))
-    else:  # a range, which is given as a whole, or an empty table
-        yield ".".join(path), f"{{{', '.join(f'{key} = {item}' for key, item in items.items())}}}"
+def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that TOML can hold: it has no null."""
+    return {
+        name: _without_none(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if value is not None
+    }

@@ -71,19 +71,11 @@ def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None)
     all_calls, unreadable = _Group(), list[AetherContextError]()
     compared = Comparison()
 
-    def read(place: str) -> tuple[Manifest, Mapping[str, JSON] | None] | AetherContextError:
-        try:
-            manifest = store.read(place)
-            return manifest, store.outcome(manifest)
-        except AetherContextError as error:
-            return error
-
-    places = store.places(**selection)
-    for call in progress(store.files.ahead(read, places), len(places)):
-        if isinstance(call, AetherContextError):
-            unreadable.append(call)
+    listed = store.listed(**selection)
+    for _, manifest, outcome in progress(store.calls(listed, outcomes=True), len(listed)):
+        if isinstance(manifest, AetherContextError):
+            unreadable.append(manifest)
             continue
-        manifest, outcome = call
         compared.add(manifest)
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}

@@ -2,7 +2,8 @@
 
     from aether_context.conversation import Conversation, strategies_of
     strategy, = strategies_of(PackPolicy(conversation={"strategy": "heads_tails"}).conversation)
-    result = strategy.trim(Conversation.of(contents, window=16_000))
+    conversation = Conversation.of(contents, window=16_000)
+    decision = strategy.trim(conversation, conversation.budget.cut_to)
 
 A policy names one or several; each also works alone, on plain contents.
 """
@@ -10,11 +11,11 @@ A policy names one or several; each also works alone, on plain contents.
 from aether_context.conversation.anchors import (
     AnchorDefinition,
     identify,
+    policy_anchors,
     ranked,
     register_anchor,
     registered_anchors,
     selected,
-    standing_anchors,
     unregister_anchor,
     validate,
 )
@@ -27,7 +28,7 @@ from aether_context.conversation.strategies import (
     strategy_names,
     unregister_strategy,
 )
-from aether_context.conversation.strategy import Budget, Conversation, Decision, Removed, Replaced, Strategy, decided
+from aether_context.conversation.strategy import Budget, Conversation, Decision, Effect, Strategy
 from aether_context.conversation.turns import units
 
 __all__ = [
@@ -35,20 +36,18 @@ __all__ = [
     "Budget",
     "Conversation",
     "Decision",
-    "Removed",
-    "Replaced",
+    "Effect",
     "Selection",
     "Strategy",
-    "decided",
     "identify",
     "normalize",
+    "policy_anchors",
     "ranked",
     "register_anchor",
     "register_strategy",
     "registered_anchors",
     "select_strategy",
     "selected",
-    "standing_anchors",
     "strategies_of",
     "strategy_names",
     "units",

@@ -59,7 +59,7 @@ def registered_anchors(settings: ConversationSettings) -> tuple[AnchorDefinition
     )
 
 
-def standing_anchors(
+def policy_anchors(
     contents: Sequence[Content], positions: Sequence[int], settings: ConversationSettings
 ) -> list[Anchor]:
     """The anchors that follow from the contents alone: messages of the role ``system``, and the latest tool result."""
@@ -89,7 +89,7 @@ def identify(
         marked: descriptions of instruction anchors by index.
     """
     settings = settings or ConversationSettings()
-    anchors = standing_anchors(contents, range(len(contents)), settings)
+    anchors = policy_anchors(contents, range(len(contents)), settings)
     if priority := settings.anchor_priority("instruction_anchor"):
         anchors += [
             Anchor(place=at, kind="instruction_anchor", priority=priority, description=description)
@@ -155,13 +155,13 @@ def hold(
     return frozenset(held_units), tuple(notes)
 
 
-def validate(conversation: Conversation, result: Decision) -> None:
-    """Checks that every anchor of a conversation is among what a result keeps.
+def validate(conversation: Conversation, decision: Decision) -> None:
+    """Checks that every anchor of a conversation is among what a decision keeps.
 
     Raises:
         AnchorPreservationError: one is not; with the tokens of all anchors and those that the conversation may hold.
     """
-    kept_places = {anchor.place for anchor in result.anchors}
+    kept_places = {anchor.place for anchor in conversation.effect(decision).anchors}
     lost = [anchor for anchor in conversation.anchors if anchor.place not in kept_places]
     if lost:
         raise AnchorPreservationError(

@@ -1,4 +1,4 @@
-"""Contents whose long parts are extracts; nothing is edited in place."""
+"""Contents whose long parts are extracts, or placeholders; nothing is edited in place."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
 from aether_context.conversation.content_json import content_of_parts, part_of, text_part
+from aether_context.conversation.normalization import PLACEHOLDER
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Part
@@ -232,3 +234,21 @@ def _shorten_object(value: JSON, max_tokens: int, query: str, counter: PackCount
         if used <= max_tokens or budget <= 1:
             return result
         budget = max(1, min(budget - 1, budget * max_tokens // used))
+
+
+@lru_cache(maxsize=20_000)
+def placeholder(content: Content) -> Content:
+    """A content with a placeholder for each longer text and response; calls, media and unknown parts stay."""
+    parts = tuple(map(_blank, content.parts))
+    return content if parts == content.parts else content_of_parts(content.role, list(parts))
+
+
+def _blank(part: Part) -> Part:
+    if part.kind == "text" and len(part.text) > len(PLACEHOLDER):
+        return part_of({"text": PLACEHOLDER})
+    response = {"result": PLACEHOLDER}
+    if part.kind == "response" and len(part.text) > len(canonical_json(response)):
+        wire = json.loads(part.wire)
+        wire["function_response"]["response"] = response
+        return part_of(wire, size_bytes=part.size_bytes, media_tokens=part.media_tokens)
+    return part

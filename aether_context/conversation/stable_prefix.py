@@ -19,11 +19,10 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from aether_context.canonical import JSON, canonical_json
-from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.normalization import PLACEHOLDER
-from aether_context.conversation.strategy import Conversation, Decision, Replaced, decided
+from aether_context.conversation.extracts import placeholder
+from aether_context.conversation.strategy import Conversation, Decision
 from aether_context.conversation.turns import Unit, cut, units, unread
-from aether_context.pack import Content, Part, Reason, Tool
+from aether_context.pack import Content, ContentForm, Part, Reason, Tool
 from aether_context.policy import StablePrefixSettings
 
 BOUNDARY = "trimmed_up_to_message_index"
@@ -44,7 +43,7 @@ class StablePrefix:
     name: ClassVar[str] = "stable_prefix"
     early: ClassVar[bool] = True
 
-    def trim(self, conversation: Conversation) -> Decision:
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
         settings, budget, contents = self.settings, conversation.budget, conversation.contents
         counter, tokens, anchored = conversation.counter, conversation.tokens, conversation.anchored
         begin, note = _boundary(conversation)
@@ -55,8 +54,8 @@ class StablePrefix:
         changed = [at for at, content in enumerate(contents) if placeholders[at].digest != content.digest]
         # Tokens of the messages above which more is replaced, in this strategy's own estimate.
         reserve = min(_OUTPUT_RESERVE, budget.slack)
-        window = budget.window - bytes_to_tokens(len(conversation.system.encode())) - reserve
-        room = int(settings.threshold * window) - estimate_tool_overhead(conversation.tools)
+        window = budget.window - bytes_to_tokens(len(conversation.request.system.encode())) - reserve
+        room = int(settings.threshold * window) - estimate_tool_overhead(conversation.request.tools)
         # The estimate takes numbers and ids for fewer tokens than they are; without the count beside it a cut would
         # then take users' messages.
         estimated = {at: estimate(contents[at]) - estimate(placeholders[at]) for at in changed}
@@ -67,7 +66,8 @@ class StablePrefix:
         )
         over = any(excess > sum(freed[at] for at in changed if at < begin) for freed, excess in goals)
         end = begin
-        if conversation.forced or (over and not conversation.gated):
+        pressure = conversation.pressure
+        if pressure == "by_hand" or (over and pressure == "marks"):
             final = unread(units(contents), conversation.request_index)
             # What the model has yet to read is never replaced.
             most = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
@@ -81,36 +81,18 @@ class StablePrefix:
                 end = max(end, len(gone))
             # At what stays in the session: the host may put messages of people elsewhere at the next call.
             end = max((at + 1 for at in changed if begin <= at < end), default=begin)
-        reason: Reason = "by_hand" if conversation.forced else "threshold"
-        replaced = [
-            Replaced(index=at, content=placeholders[at], reason=reason if at >= begin else "threshold", new=at >= begin)
+        reason: Reason = "by_hand" if pressure == "by_hand" else "threshold"
+        forms = {
+            at: ContentForm("placeholder", reason if at >= begin else "threshold", strategy=self.name)
             for at in changed
             if at < end
-        ]
+        }
         state: Mapping[str, JSON] | None = None
         if end != begin or note:
             state = (
                 {BOUNDARY: conversation.positions[end - 1] + 1, _LAST: conversation.raws[end - 1].digest} if end else {}
             )
-        return decided(conversation, self.name, replaced=replaced, state=state, normalize=True, note=note)
-
-
-@lru_cache(maxsize=20_000)
-def placeholder(content: Content) -> Content:
-    """A content with a placeholder for each longer text and response; calls, media and unknown parts stay."""
-    parts = tuple(map(_blank, content.parts))
-    return content if parts == content.parts else content_of_parts(content.role, list(parts))
-
-
-def _blank(part: Part) -> Part:
-    if part.kind == "text" and len(part.text) > len(PLACEHOLDER):
-        return part_of({"text": PLACEHOLDER})
-    response = {"result": PLACEHOLDER}
-    if part.kind == "response" and len(part.text) > len(canonical_json(response)):
-        wire = json.loads(part.wire)
-        wire["function_response"]["response"] = response
-        return part_of(wire, size_bytes=part.size_bytes, media_tokens=part.media_tokens)
-    return part
+        return Decision(forms, state=state, note=note, earlier=frozenset(at for at in forms if at < begin))
 
 
 @lru_cache(maxsize=50_000)

@@ -6,31 +6,30 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.extracts import LEAST_EXTRACT, part_tokens, query_of, response_tokens, shorten_content
+from aether_context.conversation.extracts import LEAST_EXTRACT, part_tokens, response_tokens
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategy import (
     Budget,
     Conversation,
     Decision,
-    Removed,
-    Replaced,
     Strategy,
-    decided,
     summary_tokens,
 )
 from aether_context.conversation.summary import MOST_TOKENS
 from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
 from aether_context.errors import PolicyError, near_names
-from aether_context.pack import Content, Reason
+from aether_context.pack import ContentForm, Reason
 from aether_context.policy import ConversationSettings
 from aether_context.text.shorten import level
 
 RECAP_SHARE = 0.3
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
+_LEAST_SUMMARY = 15
+"""A recap may take one of so many parts of the input budget whatever was recalled."""
 _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
 _BULLET = "- a"
 _WORTHWHILE = 0.9
@@ -38,7 +37,7 @@ _WORTHWHILE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cutting:
+class CutStrategy:
     """A strategy that leaves out whole units for good, from the oldest, in one act, with a summary in their place.
 
     What stays takes at most what the cut goes down to, summary included, where what may leave holds enough. The unit
@@ -79,20 +78,22 @@ class Cutting:
         """Tokens of the conversation above which it cuts."""
         return budget.cut_above if self.above is None else budget.mark(self.above)
 
-    def trim(self, conversation: Conversation) -> Decision:
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
         budget, counter, tokens = conversation.budget, conversation.counter, conversation.tokens
-        target = budget.cut_to if self.to is None else budget.mark(self.to)
-        if conversation.forced:
-            target = min(target, budget.cut_to)
+        by_hand = conversation.pressure == "by_hand"
+        target = target_tokens if self.to is None else budget.mark(self.to)
+        if by_hand:
+            target = min(target, target_tokens)
         else:
             target += int(self.rise * (budget.mark(1) - target))
         over_window = conversation.used > budget.mark(1)
-        weighed = self.above is None and not (conversation.forced or over_window)
+        weighed = self.above is None and not (by_hand or over_window)
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
-            return decided(conversation, self.name)
+            return Decision()
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
-        if conversation.recalled:
-            most_summary = min(most_summary, int(RECAP_SHARE * target))
+        if conversation.recap.beside:
+            # The orders of the user, the address of the past and marks of what people sent have no other place.
+            most_summary = min(most_summary, max(int(RECAP_SHARE * target), budget.input // _LEAST_SUMMARY))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
         parts = units(conversation.contents)
         stay = protected(parts, conversation.request_index)
@@ -114,12 +115,11 @@ class Cutting:
             response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
         )
         reason = self.reason if budget.net is None else "byte_net"
-        if conversation.forced:
+        if by_hand:
             reason = "by_hand"
         elif self.reason == "high_water" and conversation.used > budget.most:
             reason = "window"
-        summary = ""
-        left, replaced = Cut(), tuple[Replaced, ...]()
+        summary, left, forms = "", Cut(), dict[int, ContentForm]()
         # The second round knows how long the summary is; a model is asked for one there alone.
         for reserved in (most_summary, None):
             room = max(0, target - (summary_tokens(counter, summary) if reserved is None else reserved))
@@ -134,38 +134,32 @@ class Cutting:
                 stay=held,
                 last_turns=self.last_turns,
             )
-            left, replaced = _shortened(conversation, left, reason)
+            left, forms = self._forms(conversation, left, reason)
             room_for_summary = budget.most - (room + left.over) - frame_tokens
             # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
             gives_way = ends_in_results and room_for_summary < most_summary // 2
-            summary = conversation.summarized(
-                frozenset(left.gone),
-                most_summary if gives_way else min(most_summary, room_for_summary),
-                shorter={change.index: change.content for change in replaced},
-                own=reserved is not None,
-            )
-        if not (left.leaving or replaced or conversation.payload_tokens):
-            return decided(conversation, self.name)
-        result = decided(
-            conversation,
-            self.name,
-            removed=[Removed(index=at, reason=reason) for at in left.gone],
-            replaced=replaced,
-            summary=summary,
-            summary_at=min((*left.gone, *(change.index for change in replaced)), default=None),
-            note="; ".join(notes),
-        )
-        least = 1 if conversation.forced else _WORTHWHILE * (conversation.used - target)
-        if over_window or result.freed_tokens >= least:
-            return result
-        return decided(conversation, self.name, note=_FREES_NOTHING if conversation.forced else "")
+            most = most_summary if gives_way else min(most_summary, room_for_summary)
+            summary = conversation.summarized(forms, most, own=reserved is not None)
+        if not (forms or budget.payload_tokens):
+            return Decision()
+        decision = Decision(forms, summary, note="; ".join(notes))
+        least = 1 if by_hand else _WORTHWHILE * (conversation.used - target)
+        if over_window or conversation.effect(decision).freed_tokens >= least:
+            return decision
+        return Decision(note=_FREES_NOTHING if by_hand else "")
+
+    def _forms(self, conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
+        """The forms of a cut's contents, and the cut without the unit that only becomes shorter."""
+        left, extracts = _shortened(conversation, left, reason)
+        forms = {at: ContentForm("left_out", reason) for at in left.gone} | extracts
+        return left, {at: form._replace(strategy=self.name) for at, form in forms.items()}
 
 
-def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, tuple[Replaced, ...]]:
+def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
     """The cut without the unit that leaves last, where extracts of it free as much as has to leave: of the responses of
     an exchange, else of the message."""
     if not left.leaving or conversation.verbatim:
-        return left, ()
+        return left, {}
     contents, counter, edge = conversation.contents, conversation.counter, left.leaving[-1]
     over = left.over + sum(conversation.tokens[at] for at in edge)
     long = {at: response_tokens(contents[at], counter) for at in edge}
@@ -174,14 +168,9 @@ def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[C
     sizes = {at: found for at, found in long.items() if found}
     all_sizes = [size for found in sizes.values() for size in found]
     if over > sum(max(0, sum(found) - LEAST_EXTRACT * len(found)) for found in sizes.values()):
-        return left, ()
+        return left, {}
     ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - over))
-    raws = conversation.raws
-    queries = {at: query_of(raws, at, conversation.request_index) for at in sizes}
-    extracts = {at: shorten_content(raws[at], ceiling, counter=counter, query=queries[at]) for at in sizes}
-    return Cut(leaving=left.leaving[:-1]), tuple(
-        Replaced(index=at, content=extract, reason=reason, ceiling=ceiling) for at, extract in extracts.items()
-    )
+    return Cut(leaving=left.leaving[:-1]), {at: ContentForm("extract", reason, ceiling) for at in sizes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,22 +187,22 @@ class SlidingTurns:
     name: ClassVar[str] = "sliding_turns"
     early: ClassVar[bool] = True
 
-    def trim(self, conversation: Conversation) -> Decision:
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
         contents, request_index = conversation.contents, conversation.request_index
         last = request_index if request_index is not None else len(contents) - 1
         if not self.tokens or last < 0:
-            return decided(conversation, self.name)
+            return Decision()
         ceiling = min(self.tokens, conversation.budget.input)
         # Neither a payload nor anything of this invocation stood beside the message when it was first sent.
         bare = conversation.tokens[last] <= conversation.counter.content(contents[last])
-        bare = bare and (last == len(contents) - 1 or not conversation.opens)
+        bare = bare and (last == len(contents) - 1 or not conversation.request.first_call)
         gone = earlier = _beyond(conversation, ceiling, last, bare)
-        if gone and conversation.opens:
+        if gone and conversation.request.first_call:
             # What was beyond the ceiling when the human message before was answered.
             before = (at for at in range(last - 1, -1, -1) if is_human(contents[at]))
             earlier = _beyond(conversation, ceiling, next(before, 0), bare)
-        removed = [Removed(index=at, reason="turn_budget", new=at not in earlier) for at in sorted(gone)]
-        return decided(conversation, self.name, removed=removed, lasting=False)
+        forms = {at: ContentForm("left_out", "turn_budget", strategy=self.name) for at in sorted(gone)}
+        return Decision(forms, earlier=frozenset(earlier))
 
 
 def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> Collection[int]:
@@ -251,8 +240,8 @@ class Untouched:
     name: ClassVar[str] = "none"
     early: ClassVar[bool] = True
 
-    def trim(self, conversation: Conversation) -> Decision:
-        return decided(conversation, self.name, normalize=True)
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
+        return Decision()
 
 
 # All strategies by name: the package's own, and those that are registered from outside.
@@ -261,13 +250,13 @@ Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 
 _STRATEGIES: dict[str, Factory] = {
     # Units go from the oldest, from the high-water mark down to the low-water mark.
-    "epochs": lambda settings: Cutting(
+    "epochs": lambda settings: CutStrategy(
         name="epochs", summary_share=settings.summary_share, by_age=True, last_turns=settings.last_turns
     ),
     "stable_prefix": lambda settings: StablePrefix(settings=settings.stable_prefix),
     "sliding_turns": lambda settings: SlidingTurns(tokens=settings.sliding_turns.tokens),
     # The beginning and the end are frozen, the middle goes.
-    "heads_tails": lambda settings: Cutting(
+    "heads_tails": lambda settings: CutStrategy(
         name="heads_tails",
         summary_share=settings.summary_share,
         keep_first=settings.heads_tails.head,
@@ -276,22 +265,24 @@ _STRATEGIES: dict[str, Factory] = {
         reason="middle",
     ),
     # Older messages become a running summary.
-    "summarize": lambda settings: Cutting(name="summarize", summary_share=0.12, above=0.8, to=0.5, keep_last=10),
+    "summarize": lambda settings: CutStrategy(name="summarize", summary_share=0.12, above=0.8, to=0.5, keep_last=10),
     "none": lambda settings: Untouched(),
 }
 _OWN = tuple(_STRATEGIES)
+NORMALIZING = ("stable_prefix", "none")
+"""Strategies under which the contents that are sent are normalized."""
 
 NET = "emergency"
 """What the net behind the strategies is called among them in a manifest."""
 
 
-def net(settings: ConversationSettings) -> Cutting:
+def net(settings: ConversationSettings) -> CutStrategy:
     """The cut behind all strategies, where what they leave would pass the window.
 
     It cuts a quarter of the way less deep than ``epochs``: of what a strategy chose to keep, more stays, and the next
     such cut is still far away.
     """
-    return Cutting(name=NET, summary_share=settings.summary_share, above=1.0, rise=0.25, by_age=True)
+    return CutStrategy(name=NET, summary_share=settings.summary_share, above=1.0, rise=0.25, by_age=True)
 
 
 def register_strategy(name: str, factory: Factory) -> None:
@@ -369,36 +360,39 @@ class _Guarded:
     def early(self) -> bool:
         return self.strategy.early
 
-    def trim(self, conversation: Conversation) -> Decision:
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
         try:
-            result = self.strategy.trim(conversation)
-            fault = _fault(conversation, result)
+            decision = self.strategy.trim(conversation, target_tokens)
+            fault = _fault(conversation, decision)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # whatever others raise, and whatever reading their result does
             fault = f"{type(error).__name__}: {error}"[:_MOST_FAULT]
             if not self.early:
                 note = f"strategy {self.name!r} gave way to 'epochs': {fault}"
-                return _STRATEGIES["epochs"](self.settings).trim(conversation)._replace(note=note)
+                return _STRATEGIES["epochs"](self.settings).trim(conversation, target_tokens)._replace(note=note)
         if not fault:
-            return result
-        return decided(conversation, self.name, note=f"strategy {self.name!r} changed nothing: {fault}")
+            return decision
+        return Decision(note=f"strategy {self.name!r} changed nothing: {fault}")
 
 
-def _fault(conversation: Conversation, result: Decision) -> str:
-    """Describes a fault in a result's changes; empty where there is none."""
-    gone = {removed.index for removed in result.removed}
-    everything = range(len(conversation.contents))
-    indices = [*(removed.index for removed in result.removed), *(replaced.index for replaced in result.replaced)]
-    if len(set(indices)) < len(indices) or not set(everything).issuperset(indices):
-        return "it names a content that is not there, or one twice"
-    if list(result.kept) != [at for at in everything if at not in gone]:
-        return "what it keeps is not all that it does not remove"
-    canonical_json([result.summary, result.note, result.state])  # raises where they cannot be kept
-    for replaced in result.replaced:
-        at = replaced.index
-        if at == conversation.request_index or _form(replaced.content) != _form(conversation.contents[at]):
-            return f"it would change what content {at} asks, calls or answers"
+_FORMS = ("left_out", "placeholder", "extract")
+
+
+def _fault(conversation: Conversation, decision: Decision) -> str:
+    """Describes a fault in a decision; empty where there is none."""
+    gone = set(decision.removed)
+    if not set(range(len(conversation.items))).issuperset(decision.forms):
+        return "it names a content that is not there"
+    for at, form in decision.forms.items():
+        if form.form not in _FORMS or form.reason not in get_args(Reason):
+            return f"content {at} cannot have the form {form.form!r} for the reason {form.reason!r}"
+        if (form.form == "extract") != bool(form.tokens):
+            return f"an extract has tokens, and nothing else has: content {at}"
+        if at == conversation.request_index and at not in gone:
+            return f"it would change what content {at} asks"
+    # Raises where they cannot be kept.
+    canonical_json([decision.summary, decision.note, decision.state, sorted(decision.earlier)])
     if not gone:
         return ""
     parts = units(conversation.contents)
@@ -410,20 +404,10 @@ def _fault(conversation: Conversation, result: Decision) -> str:
     if lost_indices:
         return f"it would take content {lost_indices[0]}, which the model has yet to answer"
     first = next(at for at in range(len(conversation.contents)) if at not in gone)
-    summary = conversation.summary if result.summary is None else result.summary
+    summary = conversation.recap.summary if decision.summary is None else decision.summary
     if not summary and is_human(conversation.contents[0]) and not is_human(conversation.contents[first]):
         return f"content {first} would come first, which is not a person's"
     return ""
-
-
-def _form(content: Content) -> tuple[object, ...]:
-    """The form that a content keeps where another one replaces it."""
-    return (
-        content.role,
-        bool(content.parts),
-        [(part.kind, part.call_id, part.name) for part in content.calls],
-        [(part.call_id, part.name) for part in content.responses],
-    )
 
 
 # Which strategy suits a conversation, by its shape.

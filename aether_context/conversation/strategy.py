@@ -2,24 +2,26 @@
 
     conversation = Conversation.of(contents, window=16_000)
     (strategy,) = strategies_of(ConversationSettings(strategy=("heads_tails",)))
-    result = strategy.trim(conversation)
-    result.kept, result.removed, result.freed_tokens, result.anchors
+    decision = strategy.trim(conversation, conversation.budget.cut_to)
+    decision.forms, decision.summary, conversation.effect(decision).freed_tokens
 
-Indices are places in ``Conversation.contents``. Nothing is changed in place.
+Indices are places in ``Conversation.items``. Nothing is changed in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import NamedTuple, Protocol
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.extracts import placeholder, query_of, shorten_content
 from aether_context.conversation.summary import Summaries, recap, summary_message
+from aether_context.conversation.todo import latest_list
 from aether_context.conversation.turns import is_human, is_instruction
-from aether_context.pack import Act, Anchor, Content, Reason, Tool
+from aether_context.pack import NOTHING, Act, Anchor, Content, ContentForm, Outgoing, Request, Tool
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.framing import framing_of
@@ -31,7 +33,9 @@ class Budget(NamedTuple):
 
     The marks are tokens of the conversation alone: above ``cut_above`` a cut is made, it goes down to ``cut_to``, and
     more than ``most`` do not fit. ``net`` are those that the byte net takes, None where it takes all; marks are below
-    it.
+    it. ``payload_tokens`` are those of earlier payloads, which any cut frees, and ``request_tokens`` those of the human
+    message where ``fixed`` counts them. ``cached_price`` is that of cached input as a share of other input's, 1 where
+    nothing is cached.
     """
 
     window: int
@@ -41,6 +45,9 @@ class Budget(NamedTuple):
     cut_to: int
     most: int
     net: int | None = None
+    payload_tokens: int = 0
+    request_tokens: int = 0
+    cached_price: float = 1.0
 
     @classmethod
     def of(
@@ -75,44 +82,44 @@ class Budget(NamedTuple):
         return tokens if self.net is None else min(tokens, int(share * self.net))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Pressure: TypeAlias = Literal["marks", "by_hand", "usage_is_low"]
+"""When a strategy may act: where its mark is passed; at once, since a cut was asked for by hand; not at all, since
+reported usage says that the window is far from full."""
+
+
+class Recap(NamedTuple):
+    """The summary of what earlier calls cut, and what the next one is made with.
+
+    ``beside`` is the text of cut turns that are sent beside it. ``written`` holds a model's; without one they are
+    quotes. ``names_past`` is set where a tool reads the past, and ``media`` are the marks of what people sent, by the
+    hashes of its bytes.
+    """
+
+    summary: str = ""
+    beside: str = ""
+    written: Summaries = Summaries("", NOTHING)
+    names_past: bool = False
+    media: Mapping[str, str] = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
 class Conversation:
     """A conversation as a strategy sees it.
 
-    ``raws`` are the contents as the host gave them. ``tokens`` are those of each content, 0 for one that
-    ``budget.fixed`` counts. ``request_index`` is the index of the final human message, None where there is none, and
-    ``request_tokens`` are its tokens where ``fixed`` counts them. ``positions`` are the places of the contents in the
-    host's list; anchors name those. ``state`` is what each strategy kept from call to call, by its name. ``summary`` is
-    that of what earlier calls cut, with its own tokens, and ``payload_tokens`` are those of earlier payloads, which any
-    cut frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked
-    for by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is
-    far from full, which `passes` heeds. ``verbatim`` is set where the policy allows no shorter form of a content.
-    ``recalled`` is the text of cut turns that are sent beside it. ``cached_price`` is that of cached input as a share
-    of other input's, 1 where nothing is cached. ``summaries`` holds a model's; without one they are quotes.
+    ``items`` are the contents as they are sent, each with the host's own; one that ``budget.fixed`` counts has 0
+    tokens. Their origins are places in ``request.contents``, whose positions anchors name. ``state`` is what each
+    strategy kept from call to call, by its name. ``verbatim`` is set where the policy allows no shorter form.
     """
 
-    contents: tuple[Content, ...]
-    raws: tuple[Content, ...]
-    tokens: tuple[int, ...]
-    request_index: int | None
-    positions: tuple[int, ...]
+    items: tuple[Outgoing, ...]
+    request: Request
     budget: Budget
     counter: PackCounter
-    request_tokens: int = 0
-    system: str = ""
-    tools: tuple[Tool, ...] = ()
     anchors: tuple[Anchor, ...] = ()
     state: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
-    summary: str = ""
-    summary_tokens: int = 0
-    payload_tokens: int = 0
-    opens: bool = True
-    forced: bool = False
-    gated: bool = False
+    recap: Recap = field(default_factory=Recap)
+    pressure: Pressure = "marks"
     verbatim: bool = False
-    recalled: str = ""
-    cached_price: float = 1.0
-    summaries: Summaries = field(default_factory=lambda: Summaries("", {}))
 
     @classmethod
     def of(
@@ -135,37 +142,74 @@ class Conversation:
         counter = PackCounter(counter_for(""), framing=framing_of(""))
         fixed = counter.system(system, declares=bool(tools)) + sum(counter.tools(tools))
         humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
+        sizes = enumerate(zip(contents, counter.contents(contents), strict=True))
         return cls(
-            contents=tuple(contents),
-            raws=tuple(contents),
-            tokens=tuple(counter.contents(contents)),
-            request_index=next(humans, None),
-            positions=tuple(range(len(contents))),
+            items=tuple(Outgoing(content, content, at, "whole", tokens) for at, (content, tokens) in sizes),
+            request=Request(
+                model="",
+                system=system,
+                tools=tuple(tools),
+                contents=tuple(contents),
+                positions=tuple(range(len(contents))),
+                request_index=next(humans, None),
+            ),
             budget=budget or Budget.of(window, fixed=fixed),
             counter=counter,
-            system=system,
-            tools=tuple(tools),
             anchors=tuple(anchors),
             state=state or {},
         )
 
-    @property
+    @cached_property
+    def contents(self) -> tuple[Content, ...]:
+        return tuple(item.content for item in self.items)
+
+    @cached_property
+    def raws(self) -> tuple[Content, ...]:
+        """The contents as the host gave them."""
+        return tuple(item.raw for item in self.items)
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(item.tokens for item in self.items)
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """The places of the contents in the host's list."""
+        return tuple(self.request.positions[item.origin] for item in self.items)
+
+    @cached_property
+    def request_index(self) -> int | None:
+        """The index of the final human message, None where there is none."""
+        origin = self.request.request_index
+        return next((at for at, item in enumerate(self.items) if item.origin == origin), None)
+
+    @cached_property
     def used(self) -> int:
         """Tokens of the contents, of the summary, and of earlier payloads."""
-        return sum(self.tokens) + self.summary_tokens + self.payload_tokens
+        return sum(self.tokens) + summary_tokens(self.counter, self.recap.summary) + self.budget.payload_tokens
 
-    def summarized(
-        self, gone: Collection[int], max_tokens: int, *, shorter: Mapping[int, Content] | None = None, own: bool = False
-    ) -> str:
+    def formed(self, at: int, form: ContentForm) -> Content:
+        """A content in a form: an extract of the host's own, or a placeholder for what is sent of it now."""
+        if form.form != "extract" or form.tokens is None:
+            return placeholder(self.contents[at])
+        query = query_of(self.raws, at, self.request_index)
+        return shorten_content(self.raws[at], form.tokens, counter=self.counter, query=query)
+
+    def summarized(self, forms: Mapping[int, ContentForm], max_tokens: int, *, own: bool = False) -> str:
         """The summary of contents that are cut now and were cut before; empty where there is no room.
 
         Args:
-            shorter: the contents that are shortened now, by index.
+            forms: the contents that leave or become shorter now, by index.
             own: whether the summary has the conversation's own words, although a model could write it.
         """
         if max_tokens <= 0:
             return ""
-        sent = {at: (shorter or {}).get(at, content) for at, content in enumerate(self.contents) if at not in gone}
+        state = latest_list([item.raw for item in self.items])
+        sent = {
+            at: self.formed(at, forms[at]) if at in forms else content
+            for at, content in enumerate(self.contents)
+            if at not in forms or forms[at].form != "left_out"
+        }
         return recap(
             [
                 raw
@@ -175,14 +219,18 @@ class Conversation:
             list(sent.values()),
             max_tokens=max_tokens,
             counter=self.counter,
-            summaries=None if own else self.summaries,
-            earlier=self.summary,
-            beside=self.recalled,
+            summaries=None if own else self.recap.written,
+            earlier=self.recap.summary,
+            beside=self.recap.beside,
+            prepare=self.counter.prepare,
+            names_past=self.recap.names_past,
+            media=self.recap.media,
+            todo=state and (("", []) if sent.get(state[0]) == self.items[state[0]].raw else state[1:]),
         )
 
     def passes(self, mark: int) -> bool:
         """Tells whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
-        return self.forced or (self.used > mark and not self.gated)
+        return self.pressure == "by_hand" or (self.used > mark and self.pressure == "marks")
 
     def pays(self, target: int) -> bool:
         """Tells whether a cut down to ``target`` tokens saves more than sending what stays once more without the cache.
@@ -194,7 +242,7 @@ class Conversation:
         freed = self.used - target
         growth = self.used / max(1, sum(content.role == "model" for content in self.contents))
         calls = freed / max(1.0, growth)
-        return gain(saved=freed / 2, calls=calls, resent=target, cached_price=self.cached_price) >= 0
+        return gain(saved=freed / 2, calls=calls, resent=target, cached_price=self.budget.cached_price) >= 0
 
     @property
     def anchored(self) -> frozenset[int]:
@@ -203,26 +251,66 @@ class Conversation:
         known = enumerate(zip(self.positions, self.contents, strict=True))
         return frozenset(at for at, (place, content) in known if place in places or is_instruction(content))
 
-    def after(self, result: Decision) -> Conversation:
-        """The conversation that a result leaves."""
-        summary = self.summary if result.summary is None else result.summary
-        if not result.changes and result.summary is None and len(result.kept) == len(self.contents):
-            return self if result.state is None else replace(self, state=result.state)
-        replaced = {change.index: change.content for change in result.replaced}
+    def apply(self, decision: Decision, *, lasting: bool = True) -> Conversation:
+        """The conversation that a decision leaves.
+
+        Args:
+            lasting: whether what leaves stays away at later calls, or is decided anew at each.
+        """
+        forms, cuts = decision.forms, lasting and decision.takes_anything
+        items = []
+        for at, item in enumerate(self.items):
+            if at in forms and forms[at].form == "left_out":
+                continue
+            if at in forms:
+                content = self.formed(at, forms[at])
+                item = item._replace(content=content, tokens=self.counter.content(content) if item.tokens else 0)
+            items.append(item)
+        summary = self.recap.summary if decision.summary is None else decision.summary
         return replace(
             self,
-            contents=tuple(replaced.get(at, self.contents[at]) for at in result.kept),
-            raws=tuple(self.raws[at] for at in result.kept),
-            tokens=tuple(
-                self.counter.content(replaced[at]) if at in replaced and self.tokens[at] else self.tokens[at]
-                for at in result.kept
-            ),
-            positions=tuple(self.positions[at] for at in result.kept),
-            request_index=next((new for new, at in enumerate(result.kept) if at == self.request_index), None),
-            state=result.state if result.state is not None else self.state,
-            summary=summary,
-            summary_tokens=self.summary_tokens if result.summary is None else summary_tokens(self.counter, summary),
-            payload_tokens=0 if result.cuts else self.payload_tokens,
+            items=tuple(items),
+            recap=self.recap._replace(summary=summary),
+            budget=self.budget._replace(payload_tokens=0) if cuts else self.budget,
+        )
+
+    def effect(self, decision: Decision, strategy: str = "", *, lasting: bool = True) -> Effect:
+        """The effect of a decision in numbers.
+
+        Args:
+            strategy: who decided it, where its forms do not say so.
+            lasting: as for `apply`.
+        """
+        after, forms, earlier = self.apply(decision, lasting=lasting), decision.forms, decision.earlier
+        tokens_before, left = self.used, list(self.tokens)
+        if self.request_index is not None:
+            left[self.request_index] = left[self.request_index] or self.budget.request_tokens
+        for at, form in forms.items():
+            left[at] = 0
+            if at in earlier:  # What earlier calls decided saves nothing now.
+                tokens_before -= self.tokens[at]
+                if form.form != "left_out" and self.tokens[at]:
+                    tokens_before += self.counter.content(self.formed(at, form))
+        new = [form.form for at, form in forms.items() if at not in earlier]
+        act = None
+        if new or (lasting and decision.takes_anything):
+            # A prefix cache held what comes after the first change and before the model's last answer.
+            fresh = max((at for at, content in enumerate(self.contents) if content.role == "model"), default=0)
+            first = min(forms.keys() - earlier, default=len(left))
+            act = Act(
+                strategy=next((form.strategy for form in forms.values() if form.strategy), strategy),
+                removed=new.count("left_out"),
+                replaced=len(new) - new.count("left_out"),
+                freed_tokens=tokens_before - after.used,
+                lost_tokens=sum(left[first + 1 : fresh]),
+            )
+        places = set(after.positions)
+        return Effect(
+            after=after,
+            anchors=tuple(anchor for anchor in self.anchors if anchor.place in places),
+            tokens_before=tokens_before,
+            tokens_after=after.used,
+            act=act,
         )
 
 
@@ -249,66 +337,47 @@ def summary_content(summary: str) -> Content:
     return content_of_parts("user", [part_of({"text": summary_message(summary)})])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """A content that is left out, by index, and why. ``new`` is set where it was there until now."""
-
-    index: int
-    reason: Reason
-    new: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replaced:
-    """A content that another one replaces, by index, and why. ``new`` is set where this call decided it.
-
-    ``ceiling`` are the tokens that its parts are cut down to where it is an extract, None where it is not.
-    """
-
-    index: int
-    content: Content
-    reason: Reason
-    new: bool = True
-    ceiling: int | None = None
-
-
 class Decision(NamedTuple):
     """The decision of a strategy.
 
-    ``summary`` is the new summary of what was cut, None where it stays as it was; contents before the index
-    ``summary_at`` stand before it, and fewer where an earlier summary stands further up, which stays in its place.
-    ``state`` is what the strategies keep from now on, by name, None where it stays. ``lasting`` says whether what is
-    removed stays away at later calls, or is decided anew at each. ``normalize`` says that what is sent is to be
-    normalized. ``note`` says what could not be done as asked. ``act`` is the effect in numbers, None where there was
-    none.
+    ``forms`` are those of the contents that leave or become shorter, by index: ``left_out``, ``placeholder``, or
+    ``extract`` with its tokens. ``summary`` is the new summary of what was cut, None where it stays as it was, and
+    ``state`` what the strategy keeps from now on, None where that stays. ``note`` says what could not be done as asked.
+    ``earlier`` are the indices in ``forms`` that earlier calls decided.
     """
 
-    kept: tuple[int, ...]
-    removed: tuple[Removed, ...] = ()
-    replaced: tuple[Replaced, ...] = ()
-    anchors: tuple[Anchor, ...] = ()
+    forms: Mapping[int, ContentForm] = NOTHING
     summary: str | None = None
-    summary_at: int | None = None
-    state: Mapping[str, Mapping[str, JSON]] | None = None
-    lasting: bool = True
-    normalize: bool = False
+    state: Mapping[str, JSON] | None = None
     note: str = ""
-    tokens_before: int = 0
-    tokens_after: int = 0
-    act: Act | None = None
+    earlier: frozenset[int] = frozenset()
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """The indices of the contents that leave."""
+        return tuple(at for at, form in self.forms.items() if form.form == "left_out")
+
+    @property
+    def takes_anything(self) -> bool:
+        """Tells whether something leaves, or a summary stands for what left before."""
+        return self.summary is not None or bool(self.removed)
+
+
+class Effect(NamedTuple):
+    """The effect of a decision: the conversation ``after`` it, the anchors in that, and the tokens.
+
+    ``act`` are the numbers for the manifest, None where nothing changed.
+    """
+
+    after: Conversation
+    anchors: tuple[Anchor, ...]
+    tokens_before: int
+    tokens_after: int
+    act: Act | None
 
     @property
     def freed_tokens(self) -> int:
         return self.tokens_before - self.tokens_after
-
-    @property
-    def cuts(self) -> bool:
-        """Tells whether something leaves for good."""
-        return self.lasting and (bool(self.removed) or self.summary is not None)
-
-    @property
-    def changes(self) -> bool:
-        return bool(self.replaced or self.removed or self.cuts)
 
 
 class Strategy(Protocol):
@@ -320,71 +389,17 @@ class Strategy(Protocol):
 
     @property
     def early(self) -> bool:
-        """Tells whether it looks at what the host sent alone, and not at the water marks, which are known only once the
-        window is allocated. Early ones come before others."""
+        """Tells whether it runs before the window is allocated, on what the host sent, and before those that are not
+        early. Its budget has water marks, too, but counted beside all declarations of the host, since what is sent of
+        them is decided later."""
 
-    def trim(self, conversation: Conversation) -> Decision:
-        """Decides which contents stay, go, or are replaced. The input stays as it is."""
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
+        """Decides which contents leave or become shorter. The input stays as it is.
 
+        The host sends each content anew at each call, in its own words. So an early strategy has to name at each call
+        what it replaces, placeholders of earlier calls included: `Conversation.state` holds what it kept for that. What
+        a late one removed stays away.
 
-def decided(
-    conversation: Conversation,
-    strategy: str,
-    *,
-    removed: Sequence[Removed] = (),
-    replaced: Sequence[Replaced] = (),
-    summary: str | None = None,
-    summary_at: int | None = None,
-    state: Mapping[str, JSON] | None = None,
-    lasting: bool = True,
-    normalize: bool = False,
-    note: str = "",
-) -> Decision:
-    """A strategy's decision with its account.
-
-    Args:
-        state: what the strategy keeps from now on; None where that stays as it was.
-    """
-    gone = {change.index for change in removed}
-    result = Decision(
-        kept=tuple(at for at in range(len(conversation.contents)) if at not in gone),
-        removed=tuple(removed),
-        replaced=tuple(replaced),
-        summary=summary,
-        summary_at=summary_at,
-        state=None if state is None else {**conversation.state, strategy: state},
-        lasting=lasting,
-        normalize=normalize,
-        note=note,
-    )
-    after = conversation.after(result)
-    tokens_before, left = conversation.used, list(conversation.tokens)
-    if conversation.request_index is not None:
-        left[conversation.request_index] = left[conversation.request_index] or conversation.request_tokens
-    changes: tuple[Removed | Replaced, ...] = (*removed, *replaced)
-    for change in changes:
-        left[change.index] = 0
-        tokens = conversation.tokens[change.index]
-        if not change.new:  # What earlier calls decided saves nothing now.
-            tokens_before -= tokens
-            if isinstance(change, Replaced) and tokens:
-                tokens_before += conversation.counter.content(change.content)
-    new = [change.index for change in changes if change.new]
-    act = None
-    if new or result.cuts:
-        # A prefix cache held what comes after the first change and before the model's last answer.
-        fresh = max((at for at, content in enumerate(conversation.contents) if content.role == "model"), default=0)
-        act = Act(
-            strategy=strategy,
-            removed=sum(change.new for change in removed),
-            replaced=sum(change.new for change in replaced),
-            freed_tokens=tokens_before - after.used,
-            lost_tokens=sum(left[min(new, default=len(left)) + 1 : fresh]),
-        )
-    places = {conversation.positions[at] for at in result.kept}
-    return result._replace(
-        anchors=tuple(anchor for anchor in conversation.anchors if anchor.place in places),
-        tokens_before=tokens_before,
-        tokens_after=after.used,
-        act=act,
-    )
+        Args:
+            target_tokens: those that a cut goes down to, as the policy says.
+        """

@@ -7,16 +7,19 @@ part of it, so that the next cuts can add again.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
 from aether_context.canonical import hash_json
-from aether_context.pack import Content, SummaryRequest
+from aether_context.conversation.orders import orders_text, split_orders, standing_orders
+from aether_context.conversation.todo import list_text, split_list
+from aether_context.pack import NOTHING, Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
-from aether_context.text.entities import calls_line, entity_table, is_entry
+from aether_context.text.entities import HISTORY, calls_line, entity_table, is_entry
 from aether_context.text.shorten import level, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
@@ -35,6 +38,11 @@ def fenced(text: str) -> str:
 MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where 12 KB of text are 4 KB or less."""
 
+_ORDERS = 0.4
+"""The most of the user's standing orders, as a share of the recap."""
+_TODO = 0.25
+"""The most of a to-do list."""
+_PAST = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
 _ENTITIES = 0.7
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
@@ -49,6 +57,10 @@ def recap(
     summaries: Summaries | None = None,
     earlier: str = "",
     beside: str = "",
+    prepare: Callable[[Sequence[str]], object] | None = None,
+    names_past: bool = False,
+    media: Mapping[str, str] = NOTHING,
+    todo: tuple[str, Sequence[str]] | None = None,
 ) -> str:
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
@@ -58,20 +70,62 @@ def recap(
         summaries: a model's, in place of the summary in the conversation's own words.
         earlier: the recap of earlier cuts.
         beside: text that is sent beside it, like recalled turns; no message in it is quoted.
+        prepare: that of `entity_table`.
+        media: the marks that stand for what people sent, by the hashes of its bytes.
+        todo: the latest state of a to-do list, its tool and its items, without items where it is still sent; None
+            where nothing is newer than that of earlier cuts.
+        names_past: whether a tool reads the past of the session, whose address is named, then.
     """
+    before, earlier = split_orders(earlier)
+    head = orders_text(standing_orders(before, gone), max_tokens=int(_ORDERS * max_tokens), counter=counter)
+    beside = "\n".join(filter(None, (beside, " ".join(head.split()))))
+    names_past = names_past or earlier.startswith(_PAST)
+    earlier = earlier.removeprefix(_PAST).lstrip("\n")
+    if names_past and counter.count(f"{head}\n{_PAST}") <= max_tokens:
+        head = "\n".join(filter(None, (head, _PAST)))
+    earlier, end = split_list(earlier)
+    if todo is not None:
+        most = int(_TODO * max_tokens)
+        end = list_text(*todo, max_tokens=most, counter=counter) if todo[1] else ""
+    max_tokens -= counter.count(head) + counter.count(end)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
-    bullets, known, room = split_bullets(earlier), "", int(_FIRST * max_tokens)
-    if earlier and beside_earlier >= _LEAST_ADDED * max_tokens:
-        bullets, known, room = [], earlier, min(beside_earlier, int(_MOST_ADDED * max_tokens))
+    new_marks = [mark for content in gone for mark in marks_of(content, media)]
+    marks = [*dict.fromkeys((*_MARK.findall(earlier), *new_marks))]
+    # What people sent keeps its address, whatever is quoted beside it.
+    for_marks = min(counter.count(_SENT + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
+    for_new = min(counter.count(_SENT + ", ".join(new_marks)) + 2, max_tokens // 2) if new_marks else 0
+    bullets, known, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
+    if earlier and beside_earlier - for_new >= _LEAST_ADDED * max_tokens:
+        bullets, known, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
     said = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
     most = int(_ENTITIES * room)
-    table = entity_table(gone, max_tokens=most, counter=counter, earlier=entries, present=kept, known=known)
+    table = entity_table(
+        gone, max_tokens=most, counter=counter, earlier=entries, present=kept, known=known, prepare=prepare
+    )
     most = room - counter.count(table) - 2
     summary = summaries.conversation(gone, max_tokens=most, counter=counter, earlier=said)
-    summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside)
+    summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside, media=media)
     made = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
-    return "\n".join(filter(None, (known, made)))
+    text = "\n".join(filter(None, (known, made)))
+    lost = [mark for mark in marks if mark not in text]
+    while lost and counter.count(text) + counter.count(_SENT + ", ".join(lost)) + 2 > max_tokens:
+        lost.pop(0)
+    return "\n".join(filter(None, (head, text, _SENT + ", ".join(lost) if lost else "", end)))
+
+
+_SENT = "- sent by the user: "
+_MARK = re.compile(r"\[[^\[\]\n]{1,200}\bartifact://evidence/[0-9a-f]{16}\.bin\]")
+"""The mark in the place of what people sent."""
+
+
+def marks_of(content: Content, media: Mapping[str, str]) -> list[str]:
+    """The marks that stand for the media of a content."""
+    parts = [json.loads(part.wire) for part in content.parts if part.kind == "media"] if media else []
+    keys = (
+        (part.get("inline_data") or {}).get("data") or (part.get("file_data") or {}).get("file_uri") for part in parts
+    )
+    return [media[key] for key in keys if isinstance(key, str) and key in media]
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.
@@ -87,7 +141,13 @@ _OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
 
 
 def summarize(
-    contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "", beside: str = ""
+    contents: Sequence[Content],
+    *,
+    max_tokens: int,
+    counter: Counts,
+    earlier: str = "",
+    beside: str = "",
+    media: Mapping[str, str] = NOTHING,
 ) -> str:
     """An extractive summary of removed contents: a bullet for each message, in their order, with its speaker.
 
@@ -100,21 +160,26 @@ def summarize(
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
         beside: text that is sent beside it; messages in it are left out.
+        media: as of `recap`. A message with such a mark is chosen before others.
     """
     earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
-    messages = [content for content in contents if not content.responses and content.words.strip()]
+    messages = [
+        content for content in contents if not content.responses and (content.words.strip() or marks_of(content, media))
+    ]
     by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
     by_people += [content.role == "user" and not content.agent for content in messages]
     told = [bullet.partition(": ")[2] for bullet in earlier_bullets]
     for content, is_persons in zip(messages, by_people[len(told) :], strict=True):
         told.append(without_small_talk(content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS]))
+    marks = [*(" ".join(_MARK.findall(bullet)) for bullet in earlier_bullets)]
+    marks += [" ".join(marks_of(content, media)) for content in messages]
     ranked = sorted(
-        (index for index, text in enumerate(told) if text),
-        key=lambda index: (not by_people[index], not is_telling(told[index]), -index),
+        (index for index, text in enumerate(told) if text or marks[index]),
+        key=lambda index: (not by_people[index], not marks[index], not is_telling(told[index]), -index),
     )
 
     def is_beside(index: int) -> bool:
-        return bool(beside) and " ".join(told[index].split()) in beside
+        return bool(beside) and not marks[index] and " ".join(told[index].split()) in beside
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):
@@ -124,7 +189,7 @@ def summarize(
             content = messages[index - len(earlier_bullets)]
             return f"- {_named(content.agent) or content.role}: {' '.join(text.split())[:_AGENT_CHARACTERS]}"
         text = shorten_line(text, quoted, counter=counter)
-        return _USER + "\n  ".join(text.splitlines())
+        return _USER + "\n  ".join([*text.splitlines(), *filter(None, [marks[index]])])
 
     remaining, quoted = max_tokens - 12, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE)
     chosen: dict[int, str] = {}

@@ -43,6 +43,22 @@ def is_human(content: Content) -> bool:
     return content.role == "user" and not content.responses and not content.calls and not content.agent
 
 
+def other_turns(contents: Sequence[Content]) -> frozenset[int]:
+    """The indices of other agents' turns, but for what they handed over: the last that each of them said before the
+    agent of this history went on. What others did before a person spoke again was handed to nobody."""
+    hidden, run = set[int](), list[int]()
+    for at, content in enumerate((*contents, None)):
+        if content is not None and content.agent:
+            run.append(at)
+            continue
+        hidden.update(run)
+        if run and (content is None or not is_human(content)):
+            said = {contents[turn].agent: turn for turn in run if contents[turn].words.strip()}
+            hidden.difference_update(said.values() or run[-1:])
+        run = []
+    return frozenset(hidden)
+
+
 def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     """The units of a history, in order of their first content.
 
@@ -101,6 +117,21 @@ def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], t
             for key in ((turns[unit], content.agent, False), (turns[unit], content.agent, True))[: 1 + has_words]:
                 latest[key] = max(latest.get(key, (-1, -1)), (index, unit))
     return frozenset(unit for _, unit in latest.values())
+
+
+def turn_start(contents: Sequence[Content], request_index: int | None) -> int:
+    """The index at which the model's present turn begins: the last user contents in a row without a tool's result.
+
+    Providers join consecutive contents of a role. So a message directly behind a tool's result, as after a run that
+    broke off, does not end the turn, and Claude refuses its calls without the thoughts before them.
+    """
+    end = request_index or 0
+    while end > 0:
+        start = next((at for at in range(end, 0, -1) if contents[at - 1].role == "model"), 0)
+        if not any(content.responses for content in contents[start : end + 1]):
+            return start
+        end = next((at for at in range(start - 1, -1, -1) if contents[at].role != "model"), 0)
+    return 0
 
 
 def unread(parts: Sequence[Unit], request_index: int | None) -> Unit | None:
@@ -223,8 +254,27 @@ def unpaired(contents: Sequence[Content]) -> frozenset[int]:
 
 def torn(contents: Sequence[Content]) -> tuple[int, ...]:
     """Indices of contents with a response that answers no call among them."""
-    if not any(content.responses for content in contents):
+    if _are_paired_simply(contents):
         return ()
-    parts = units(contents)
-    alone = {unit.indices[0] for unit in parts if unit.kind == "message"}
+    alone = {unit.indices[0] for unit in units(contents) if unit.kind == "message"}
     return tuple(index for index, content in enumerate(contents) if index in alone and content.responses)
+
+
+def _are_paired_simply(contents: Sequence[Content]) -> bool:
+    """Tells whether each response answers a call before it by its id, or by its name where no call of it has an id.
+
+    So it nearly always is, and seen without the history of every pair.
+    """
+    waiting: Counter[tuple[str, str]] = Counter()
+    named: dict[str, bool] = {}
+    for content in contents:
+        for part in content.responses:
+            key = (part.call_id, "" if part.call_id else part.name)
+            if not waiting[key]:
+                return False
+            waiting[key] -= 1
+        for part in content.calls:
+            if named.setdefault(part.name, bool(part.call_id)) != bool(part.call_id):
+                return False
+            waiting[part.call_id, "" if part.call_id else part.name] += 1
+    return True

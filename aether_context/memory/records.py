@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 
@@ -15,15 +15,21 @@ from numpy.typing import NDArray
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import EmbeddingError
+from aether_context.pack import UNTIL
+from aether_context.plans.spellings import is_preference
+from aether_context.retrieval import terms
 from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Places, Pool
-from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
 Known: TypeAlias = Mapping[tuple[int, int], str | None]
 """Records by the hashes of name and session; None of deleted ones."""
 
 _LONGEST_PREFERENCE = 2_000
+_MOST_CORRECTED, _LEAST_CORRECTED = 5, 0.4
+"""So many of the best hits bring what was said later against them, if they have this share of the best score."""
+_MOST_READ = 2_000
+"""Memories of an owner whose records stay read between searches, and as many as one search reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,7 @@ class Candidates:
         self.version: tuple[object, ...] = ()
         """What was read last."""
         self._pool, self._embedder, self._made_by = Pool(embedder), embedder, made_by(embedder)
+        self._read: dict[int, tuple[Memory, Entry]] = {}
 
     def take(self, rows: Sequence[tuple[int, int, float | None, bytes, int, bytes | None]]) -> None:
         """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
@@ -126,7 +133,7 @@ class Candidates:
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Forgets all others."""
         self._pool.keep(kept)
-        self.numbers = self.numbers[kept]
+        self.numbers, self._read = self.numbers[kept], {}
 
     def ranked(
         self, asked: str, vector: Rows, limit: int, read: Callable[[list[int]], Mapping[int, str]]
@@ -137,14 +144,17 @@ class Candidates:
             vector: of the query, as of `vectors_of`.
             read: gives the records of numbers.
         """
-        found: dict[int, Memory] = {}
+        if len(self._read) > _MOST_READ:
+            self._read = {}
+        known = self._read  # a record that is written anew has another number
 
         def entries(places: Places) -> list[Entry]:
             numbers = self.numbers[places].tolist()
-            if new := [number for number in numbers if number not in found]:
+            if new := [number for number in numbers if number not in known]:
                 records = read(new)
-                found.update((number, memory_of(records[number])) for number in new)
-            return [found[number].entry for number in numbers]
+                memories = {number: memory_of(records[number]) for number in new}
+                known.update((number, (memory, memory.entry)) for number, memory in memories.items())
+            return [known[number][1] for number in numbers]
 
         plain = self._pool.named(asked)[0]
         if vector.size and plain != asked:
@@ -152,8 +162,42 @@ class Candidates:
                 vector = vectors_of(self._embedder, [plain], "query")
         alone, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(asked, limit, entries, alone, scores)
-        memories = {memory.entry.id: memory for memory in found.values()}
-        return [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
+        memories = {entry.id: memory for memory, entry in known.values()}
+        result = [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
+        return self._corrected(result, limit, entries, known) if terms.is_latin(asked) and vector.size else result
+
+    def _corrected(
+        self,
+        hits: Sequence[Remembered],
+        limit: int,
+        entries: Callable[[Places], Sequence[Entry]],
+        known: Mapping[int, tuple[Memory, Entry]],
+    ) -> list[Remembered]:
+        """Hits with what corrects the first of them behind each, as good as that, in the place of the last of them; a
+        corrected one has the time of the correction among its scores."""
+        result, least = list(hits), _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
+        firsts = {hit.memory.entry.id for hit in hits[:_MOST_CORRECTED] if hit.score >= least}
+        numbers = [number for number, (_, entry) in known.items() if entry.id in firsts]
+        places = np.flatnonzero(np.isin(self.numbers, numbers))
+        for place, corrections in zip(places.tolist(), self._pool.corrections(places), strict=True):
+            corrected = known[int(self.numbers[place])][0]
+            at = next(at for at, hit in enumerate(result) if hit.memory == corrected)
+            older = result[at]
+            for later, time in corrections:
+                entries(np.array([later]))
+                memory = known[int(self.numbers[later])][0]
+                if memory.author != older.memory.author or memory.text == older.memory.text:
+                    continue
+                result[at] = replace(older, scores={**older.scores, UNTIL: time})
+                found = next((hit for hit in result if hit.memory == memory), None)
+                if found is None or result.index(found) > at:
+                    result = [hit for hit in result if hit.memory != memory]
+                    own = found.scores if found else {}
+                    cosine = max(older.scores.get("cosine", 0.0), own.get("cosine", 0.0))
+                    brought = Remembered(memory=memory, score=older.score, scores={**own, "cosine": cosine})
+                    result.insert(at + 1, brought)
+                break
+        return result[:limit]
 
 
 def memory_of(record: str) -> Memory:

@@ -10,12 +10,14 @@ from copy import copy
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
-from aether_context.packing.carryover import restore_forms
-from aether_context.packing.compaction import bring_within_window, compact, leave_out_media, trim_early
-from aether_context.packing.compression import allocate, compress, tighten
+from aether_context.packing.compaction import compact, leave_out_media, trim_early
+from aether_context.packing.compression import compress, trim_tools_and_step
+from aether_context.packing.demand import allocate_window
 from aether_context.packing.draft import Draft
+from aether_context.packing.epoch_state import apply_epoch
 from aether_context.packing.inputs import next_input, turns_to_find
 from aether_context.packing.instructions import absent_instructions
+from aether_context.packing.last_resort import bring_within_window
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render
 from aether_context.packing.selection import choose, leave_out_summarized
@@ -27,7 +29,8 @@ from aether_context.tokens.cache import PackCounter, TokenCache
 __all__ = ["build_pack", "next_input", "turns_to_find"]
 
 _MOST_CHOICES = 3
-"""So often candidates are chosen at most: for the conversation as it came, and again where it lost what they repeat."""
+"""Upper bound on rounds of selection. A further round is needed where a cut removes text that made a candidate a
+duplicate."""
 
 
 def build_pack(
@@ -56,56 +59,62 @@ def build_pack(
             ``warn``.
     """
     model = source.request.model
-    cached = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    given = _given(source, policy, cached)
-    made = _fitted(given, given.history.items)
-    standing = given.history.items
+    pack_counter = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
+    base = start_draft(source, policy, pack_counter)
+    sent_contents = base.history.items
+    draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
-    has_new_choice = given.begins and not given.carried.has_chosen and made.found.stands_alone
-    renews = given.is_worth_choosing_again and not has_new_choice
-    if made.history.cut and (renews or (given.tools.mode == "relevant" and not given.tools.scores)):
-        given = _given(source, policy, cached, at_cut=True)
-        standing, made = made.history.items, _fitted(given, made.history.items)
-    for _ in range(_MOST_CHOICES - 1 - given.at_cut):
-        if made.found.stands_alone or not _lost(given.request_index, standing, made.history.items):
+    has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.found.has_no_duplicates
+    chooses_again = base.is_worth_choosing_again and not has_new_choice
+    if draft.history.cut and (chooses_again or (base.tools.mode == "relevant" and not base.tools.scores)):
+        base = start_draft(source, policy, pack_counter, at_cut=True)
+        sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
+    for _ in range(_MOST_CHOICES - 1 - base.at_cut):
+        if draft.found.has_no_duplicates or not content_changed(sent_contents, draft):
             break
-        standing, made = made.history.items, _fitted(given, made.history.items)
+        sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     # What a cut took of these goes into the payload, where each stays from then on.
-    while lost := absent_instructions(made, made.history.items).difference(made.instructs):
-        given.instructs = (*made.instructs, *sorted(lost))
-        made = _fitted(given, made.history.items)
-    leave_out_summarized(made)
-    return render(made)
+    while absent := absent_instructions(draft, draft.history.items).difference(draft.instructs):
+        base.instructs = (*draft.instructs, *sorted(absent))
+        draft = fit_to_window(base, draft.history.items)
+    leave_out_summarized(draft)
+    return render(draft)
 
 
-def _given(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
+def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
     """Begins a draft with what the call and its epoch determine, before anything is chosen."""
-    draft = Draft(input=source, policy=policy, counter=counter, at_cut=at_cut, step=source.step)
+    agent = source.identity._replace(invocation="", call=0, last_event_id="", last_event_time=0.0)
+    columns = counter.columns(agent)
+    # Of equal contents the ones that are known, so that later comparisons end at their identity.
+    contents = columns.extend("contents", lambda new: new, source.request.contents)
+    source = source._replace(request=source.request._replace(contents=contents))
+    draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
     select_tools(draft)
     most = source.host.most_window
     window = exceeding(draft.needed_tokens, source.window, most, policy.budget, source.output_tokens) if most else 0
     if window > source.window:
         host = source.host._replace(window_mark="default_exceeded")
         draft.input = source._replace(window=window, host=host)
-    restore_forms(draft)
+    apply_epoch(draft)
     leave_out_media(draft)
     return draft
 
 
-def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
+def fit_to_window(draft: Draft, sent_contents: Sequence[Outgoing]) -> Draft:
     """Chooses candidates beside these contents, and brings all of it within the window."""
     draft = copy(draft)
-    choose(draft, standing)
-    carried = draft.carried.packed.instructs if draft.carried.packed is not None else ()
-    draft.instructs = (*dict.fromkeys((*draft.instructs, *carried, *sorted(absent_instructions(draft, standing)))),)
+    choose(draft, sent_contents)
+    packed = draft.epoch.packed.instructs if draft.epoch.packed is not None else ()
+    absent = sorted(absent_instructions(draft, sent_contents))
+    draft.instructs = (*dict.fromkeys((*draft.instructs, *packed, *absent)),)
     # What a payload takes cannot be known from its parts: headers come and go with sections, and a tokenizer counts a
     # text otherwise than its lines. So it is written and counted before anything is decided by what the layers take.
     write_payload(draft)
     trim_early(draft)
     # Before the allocation, which gives tools and step what they measure.
-    tighten(draft)
-    allocate(draft)
+    trim_tools_and_step(draft)
+    allocate_window(draft)
     compress(draft)
     write_payload(draft)
     # After all other layers, since the water marks are what these leave of the input budget.
@@ -114,7 +123,8 @@ def _fitted(draft: Draft, standing: Sequence[Outgoing]) -> Draft:
     return draft
 
 
-def _lost(request_index: int | None, before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
-    """Tells whether contents that stood in the conversation do not stand there any longer, or in another form."""
-    sent = {item.origin: item.content.digest for item in after}
-    return any(sent.get(item.origin) != item.content.digest for item in before if item.origin != request_index)
+def content_changed(contents: Sequence[Outgoing], draft: Draft) -> bool:
+    """Tells whether a draft removed or shortened any of these contents, but for the request."""
+    digests = {item.origin: item.content.digest for item in draft.history.items}
+    others = (item for item in contents if item.origin != draft.request_index)
+    return any(digests.get(item.origin) != item.content.digest for item in others)

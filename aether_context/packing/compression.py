@@ -1,4 +1,4 @@
-"""The window allocated, and what becomes shorter for it: tools and step, memory and evidence."""
+"""Tools and step, memory and evidence, shortened to what the window has room for."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
 from aether_context.conversation.summary import Summaries
 from aether_context.errors import StepTooLarge
-from aether_context.pack import RECALLED, Allocation, Candidate, Layer, Stage, Tool, TruncationEvent
+from aether_context.pack import RECALLED, STEP_WORDS, Candidate, Layer, Stage, Tool, TruncationEvent
 from aether_context.packing import payload
-from aether_context.packing.allocation import allocate as allocate_window
+from aether_context.packing.demand import allocation_of
 from aether_context.packing.draft import Draft
-from aether_context.packing.selection import render_line, signals, wanted
+from aether_context.packing.selection import render_line
 from aether_context.packing.tools import trimmed
 from aether_context.retrieval import rank
 from aether_context.text.shorten import beginning, level, shorten_line
@@ -33,12 +32,12 @@ _LEAST_LINE = 8
 _BRIEF_LINE = 32
 
 
-def tighten(draft: Draft) -> None:
+def trim_tools_and_step(draft: Draft) -> None:
     """Shortens declarations, then the step, only as far as is asked for.
 
     An epoch under way keeps its declarations and drops rather than break its prefix: they stand at the head of it.
     """
-    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.carried.has_chosen:
+    if not draft.policy.compress.enabled or draft.input.host.passthrough_reason or draft.epoch.has_chosen:
         return
     floors, window, measured = draft.policy.budget.floors, draft.input.window, draft.measured
     spare = [
@@ -46,7 +45,7 @@ def tighten(draft: Draft) -> None:
         max(0, measured["task"] - int(window * floors.task)),
     ]
     over = max(0, sum(measured.values()) - draft.input_budget)
-    lacking = over + _lacking(draft, over, spare) if draft.begins else over
+    lacking = over + _lacking(draft, over, spare) if draft.starts_epoch else over
     if not lacking:
         return
     _trim_tools(draft, max(over, min(lacking, spare[0])))
@@ -63,7 +62,7 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
     least = {layer: sum(_least_tokens(draft, one) for one in candidates) for layer, candidates in chosen.items()}
     if not any(least.values()):
         return 0
-    divided = _divided(draft)
+    divided = allocation_of(draft)
 
     def suffices(freed: int) -> bool:
         tools, task = min(freed, spare[0]), min(max(0, freed - spare[0]), spare[1])
@@ -77,7 +76,7 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
     return bisect_left(range(over, max(over, sum(spare))), True, key=suffices)
 
 
-def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
+def _note_shorter(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
     events = _event(layer, "compress", names, draft.measured[layer], tokens)
     draft.account = draft.account._replace(tightened=(*draft.account.tightened, *events))
     draft.measured = {**draft.measured, layer: tokens}
@@ -99,7 +98,7 @@ def _trim_tools(draft: Draft, tokens: int) -> None:
     if trimmed_tools:
         tools = tuple(trimmed_tools.get(tool.name, tool) for tool in scope.sent)
         draft.tools = replace(scope, sent=tools, trimmed=scope.trimmed | trimmed_tools.keys())
-        _tightened(draft, "tools", draft.measured["tools"] - saved, sorted(trimmed_tools))
+        _note_shorter(draft, "tools", draft.measured["tools"] - saved, sorted(trimmed_tools))
 
 
 def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
@@ -107,8 +106,7 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if over <= 0 and lacking <= 0:
         return
     step, counter = draft.step, draft.counter
-    names = ("task", "goal", "text", "constraints", "open_questions", "next", "stop_when")
-    fields = {name: text for name in names if (text := getattr(step, name))}
+    fields = {name: text for name in STEP_WORDS if (text := getattr(step, name))}
     sizes = [counter.count(line) for text in fields.values() for line in ([text] if isinstance(text, str) else text)]
 
     def ceiling(tokens: int, least: int) -> int:
@@ -127,74 +125,15 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     if freed > 0:
         draft.step = changed
         touched = [name for name, text in fields.items() if text != changes[name]]
-        _tightened(draft, "task", draft.measured["task"] - freed, touched)
-
-
-def allocate(draft: Draft) -> None:
-    """Allocates the window.
-
-    Raises:
-        StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
-            the largest texts among them.
-    """
-    divided = _divided(draft)
-    try:
-        draft.allocation = divided(measured=draft.measured)
-    except StepTooLarge as error:
-        too_large = StepTooLarge(window=error.window, slack=error.slack, measured=error.measured, texts=_texts(draft))
-        if draft.policy.on_invalid != "warn":
-            raise too_large from None
-        draft.account = draft.account._replace(too_large=f"step_too_large: {too_large}")
-        # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer, of
-        # which the last resort can shorten the task alone.
-        left = draft.input_budget
-        squeezed: dict[Layer, int] = {}
-        for layer in ("system", "tools", "task"):
-            squeezed[layer] = min(draft.measured[layer], left)
-            left -= squeezed[layer]
-        draft.allocation = divided(measured=squeezed)
-
-
-def _divided(draft: Draft) -> Callable[..., Allocation]:
-    """The allocation of a draft's window, by what is measured."""
-    source = draft.input
-    return partial(
-        allocate_window,
-        source.window,
-        wanted=wanted(draft),
-        signals=signals(draft),
-        settings=draft.policy.budget,
-        output_tokens=source.output_tokens,
-        spare_tokens=source.usage.spare_tokens,
-    )
-
-
-def _texts(draft: Draft) -> dict[str, int]:
-    """The parts of the given layers in tokens, each by a name that says no word of it."""
-    step, counter, source = draft.step, draft.counter, draft.input
-    request_name = "what was handed over" if source.request.from_agent else "the user's request"
-    texts = {
-        "the system instruction": source.request.system,
-        request_name: draft.raw_human.text if draft.raw_human is not None else "",
-        "the task": step.task,
-        "the goal": step.goal,
-        "the step's text": step.text,
-        "the role": "\n".join(payload.role_lines(step)),
-        "the constraints": "\n".join((*step.constraints, *(step.open_questions or ()), *step.next, *step.stop_when)),
-    }
-    sizes = {name: counter.count(text) for name, text in texts.items() if text}
-    if media := sum(map(counter.media, draft.raw_human.parts)) if draft.raw_human is not None else 0:
-        sizes["the files beside it"] = media
-    sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
-    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.tools.sent}
+        _note_shorter(draft, "task", draft.measured["task"] - freed, touched)
 
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
 #
 # Their rungs, in the order of the events: memory to a summary, older evidence to a query-focused summary, examples of
-# tools and words of the step, which `tighten` has shortened; then memory out by lowest score, and evidence by lowest
-# coverage and age. A layer inside its ceiling is never touched, and each rung goes only as far as needed. Nothing is
-# paraphrased but by a model that the policy names, so that what is shortened can still be cited.
+# tools and words of the step, which `trim_tools_and_step` has shortened; then memory out by lowest score, and evidence
+# by lowest coverage and age. A layer inside its ceiling is never touched, and each rung goes only as far as needed.
+# Nothing is paraphrased but by a model that the policy names, so that what is shortened can still be cited.
 
 
 def compress(draft: Draft) -> None:

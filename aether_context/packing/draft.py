@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from aether_context.canonical import JSON
@@ -17,6 +19,7 @@ from aether_context.pack import (
     Allocation,
     Candidate,
     Content,
+    ContentForm,
     EpochReason,
     Form,
     Layer,
@@ -31,11 +34,11 @@ from aether_context.pack import (
 from aether_context.packing.allocation import slack_tokens
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Ranking
-from aether_context.tokens.cache import PackCounter
+from aether_context.tokens.cache import DerivedColumns, PackCounter
 
 
-class Carried(NamedTuple):
-    """State that the epoch carries into this call; `restore_forms` fills it.
+class EpochState(NamedTuple):
+    """State that the epoch carries into this call; `apply_epoch` fills it.
 
     ``system`` is the instruction as it is sent, and ``contract`` says whether it explains the pack. ``marks`` are those
     of `Epoch`. ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``has_chosen`` is set
@@ -52,17 +55,8 @@ class Carried(NamedTuple):
     past: tuple[PackedMessage, ...] = ()
 
 
-class Changed(NamedTuple):
-    """In which form a content is sent that is not sent whole, and why. ``tokens`` are those that an extract's parts, or
-    the text that tells of an exchange, were cut down to."""
-
-    form: Form
-    reason: Reason
-    tokens: int | None = None
-
-
 class History(NamedTuple):
-    """The conversation as it will be sent. `restore_forms` fills it; strategies and the last resort shorten it.
+    """The conversation as it will be sent. `apply_epoch` fills it; strategies and the last resort shorten it.
 
     ``items`` are the contents that are sent, ``cut`` the origins of those that are left out for good. ``forms`` says
     what became of a content, by origin, where it is not sent whole. ``summary_place`` is that of `Epoch`. ``states`` is
@@ -70,7 +64,7 @@ class History(NamedTuple):
     """
 
     items: tuple[Outgoing, ...]
-    forms: Mapping[int, Changed]
+    forms: Mapping[int, ContentForm]
     summary: str
     summary_place: int
     states: Mapping[str, Mapping[str, JSON]]
@@ -79,7 +73,7 @@ class History(NamedTuple):
 
     def changed(self, form: Form, reason: Reason, origins: Iterable[int], tokens: int | None = None) -> History:
         """The history with these contents in a form from now on."""
-        return self._replace(forms={**self.forms, **dict.fromkeys(origins, Changed(form, reason, tokens))})
+        return self._replace(forms={**self.forms, **dict.fromkeys(origins, ContentForm(form, reason, tokens))})
 
 
 _NOTHING = Ranking(chosen=(), left=())
@@ -93,7 +87,7 @@ class Found(NamedTuple):
     evidence: Ranking = _NOTHING
 
     @property
-    def stands_alone(self) -> bool:
+    def has_no_duplicates(self) -> bool:
         """Tells whether nothing was left out for what the conversation says, so that a cut would change no choice."""
         return all(left.reason != "already_in_conversation" for left in (*self.memory.left, *self.evidence.left))
 
@@ -114,19 +108,19 @@ class Chosen(NamedTuple):
 class Message(NamedTuple):
     """The human message as this call writes it.
 
-    ``packed`` is what `write_payload` last wrote, None for a message that is sent as it is, and ``made_of`` what it
+    ``packed`` is what `write_payload` last wrote, None for a message that is sent as it is, and ``cache_key`` what it
     wrote that of. The others are what the last resort takes from it: ``request`` is the shortened user request, None
     where it is whole; ``saved`` holds what was taken out of it, by URI; ``largest`` is that of `PackedMessage`;
-    ``most_before`` are the tokens that the payload before the request is cut down to; ``is_anew`` is set where what an
-    earlier call of the invocation chose is left out.
+    ``max_preamble_tokens`` are the tokens that the payload before the request is cut down to; ``is_anew`` is set where
+    what an earlier call of the invocation chose is left out.
     """
 
     packed: PackedMessage | None = None
-    made_of: tuple[object, ...] = ()
+    cache_key: tuple[object, ...] = ()
     request: str | None = None
     saved: Mapping[str, str] = NOTHING
     largest: int | None = None
-    most_before: int | None = None
+    max_preamble_tokens: int | None = None
     is_anew: bool = False
 
 
@@ -158,7 +152,10 @@ class Draft:
     from there on. They stand in the order in which stages fill them; those without a value are filled at every call.
 
     Args:
+        columns: what earlier calls derived of the conversation's contents.
         at_cut: whether the conversation is being cut, so that everything is chosen again.
+        past_end: the index before which contents belong to turns of the model that are over.
+        raw_tokens: tokens of each content as the host gave it.
         step: the plan's, in the words that are sent of it.
         whole: ids of the active instructions that are sent whole.
         instructs: ids of those that the payload holds, or names where they are not whole.
@@ -169,9 +166,12 @@ class Draft:
     input: PackInput
     policy: PackPolicy
     counter: PackCounter
+    columns: DerivedColumns
     at_cut: bool = False
+    past_end: int = 0
     tools: ToolSelection = field(init=False)
-    carried: Carried = field(init=False)
+    epoch: EpochState = field(init=False)
+    raw_tokens: tuple[int, ...] = field(init=False)
     history: History = field(init=False)
     found: Found = field(default_factory=Found)
     chosen: Chosen = field(default_factory=Chosen)
@@ -190,21 +190,21 @@ class Draft:
         return self.input.request.request_index
 
     @property
-    def raw_human(self) -> Content | None:
+    def request_content(self) -> Content | None:
         return self.input.request.contents[self.request_index] if self.request_index is not None else None
 
     @property
-    def begins(self) -> bool:
+    def starts_epoch(self) -> bool:
         """Tells whether an epoch begins with this pack, whatever is chosen for it."""
-        return self.at_cut or self.carried.changed is not None
+        return self.at_cut or self.epoch.changed is not None
 
     @property
-    def made_cut(self) -> bool:
+    def was_compacted(self) -> bool:
         """Tells whether the conversation was cut, be it that contents only became shorter."""
         return any(event.stage == "cut" for event in self.account.events)
 
     @property
-    def by_hand(self) -> bool:
+    def manual_cut(self) -> bool:
         """Tells whether a cut was asked for that has not been made."""
         return bool(self.input.host.asked) and self.input.host.asked != self.input.epoch.asked
 
@@ -217,7 +217,7 @@ class Draft:
         names most of them until the user's next message. Recorded runs at 8,000 tokens cost .174 with a list at each
         cut, and .165 so, with lists of twice today's size.
         """
-        source, raw = self.input, self.raw_human
+        source, raw = self.input, self.request_content
         waiting = all(entry.layer == "evidence" and not entry.kind for entry in source.candidates)
         if not waiting or source.request.first_call or source.validity != "unplanned" or raw is None:
             return bool(source.candidates)
@@ -237,7 +237,7 @@ class Draft:
     @property
     def needed_tokens(self) -> int:
         """Tokens of system instruction and request as the host gives them, and of the declarations that are sent."""
-        request, counter, raw = self.input.request, self.counter, self.raw_human
+        request, counter, raw = self.input.request, self.counter, self.request_content
         declares = bool(self.tools.sent or request.other_tools)
         tokens = self.input.usage.uncounted_tokens + counter.system(request.system, declares=declares)
         tokens += sum(counter.tools(self.tools.sent)) + sum(counter.count_all(request.other_tools))
@@ -247,14 +247,14 @@ class Draft:
     def payload_tokens(self) -> dict[Layer, int]:
         """Tokens of the memories and of the evidence in the payload: those chosen now, or at an earlier call of this
         invocation."""
-        used = self.carried.packed.used if self.carried.packed is not None else NOTHING
+        used = self.epoch.packed.used if self.epoch.packed is not None else NOTHING
         return {
             layer: sum(candidate.tokens for candidate in candidates) + used.get(layer, 0)
             for layer, candidates in self.chosen.by_layer.items()
         }
 
     @property
-    def fixed(self) -> int:
+    def other_layer_tokens(self) -> int:
         """Tokens of all layers but the conversation, as they are sent."""
         return sum(self.measured.values()) + sum(self.payload_tokens.values())
 
@@ -263,11 +263,22 @@ class Draft:
         """The tokens of the summary as a message of its own."""
         return summary_tokens(self.counter, self.history.summary) if self.policy.conversation.summary_share else 0
 
-    def spoken(self, items: Sequence[Outgoing] | None = None) -> int:
+    def conversation_tokens(self, items: Sequence[Outgoing] | None = None) -> int:
         """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,
         and of the summary."""
-        request_index, items = self.request_index, self.history.items if items is None else items
-        return sum([item.tokens for item in items if item.origin != request_index]) + self.summary_tokens
+        items = self.history.items if items is None else items
+        tokens, place = sum(map(_TOKENS, items)), item_place(items, self.request_index)
+        return tokens - (items[place].tokens if place is not None else 0) + self.summary_tokens
+
+
+_TOKENS: Callable[[Outgoing], int] = attrgetter("tokens")
+_ORIGIN: Callable[[Outgoing], int] = attrgetter("origin")
+
+
+def item_place(items: Sequence[Outgoing], origin: int | None) -> int | None:
+    """The place of the host's content with this index among items, which are in its order; None where it has none."""
+    place = bisect_left(items, origin, key=_ORIGIN) if origin is not None else len(items)
+    return place if place < len(items) and items[place].origin == origin else None
 
 
 def occurrence_keys(contents: Sequence[Content]) -> tuple[str, ...]:

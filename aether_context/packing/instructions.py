@@ -25,7 +25,7 @@ def protect_instructions(draft: Draft) -> None:
     source, counter = draft.input, draft.counter
     if not source.instructions:
         return
-    beside = counter.count_all([payload.SYSTEM_CONTRACT, payload.step_text(source.step)])
+    beside = counter.count_all([payload.contract_of(source), payload.step_text(source.step)])
     room = draft.input_budget - draft.needed_tokens - sum(beside) - _LOOP_TOKENS
     contents, used, most = list(source.request.contents), 0, room
     for instruction in reversed(source.instructions):
@@ -44,9 +44,11 @@ def protect_instructions(draft: Draft) -> None:
 
 def absent_instructions(draft: Draft, sent: Iterable[Outgoing]) -> set[str]:
     """The ids of the instructions that stand in none of these contents, nor in an earlier message's payload there."""
+    if not draft.input.instructions:
+        return set()
     items = [item for item in sent if item.origin != draft.request_index]
     packed = {item.raw.digest for item in items if item.form == "payload"}
-    present = {name for message in draft.carried.past if message.of in packed for name in message.instructs}
+    present = {name for message in draft.epoch.past if message.of in packed for name in message.instructs}
     return {
         instruction.id
         for instruction in (draft.input.instructions if draft.request_index is not None else ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from operator import attrgetter
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import normalize
@@ -15,6 +15,7 @@ from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import units
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
+    Accuracy,
     Block,
     Candidate,
     Content,
@@ -35,11 +36,13 @@ from aether_context.pack import (
     content_name,
 )
 from aether_context.packing.allocation import spend
-from aether_context.packing.carryover import without_unseen
 from aether_context.packing.draft import Draft, occurrence_keys
+from aether_context.packing.epoch_state import without_unseen
 from aether_context.packing.payload import addresses_in, missing_evidence, offloaded_to, validity_of
-from aether_context.tokens.cache import PackCounter
+from aether_context.tokens.cache import PackCounter, shared_length
 from aether_context.usage.calibration import estimated
+
+_TOKENS, _DIGEST, _ORIGIN = attrgetter("tokens"), attrgetter("digest"), attrgetter("origin")
 
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
@@ -79,23 +82,28 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 def render(draft: Draft) -> Pack:
     """Puts the contents in order, and writes down what became of each of them and of every candidate."""
     source, scope, counter, packed = draft.input, draft.tools, draft.counter, draft.message.packed
-    carried, history, account, uncounted = draft.carried, draft.history, draft.account, source.usage.uncounted_tokens
+    history, account, uncounted = draft.history, draft.account, source.usage.uncounted_tokens
     raws = source.request.contents
     plain = _contents(draft)
     contents = _begun_by_user(draft, _normalized(plain, counter) if history.normalize else plain)
     sent = Sent(
-        system=Block(hash_text(carried.system), draft.measured["system"] - uncounted),
+        system=Block(hash_text(draft.epoch.system), draft.measured["system"] - uncounted),
         tools=(
             *map(Block, (tool.digest for tool in scope.sent), counter.tools(scope.sent)),
             *(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
         ),
-        contents=tuple(Block(item.content.digest, item.tokens) for item in contents),
+        contents=draft.columns.extend(
+            "block", lambda new: [Block(item.content.digest, item.tokens) for item in new], contents
+        ),
     )
     reason = _reason(draft)
     epoch = _epoch(draft, reason)
     # What is sent of each content that came in, before it was merged with its neighbours.
-    present_origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
-    rows = _rows(draft, {item.origin: item for item in plain if item.origin in present_origins})
+    present = plain
+    if history.normalize:
+        origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
+        present = tuple(item for item in plain if item.origin in origins)
+    rows = _rows(draft, present)
     if history.cut:
         # What a strategy leaves out of this request alone does not come back either where a cut passed it.
         positions = source.request.positions
@@ -104,17 +112,20 @@ def render(draft: Draft) -> Pack:
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + gone)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
     request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
-    spoken = sum(item.tokens for item in contents) - request_tokens
-    counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
+    in_contents = sum(map(_TOKENS, contents))
+    conversation_tokens = in_contents - request_tokens
+    counted = sent.system.tokens + sum(map(_TOKENS, sent.tools)) + in_contents
     calibration = source.usage.calibration
     anchored = calibration is not None and calibration.anchored and counter.method != "exact"
     return Pack(
         source=source,
-        system=carried.system,
+        system=draft.epoch.system,
         tools=scope,
         contents=contents,
         sent=sent,
-        allocation=spend(draft.allocation, {**draft.measured, **draft.payload_tokens, "conversation": spoken}),
+        allocation=spend(
+            draft.allocation, {**draft.measured, **draft.payload_tokens, "conversation": conversation_tokens}
+        ),
         rows=rows,
         events=account.events,
         acts=account.acts,
@@ -125,17 +136,17 @@ def render(draft: Draft) -> Pack:
         tokens=RequestTokens(
             counted=counted,
             expected=estimated(calibration, counted),
-            whole_history=_whole_history_tokens(draft, rows),
+            whole_history=_whole_history_tokens(draft),
             over_window=max(0, counted + uncounted - draft.allocation.spare_tokens - source.window),
             method="anchored" if anchored else counter.method,
         ),
         to_store=ToStore(
-            chose=not carried.has_chosen,
+            chose=not draft.epoch.has_chosen,
             saved=draft.message.saved,
             summary_requests=account.summaries.summary_requests,
             counts=counter.counts,
-            read=hash_text("\n".join([raw.digest for raw in raws])),
-            sizes=hash_text("\n".join([str(row.tokens) for row in rows[: len(raws)]])),
+            read=hash_text("\n".join(map(_DIGEST, raws))),
+            sizes=hash_text("\n".join(map(str, draft.raw_tokens))),
             stages={
                 "count": dict(draft.measured),
                 "retrieve": [
@@ -143,7 +154,7 @@ def render(draft: Draft) -> Pack:
                 ],
                 "allocate": [layer.final for layer in draft.allocation.layers.values()],
                 "trim": [
-                    as_ranges(sorted(history.forms.keys() - history.cut - {item.origin for item in plain})),
+                    as_ranges(sorted(history.forms.keys() - history.cut - set(map(_ORIGIN, plain)))),
                     history.states,
                 ],
                 "fit": [
@@ -157,7 +168,7 @@ def render(draft: Draft) -> Pack:
     )
 
 
-def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: int) -> Verdict:
+def _verdict(draft: Draft, contents: tuple[Outgoing, ...], epoch: Epoch, excess: int) -> Verdict:
     """Judges the request for its step, and lists what was not done as asked; ``excess`` are tokens over the budget."""
     source, account, packed = draft.input, draft.account, draft.message.packed
     validity, invalid_reason = validity_of(source, packed)
@@ -171,18 +182,12 @@ def _verdict(draft: Draft, contents: Sequence[Outgoing], epoch: Epoch, excess: i
         validity=validity,
         invalid_reason=invalid_reason,
         evidence_needed=missing_evidence(source, covered, contents),
-        artifact_uris=addresses_in(
-            source,
-            draft.carried.system,
-            (*(tool.wire for tool in draft.tools.sent), *source.request.other_tools),
-            contents,
-            packed.text if packed is not None and packed.before else "",
-        ),
+        artifact_uris=addresses_in(draft, contents),
         problems=tuple(filter(None, problems)),
     )
 
 
-def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
+def _whole_history_tokens(draft: Draft) -> int:
     """Counted tokens of what the host would have sent by itself: the whole history with whole results, and all
     declarations, but for the tools that read evidence, their calls and what they gave."""
     # A sum, since every content is counted and an epoch keeps the tokens of what cuts took; to add it up later would
@@ -192,8 +197,12 @@ def _whole_history_tokens(draft: Draft, rows: Sequence[Row]) -> int:
     tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
     system = counter.system(request.system, declares=bool(tools or request.other_tools))
     declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
-    pairs = zip(rows, request.contents, strict=False)
-    contents = sum(row.tokens for row, content in pairs if not _of_readers(content))
+
+    def without_reading(contents: Sequence[Content], sizes: Sequence[int]) -> list[int]:
+        pairs = zip(contents, sizes, strict=True)
+        return [0 if _of_readers(content) else tokens for content, tokens in pairs]
+
+    contents = sum(draft.columns.extend("host tokens", without_reading, request.contents, draft.raw_tokens))
     return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
 
 
@@ -206,14 +215,15 @@ def _of_readers(content: Content) -> bool:
 def _reason(draft: Draft) -> EpochReason | None:
     """The reason why an epoch begins with this pack, None where none does."""
     # Where relevant tools are chosen anew because a cut ends the prefix anyway, the cut is the reason.
-    chosen = draft.carried.changed == "tools_changed" and bool(draft.tools.scores)
-    if draft.carried.changed is not None and not (draft.made_cut and chosen):
-        return draft.carried.changed
+    # With an agent's first cut come the tools that read what it takes.
+    chosen = draft.epoch.changed == "tools_changed" and bool(draft.tools.scores or not draft.input.epoch.cut_count)
+    if draft.epoch.changed is not None and not (draft.was_compacted and chosen):
+        return draft.epoch.changed
     if draft.tools.trimmed != frozenset(draft.input.epoch.trimmed):
         return "tools_changed"
-    if draft.by_hand and (draft.made_cut or draft.account.acts):
+    if draft.manual_cut and (draft.was_compacted or draft.account.acts):
         return "by_hand"
-    if draft.made_cut or draft.begins:
+    if draft.was_compacted or draft.starts_epoch:
         cuts = [event.reason for event in draft.account.events if event.stage == "cut"]
         return _CUTS.get(cuts[-1], "high_water") if cuts else "high_water"
     media = any(event.reason == "provider_limit" for event in draft.account.events)
@@ -226,11 +236,14 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     # Where the turns went that it is of, it is written once a cut and stays inside the cached prefix. In the human
     # message it would be sent anew with every invocation; before all else, each cut would end the prefix there.
     unseen, counter = draft.input.host.unseen, draft.counter
-    outgoing = [without_unseen(draft, item, unseen) for item in draft.history.items]
+    outgoing = [*draft.history.items]
+    if unseen:
+        outgoing = [without_unseen(draft, item, unseen) for item in outgoing]
     if draft.history.summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions
         at = sum(positions[item.origin] < draft.history.summary_place for item in draft.history.items)
-        for unit in reversed(units([item.content for item in draft.history.items])):
+        has_calls = any(item.content.calls or item.content.quotes for item in draft.history.items[:at])
+        for unit in reversed(units([item.content for item in draft.history.items])) if has_calls else ():
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
                 at = unit.indices[0]
         outgoing.insert(at, Outgoing(content, content, origin=-1, form="summary", tokens=counter.content(content)))
@@ -256,10 +269,26 @@ def _begun_by_user(draft: Draft, contents: tuple[Outgoing, ...]) -> tuple[Outgoi
     return (made, *contents[1:])
 
 
-def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:
-    """A row for each content that came in, in order, then one for each other candidate."""
-    sizes, counter, chosen = draft.counter.contents(draft.input.request.contents), draft.counter, draft.chosen
-    rows = [_content_row(draft, at, tokens, sent.get(at)) for at, tokens in enumerate(sizes)]
+def _rows(draft: Draft, present: Sequence[Outgoing]) -> tuple[Row, ...]:
+    """A row for each content that came in, in order, then one for each other candidate.
+
+    Args:
+        present: the contents that are sent, before they are merged with their neighbours.
+    """
+    request, counter, chosen, history = draft.input.request, draft.counter, draft.chosen, draft.history
+
+    def whole_rows(raws: Sequence[Content], places: Sequence[int], sizes: Sequence[int]) -> list[Row]:
+        contents = zip(raws, places, sizes, strict=True)
+        return [_whole_row(raw, place, tokens, counter.method) for raw, place, tokens in contents]
+
+    # Most contents are sent as they are, and were so at the call before.
+    rows = list(draft.columns.extend("row", whole_rows, request.contents, request.positions, draft.raw_tokens))
+    changed = {*history.forms, *history.cut, *range(len(rows))}.difference(
+        item.origin for item in present if item.form == "whole" and item.origin != request.request_index
+    )
+    items = {item.origin: item for item in present if item.origin in changed}
+    for at in sorted(changed):
+        rows[at] = _changed_row(draft, at, rows[at], items.get(at))
     tokens_by_id = {candidate.id: candidate.tokens for candidate in (*chosen.memory, *chosen.evidence)}
     for found in (draft.found.memory, draft.found.evidence):
         for candidate in found.chosen:
@@ -277,36 +306,46 @@ def _rows(draft: Draft, sent: Mapping[int, Outgoing]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-_known_row = lru_cache(maxsize=20_000)(Row)  # the rows of a session are made again at each of its calls
+def _whole_row(raw: Content, position: int, tokens: int, method: Accuracy) -> Row:
+    """The row of a content that is sent as the host gave it."""
+    uri = offloaded_to(raw)
+    return Row(
+        id=content_name(position, raw.digest),
+        layer="conversation",
+        source=raw.agent or ("tool" if raw.responses else "calls" if raw.calls else raw.role),
+        tokens=tokens,
+        method=method,
+        hash=raw.digest,
+        form="offloaded" if uri else "whole",
+        uri=uri,
+    )
 
 
-def _content_row(draft: Draft, origin: int, tokens: int, sent: Outgoing | None) -> Row:
-    raw, change, request = draft.input.request.contents[origin], draft.history.forms.get(origin), draft.input.request
-    form: Form = "whole" if change is None else change.form
+def _changed_row(draft: Draft, origin: int, row: Row, sent: Outgoing | None) -> Row:
+    """The row of a content that is not, or not at every call, sent as the host gave it."""
+    change = draft.history.forms.get(origin)
+    form: Form = row.form if change is None else change.form
     reason: Reason | None = None if change is None else change.reason
-    uri = ""
     if origin in draft.history.cut and draft.history.summary:
         form = "summarized"
     elif sent is None and form != "told":
         # What was not left out for another reason repeats an answer to the same call.
         form, reason = "left_out", reason or "duplicate"
-    elif sent is not None and sent.form == "payload" and not _is_all_in(raw, sent.content):
+    elif (
+        sent is not None
+        and sent.form == "payload"
+        and not _is_all_in(draft.input.request.contents[origin], sent.content)
+    ):
         form, reason = "extract", "window"
-    elif change is None and (uri := offloaded_to(raw)):
-        form = "offloaded"
-    elif change is None and sent is not None and sent.form == "extract":
+    elif form == "whole" and sent is not None and sent.form == "extract":
         form, reason = "extract", "provider_limit"
-    return _known_row(
-        id=content_name(request.positions[origin], raw.digest),
-        layer="task" if origin == request.request_index else "conversation",
-        source=raw.agent or ("tool" if raw.responses else "calls" if raw.calls else raw.role),
-        tokens=tokens,
-        method=draft.counter.method,
-        hash=raw.digest,
+    return replace(
+        row,
+        layer="task" if origin == draft.request_index else "conversation",
         form=form,
         reason=reason,
-        sent_tokens=sent.tokens if sent is not None and sent.tokens != tokens else None,
-        uri=uri,
+        sent_tokens=sent.tokens if sent is not None and sent.tokens != row.tokens else None,
+        uri=row.uri if form == "offloaded" else "",
     )
 
 
@@ -339,6 +378,8 @@ def _candidate_row(
 
 def _forms(draft: Draft) -> dict[str, ShortForm]:
     """The short forms of contents that are still sent; where contents are cut, those after them are counted anew."""
+    if not draft.history.forms:
+        return {}
     forms = {item.origin: draft.history.forms.get(item.origin) for item in draft.history.items}
     contents = draft.input.request.contents
     live = [at for at in range(len(contents)) if at not in draft.history.cut] if any(forms.values()) else []
@@ -352,18 +393,18 @@ def _forms(draft: Draft) -> dict[str, ShortForm]:
 
 def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
     before, request, packed = draft.input.epoch, draft.input.request, draft.message.packed
-    live = {item.raw.digest for item in draft.history.items}
     # Packed messages that later calls send again: this invocation's, and earlier ones up to the next cut.
-    past = () if draft.made_cut else tuple(message for message in draft.carried.past if message.of in live)
+    live = {item.raw.digest for item in draft.history.items} if draft.epoch.past and not draft.was_compacted else ()
+    past = tuple(message for message in draft.epoch.past if message.of in live)
     changed = replace(
         before,
         number=before.number + (reason is not None),
         summary=draft.history.summary,
         summary_place=draft.history.summary_place if draft.history.summary else 0,
-        contract=draft.carried.contract,
+        contract=draft.epoch.contract,
         trimmed=tuple(sorted(draft.tools.trimmed)),
         payloads=(*past, packed) if packed is not None else past,
-        marks=draft.carried.marks,
+        marks=draft.epoch.marks,
         strategies=draft.history.states,
         asked=draft.input.host.asked,
         tools=draft.tools.kept or before.tools,
@@ -391,10 +432,11 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     source, previous = draft.input, draft.input.previous.sent
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
-    was_cut = draft.made_cut or bool(draft.account.acts)
+    was_cut = draft.was_compacted or bool(draft.account.acts)
     before, after = previous.blocks, sent.blocks
-    pairs = enumerate(zip(before, after, strict=False))
-    shared_blocks = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
+    shared_blocks = len(before)
+    if after[: len(before)] != before:  # a block that is only counted otherwise is the same
+        shared_blocks = shared_length(*(tuple(map(_DIGEST, blocks)) for blocks in (before, after)))
     shared = sum(block.tokens for block in after[:shared_blocks])
     summary, head = source.epoch.summary, len(after) - len(sent.contents)
     grown = draft.history.summary.startswith(summary) and source.epoch.summary_place == draft.history.summary_place

@@ -1,4 +1,4 @@
-"""Notes, memories and evidence that could enter a pack, their tokens, and the room that layers ask for."""
+"""Notes, memories and evidence that could enter a pack, and their tokens."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from dataclasses import replace
 
 from aether_context import retrieval
 from aether_context.canonical import strings
-from aether_context.conversation import units
-from aether_context.conversation.strategies import RECAP_SHARE
-from aether_context.conversation.turns import is_human
-from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput, Part, Signals, recalled_id
+from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part, recalled_id
 from aether_context.packing import payload
 from aether_context.packing.draft import Chosen, Draft, Found
-from aether_context.policy import ConversationSettings
-from aether_context.retrieval import Left, Ranking, answers
+from aether_context.retrieval import Left, Ranking
 from aether_context.retrieval.ranking import LEAST_QUOTED, breadth_of, most_turns
 from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
 _SHORT_SHARE = 0.02
 """Of the window; what takes less costs nothing that a floor could save."""
-_DAY_SECONDS = 86_400
 
 
 def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
@@ -33,7 +28,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
         kept: the contents as they are sent; a candidate that is in them word for word is left out.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
-    if draft.carried.has_chosen or source.host.passthrough_reason or not source.candidates:
+    if draft.epoch.has_chosen or source.host.passthrough_reason or not source.candidates:
         return
     if draft.request_index is None:
         draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
@@ -42,7 +37,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     settings = settings.model_copy(update={"floor": settings.floor / breadth_of(source)})
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
-    candidates = retrieval.ranked(_placed(source, counter), query, asked=now, embedder=None, redact=redact)
+    candidates = retrieval.ranked(_demote_preferences(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == draft.request_index else item.content for item in kept]
     tail = "\n".join(_readable(part) for content in contents for part in content.parts)
@@ -55,7 +50,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     }
 
     memories = [entry for entry in candidates if entry.source == "memory" and not entry.kind]
-    memory_tokens = sum(memory.tokens for memory in _priced(memories[: settings.memory_k], counter))
+    memory_tokens = sum(memory.tokens for memory in _count_candidates(memories[: settings.memory_k], counter))
     is_short = len(memories) <= settings.memory_k and memory_tokens < _SHORT_SHARE * source.window
     stored = [candidate for candidate in candidates if candidate.layer == "evidence" and not candidate.kind]
     sent |= payload.sent_results(stored, kept)
@@ -71,7 +66,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
             sent=sent,
             now=now,
         )
-        return result._replace(chosen=_priced(result.chosen, counter))
+        return result._replace(chosen=_count_candidates(result.chosen, counter))
 
     evidence = _within_share(found("evidence", settings.evidence_k), int(_RESULTS_SHARE * source.window))
     draft.found = Found(query, found("memory", settings.memory_k), evidence)
@@ -111,13 +106,13 @@ def leave_out_summarized(draft: Draft) -> None:
         payload.write_payload(draft)
 
 
-def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
+def _demote_preferences(source: PackInput, counter: PackCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
     standing = [wish for wish in source.candidates if wish.kind == "preference" and not (wish.expires or now) < now]
     standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
     tokens_left, placed = int(source.window * _STANDING_SHARE), set()
-    for wish in _priced(standing[:_MOST_STANDING], counter):
+    for wish in _count_candidates(standing[:_MOST_STANDING], counter):
         if wish.tokens <= tokens_left:
             tokens_left -= wish.tokens
             placed.add(wish.id)
@@ -146,65 +141,8 @@ def render_line(candidate: Candidate) -> str:
     return payload.memory_line(candidate) if candidate.layer == "memory" else payload.evidence_line(candidate)
 
 
-def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
+def _count_candidates(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
     """Candidates with their lines, and the tokens of these, each with the line break behind it."""
     candidates = [replace(candidate, line=render_line(candidate)) for candidate in candidates]
     counter.count_all([candidate.line for candidate in candidates])
     return tuple(replace(candidate, tokens=counter.count(candidate.line) + 1) for candidate in candidates)
-
-
-def wanted(draft: Draft) -> dict[Layer, int]:
-    """The tokens that memory, evidence and conversation would use if nothing limited them."""
-    spoken = draft.spoken()
-    if draft.at_cut:
-        # A conversation that asks for everything is given nearly all by lending, and a cut has no room for memories
-        # then. So it asks for what is left of it after a cut, or for what its latest turns need, where that is more.
-        low_mark = int(draft.policy.conversation.compact_to * (draft.input_budget - sum(draft.measured.values())))
-        spoken = min(spoken, max(0 if leaves_latest(draft) else low_mark, latest_need(draft)))
-    return {**draft.payload_tokens, "conversation": spoken}
-
-
-def latest_need(draft: Draft) -> int:
-    """The tokens that the conversation needs so that its latest turns outlive a cut, beside a recap, and the session
-    can grow."""
-    items, settings = draft.history.items, draft.policy.conversation
-    parts = units([item.content for item in items])
-    # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.
-    first = max((unit.turn for unit in parts), default=0) - max(settings.last_turns, 2) + 1
-    latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
-    tokens = sum(item.tokens for item in latest if item.origin != draft.request_index)
-    share_left = 1.0 if _wants_all(settings) else settings.compact_to
-    return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
-
-
-def leaves_latest(draft: Draft) -> bool:
-    """Tells whether a cut leaves the conversation what its latest turns need, since turns were recalled into the
-    rest."""
-    recalls = any(candidate.source == RECALLED for candidate in draft.chosen.memory)
-    return recalls and _wants_all(draft.policy.conversation)
-
-
-def _wants_all(settings: ConversationSettings) -> bool:
-    """Tells whether all of the window is wanted, and nothing but the latest turns outlives a cut."""
-    return settings.compact_at == 1 and settings.strategy == ("epochs",)
-
-
-def signals(draft: Draft) -> Signals:
-    source, step, settings = draft.input, draft.input.step, draft.policy.retrieval
-    memory = tuple(candidate for candidate in draft.found.memory.chosen if answers(candidate, settings))
-    pool = [candidate.layer for candidate in source.candidates].count("memory")
-    humans = [item for item in draft.history.items if item.content.role == "user" and is_human(item.raw)]
-    proofs = [item.needs_evidence for item in step.acceptance]
-    newest = max((candidate.time for candidate in memory if candidate.time is not None), default=None)
-    return Signals(
-        checklist_evidence_ratio=sum(proofs) / len(proofs) if proofs else None,
-        expected_tool_calls=step.expected_tool_calls,
-        risk=step.risk,
-        retrieval_hit_rate=(
-            len(memory) / max(1, min(pool, settings.memory_k)) if pool and not draft.carried.has_chosen else None
-        ),
-        similarity=max((candidate.score for candidate in memory), default=None),
-        freshness_days=None if newest is None else max(0.0, source.identity.last_event_time - newest) / _DAY_SECONDS,
-        unresolved_questions=None if step.open_questions is None else len(step.open_questions),
-        dialogue_depth=len(humans),
-    )

@@ -13,8 +13,8 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.pack import Content, Keep, PackInput, Reason, Tool, ToolSelection
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
+from aether_context.plans.spellings import folded
 from aether_context.policy import ToolSettings
-from aether_context.text.spellings import folded
 
 _ASIDE = frozenset(["list_steps", "add_step", "claim_step", "release_step", "add_note", "record_decision"])
 _ASIDE |= {"record_entity", "remember", "remember_note", "cut_now"}

@@ -71,3 +71,18 @@ class Comparison:
         shared = 0 if manifest.whole_history_breaks else min(whole, self._whole.get(key, 0))
         self.unpacked.add(manifest, model, whole, shared)
         self._whole[key] = whole
+
+    def headline(self, window: int) -> str:
+        """The result in one sentence, for calls in a window of so many tokens."""
+        packed, unpacked = self.packed, self.unpacked
+        ratios = [_ratio(unpacked.tokens, packed.tokens, "fewer tokens", "more tokens")]
+        if packed.cost_usd and unpacked.cost_usd:
+            ratios.append(_ratio(unpacked.cost_usd, packed.cost_usd, "cheaper", "dearer"))
+        text = f"{packed.calls} calls in a window of {window:,} tokens: {', '.join(ratios)}"
+        over = unpacked.over_window - packed.over_window
+        return f"{text}; {over} would not have fitted" if over > 0 else text
+
+
+def _ratio(without: float | Decimal, packed: float | Decimal, less: str, more: str) -> str:
+    ratio = float(without) / float(packed) if packed else 1.0
+    return f"{ratio:.1f} × {less}" if ratio >= 1 else f"{1 / ratio:.2f} × {more}"

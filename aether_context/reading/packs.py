@@ -180,13 +180,16 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
 
 
 def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> PackView:
-    """The pack that another policy builds from a recorded pack's input, in the recorded window unless it sets one.
+    """The pack that what a policy names, on top of the recorded one, builds from a recorded pack's input.
+
+    The window is the recorded one unless the policy sets one.
 
     Raises:
         ReplayError: the recording cannot be built from.
     """
-    pack = replayer.replay(manifest, policy, window=policy.window_of(manifest.model) or manifest.window).pack
-    return view_of(pack, record(pack, policy, manifest.counter, None).manifest)
+    changed = policy.over(replayer.policy(manifest))
+    pack = replayer.replay(manifest, changed, window=policy.window_of(manifest.model) or manifest.window).pack
+    return view_of(pack, record(pack, changed, manifest.counter, None).manifest)
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple[dict[str, str], dict[str, Content]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
 
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.store import Manifest, PackStore
+from aether_context.store.index import time_of
+from aether_context.store.packs import Listing, StoredCall
 from aether_context.store.replay import contents_of
 from aether_context.text.entities import artifact_uris
 
@@ -22,21 +24,27 @@ def session_packs(
     Raises:
         PackNotFound: there is none.
     """
-    places = store.places(app, user, session)
-    if not places:
+    listed = store.listed(app, user, session)
+    if not listed:
         raise PackNotFound(f"no packs of such a session in {store.url}: `{store.command('list')}` shows what is there")
-    newest = store.read(places[-1])
+    newest = store.read(list(listed)[-1])
     owner = newest.caller or newest.session_key
-    own = store.places(*owner) or places
-    first, last = (_moment(place) for place in (own[0], own[-1]))
-    manifests, keys = [*store.files.at_once(store.read, own)], {owner}
+    of_user = store.listed(*owner[:2]) if session is not None else listed
+    sessions: dict[str, dict[str, Listing]] = defaultdict(dict)
+    for place, files in of_user.items():
+        sessions[_folder(place)][place] = files
+    folder, keys = f"{store.files.place(*owner)}/packs", {owner}
+    chosen = dict(sessions.pop(folder, {}) or listed)
+    first, last = (time_of(place) for place in (min(chosen, key=time_of), max(chosen, key=time_of)))
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
-    folders = groupby(sorted(store.places(*owner[:2]), key=_folder), key=_folder)
-    others = [list(group) for folder, group in folders if folder != _folder(own[0])]
-    for group in sorted(others, key=lambda one: _moment(one[0])):
-        if first <= _moment(group[0]) <= last and (head := store.read(group[0])).caller in keys:
-            keys.add(head.session_key)
-            manifests += store.files.at_once(store.read, group)
+    heads = {
+        place: of_user[place] for place in map(next, map(iter, sessions.values())) if first <= time_of(place) <= last
+    }
+    for head in store.calls(dict(sorted(heads.items(), key=lambda item: time_of(item[0])))):
+        if (manifest := _readable(head)).caller in keys:
+            keys.add(manifest.session_key)
+            chosen |= sessions[_folder(head.place)]
+    manifests = map(_readable, store.calls(dict(sorted(chosen.items(), key=lambda item: time_of(item[0])))))
     return sorted(manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
 
@@ -44,9 +52,10 @@ def _folder(place: str) -> str:
     return place.rpartition("/")[0]
 
 
-def _moment(place: str) -> str:
-    """The time in the name of a pack's file, which sorts as it passes."""
-    return place.rpartition("/")[2].split("_")[1]
+def _readable(call: StoredCall) -> Manifest:
+    if isinstance(call.manifest, AetherContextError):
+        raise call.manifest
+    return call.manifest
 
 
 def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:

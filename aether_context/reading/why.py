@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Literal
@@ -17,6 +18,7 @@ from typing import Literal
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
+from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place
 from aether_context.policy import PackPolicy
 from aether_context.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
@@ -26,6 +28,7 @@ from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE
 from aether_context.store.replay import Replayer
 from aether_context.store.turns import TurnFiles
+from aether_context.text.entities import HISTORY
 from aether_context.usage.calibration import estimated
 
 _AROUND = 60
@@ -84,7 +87,7 @@ class Place:
         time: when it was said, seconds since 1970 UTC; None where that is not known.
         text: all of it.
         uri: the address under which the store has all of it; empty where it was never taken out.
-        read_back: the calls before which the model had read that address.
+        read_back: the calls before which the model had read that address, or the words in the session's past.
         spans: what became of it, call by call.
     """
 
@@ -106,6 +109,8 @@ class Answer:
 
     Attributes:
         text: what was looked for: the text, as it is masked where the policy masks it.
+        session: the session that was asked about, and ``agent`` the one that made the call of the verdict.
+        call: the number of the call that `verdict` is about: the one that was asked for, else the session's last.
         calls: how many calls were looked at.
         places: the places that hold it, in the order in which they came.
         exact: whether they hold the text as it was asked for, else only its words.
@@ -113,10 +118,46 @@ class Answer:
     """
 
     text: str
+    session: str
+    agent: str
+    call: int
     calls: int
     places: tuple[Place, ...]
     exact: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Tells in a sentence whether the model read the words at the call, and as what; else the reason."""
+        if not self.places:
+            return f"No call of session {self.session} knew these words."
+        read = "read it" if self.exact else "read all of these words"
+        present = [place for place in self.places if self.is_present(place)]
+        # What was cut and stands in the summary is read there.
+        present = [place for place in present if place.kind == "summary" or not self._is_summarized(place)] or present
+        if present:
+            return f"At call {self.call} the model {read}: {_and(_listed(present))}."
+        spans = [(place, span) for place in self.places for span in place.spans if place.session == self.session]
+        absent = [(place, span) for place, span in spans if self._covers(place, span)]
+        if elsewhere := next((span.elsewhere for _, span in absent if span.elsewhere), ()):
+            return f"At call {self.call} the model {read}: in {_and(elsewhere[:3])}."
+        place, act = (absent[0][0], absent[0][1].act) if absent else (self.places[0], "")
+        reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
+        earlier = [span.last for _, span in spans if span.holds and span.last < self.call]
+        last = f" The last call that did is {max(earlier)}." if earlier else ""
+        address = f" All of it is at {place.uri}." if place.uri and place.uri not in reason else ""
+        return f"At call {self.call} the model did not {read}{reason}.{last}{address}"
+
+    def is_present(self, place: Place) -> bool:
+        """Tells whether a place held the words at the call that the verdict is about."""
+        return any(span.holds and self._covers(place, span) for span in place.spans)
+
+    def _is_summarized(self, place: Place) -> bool:
+        return any(span.form == "summarized" and self._covers(place, span) for span in place.spans)
+
+    def _covers(self, place: Place, span: Span) -> bool:
+        same = (place.session, place.agent) == (self.session, self.agent)
+        return same and span.first <= self.call <= span.last
 
     def excerpt(self, place: Place) -> str:
         """The words in a place, and what stands around them."""
@@ -160,21 +201,21 @@ def why(
         raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
-        for manifest in manifests:
+        for manifest in search.replayer.ahead(manifests):
             search.look(manifest)
         search.look_at_turns()
         if asked is not None:
             search.keep(asked)
         if search.places:
             break
-    return search.answer(1 if asked is not None else len(manifests), manifests)
+    return search.answer(1 if asked is not None else len(manifests), manifests, asked or own[-1])
 
 
 class _Search:
     """Looks for a text in one pack after another."""
 
     def __init__(self, store: PackStore, text: str, *, exact: bool) -> None:
-        self._replayer = Replayer(store)
+        self.replayer = Replayer(store)
         self._text, self._exact = text, exact
         self.places: dict[tuple[str, ...], Place] = {}
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
@@ -187,9 +228,9 @@ class _Search:
         key = (*manifest.session_key, manifest.branch, manifest.agent)
         self._looked.append((key, manifest, (), False))
         try:
-            policy = self._replayer.policy(manifest)
+            policy = self.replayer.policy(manifest)
             self._mask(policy)
-            pack = self._replayer.replay(manifest).pack if manifest.texts else None
+            pack = self.replayer.replay(manifest).pack if manifest.texts else None
         except AetherContextError as error:
             self._notes[f"call {manifest.number} could not be built again: {error}"] = None
             return
@@ -216,7 +257,7 @@ class _Search:
         known, self.places = self.places, {}
         for key, looked in groupby(sorted(self._looked, key=itemgetter(0)), itemgetter(0)):
             calls = list(looked)
-            turns = TurnFiles(self._replayer.store.files, *key).read()
+            turns = TurnFiles(self.replayer.store.files, *key).read()
             stored = {content_name(at, turns[at]["digest"]): turns[at] for at in sorted(turns)}
             contents = {name: content_from_wire(canonical_json(one["content"])) for name, one in stored.items()}
             tools = tool_names(contents)
@@ -278,7 +319,7 @@ class _Search:
         note = "calls without recorded texts were looked at by hash, which finds whole messages and memories"
         self._notes[note] = None
         hashes = {content_of_parts(role, [text_part(self._text)]).digest for role in ("user", "model")}
-        for row in self._replayer.resolve(manifest).rows.values():
+        for row in self.replayer.resolve(manifest).rows.values():
             if row.hash in {*hashes, hash_text(self._text)}:
                 self._known(manifest, row.id, _kind(row, None), row.source, self._text, row.time, row.uri)
                 yield row.id, self._span(manifest, row, policy, (), holds=None)
@@ -287,7 +328,7 @@ class _Search:
         """The whole texts of results that were taken out of the session's requests, by their addresses."""
         key = manifest.caller or manifest.session_key
         if key not in self._results:
-            store, texts = self._replayer.store, dict[str, str]()
+            store, texts = self.replayer.store, dict[str, str]()
             try:
                 for record in store.evidence(*key):
                     texts[record.uri] = store.evidence_data(*key[:2], record.digest).decode("utf-8", "replace")
@@ -351,23 +392,60 @@ class _Search:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
 
-    def answer(self, calls: int, manifests: Sequence[Manifest]) -> Answer:
+    def answer(self, calls: int, manifests: Sequence[Manifest], judged: Manifest) -> Answer:
         notes, places = list(self._notes), list(self.places.values())
         if not places:
             notes.append(
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
-            for key in {one.session_key for one in manifests if self._replayer.store.forgotten(*one.session_key)}:
+            for key in {one.session_key for one in manifests if self.replayer.store.forgotten(*one.session_key)}:
                 notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
-        reads = read_back(self._replayer.store, manifests) if any(place.uri for place in places) else {}
+        reads, answers = read_back(self.replayer.store, manifests), set[int]()
         for place in places:
-            place.read_back = reads.get(place.uri, ())
-        return Answer(
-            text=self._text, calls=calls, places=tuple(places[:_MOST_PLACES]), exact=self._exact, notes=tuple(notes)
+            if place.kind == "tool result" and place.who.startswith((READ, SEARCH)):
+                answers.update(span.first for span in place.spans)
+        for place in places:
+            is_cut = any(span.form != "whole" for span in place.spans)
+            past = [call for call in reads.get(HISTORY, ()) if is_cut and call in answers]
+            place.read_back = reads.get(place.uri, ()) if place.uri else tuple(past)
+        answer = Answer(
+            text=self._text,
+            session=judged.session,
+            agent=judged.agent,
+            call=judged.number,
+            calls=calls,
+            places=tuple(places),
+            exact=self._exact,
+            notes=tuple(notes),
         )
+        places.sort(key=answer.is_present, reverse=True)
+        return replace(answer, places=tuple(places[:_MOST_PLACES]))
+
+
+def _listed(places: Sequence[Place]) -> Iterator[str]:
+    """Places as a sentence names them: one of a kind with its date and speaker, several by their number."""
+    by_kind: dict[str, list[Place]] = {}
+    for place in places:
+        by_kind.setdefault(place.kind, []).append(place)
+    for kind, same in by_kind.items():
+        place = same[0]
+        article = "an" if kind[0] in "aeiou" else "a"
+        date = "" if place.time is None else datetime.fromtimestamp(place.time, UTC).strftime("%-d %B %Y")
+        details = ", ".join(filter(None, (date, place.who if place.who != kind else "")))
+        one = f"as {article} {kind}{f' ({details})' if details else ''}"
+        yield (
+            one
+            if len(same) == 1
+            else f"in {len(same)} {kind.removesuffix('y') + 'ies' if kind == 'memory' else kind + 's'}"
+        )
+
+
+def _and(items: Iterable[str]) -> str:
+    *first, last = items
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:

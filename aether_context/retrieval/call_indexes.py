@@ -17,7 +17,7 @@ from functools import lru_cache
 from aether_context.canonical import hash_text
 from aether_context.pack import RECALLED, Candidate, Layer, Tool, recalled_id
 from aether_context.redaction import masker
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder
+from aether_context.retrieval.embedders import Embedder, StaticEmbedder, known_words
 from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.pool import Entry, Hit
 from aether_context.retrieval.ranking import similarity
@@ -28,13 +28,16 @@ from aether_context.text.shorten import sentences
 
 
 def tool_scores(tools: tuple[Tool, ...], query: str, redact: tuple[str, ...] = ()) -> dict[str, float]:
-    """Scores each tool against a query, by name: 0 and more, in the order of the tools.
+    """Scores each tool against a query, by name: 0 and more, in the order of the tools; all are 0 where no tool has a
+    word of a query in another language than the table of words knows, since meanings would be compared by chance.
 
     Args:
         redact: patterns of what is masked before anything is compared.
     """
     scores = dict.fromkeys((tool.name for tool in tools), 0.0)
     hits = _tool_index(tools, redact).search(query, limit=len(scores)) if query else []
+    if not any(hit.scores["bm25"] for hit in hits) and not known_words(query):
+        return scores
     return scores | {hit.id: round(hit.score, 6) for hit in hits}
 
 

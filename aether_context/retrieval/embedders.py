@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
@@ -71,19 +72,20 @@ _CACHED_ROWS = 256
 
 
 def products(rows: Rows, wanted: NDArray[np.int8]) -> NDArray[np.float64]:
-    """The product of each row with a vector.
+    """The products of each row with each of some vectors, of shape ``(vectors, rows)``.
 
     Sums of products of whole numbers from -127 to 127 stay below 2**24, so that 32-bit floats hold them exactly in
     whatever order a machine's linear algebra adds them up.
     """
-    column = wanted.astype(np.float32)
-    products = np.empty(len(rows), dtype=np.float32)
+    columns = wanted.astype(np.float32)
+    products = np.empty((len(columns), len(rows)), dtype=np.float32)
     room = np.empty((min(len(rows), _CACHED_ROWS), rows.shape[1]), dtype=np.float32)
     for first in range(0, len(rows), _CACHED_ROWS):
         some = rows[first : first + _CACHED_ROWS]
         floats = room[: len(some)]
         np.copyto(floats, some)
-        np.dot(floats, column, out=products[first : first + len(some)])
+        for column, of_column in zip(columns, products, strict=True):  # as a matrix, more threads would multiply it
+            np.dot(floats, column, out=of_column[first : first + len(some)])
     return products.astype(np.float64)
 
 
@@ -175,6 +177,7 @@ class _Model:
         self.digest = hashlib.sha256(data).hexdigest()
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             self.vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
+            self.known = frozenset(self.vocabulary)
             self.rows: Rows = archive["rows"]
         pieces = models.WordPiece({token: number for number, token in enumerate(self.vocabulary)}, unk_token="[UNK]")
         self._tokenizer = Tokenizer(pieces)
@@ -233,7 +236,7 @@ def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
     different, at = np.unique(ids, return_inverse=True)
     rows = model.rows[different]
     lengths = np.outer(lengths_of(model.rows[asked]), lengths_of(rows))
-    alike = np.stack([products(rows, row) for row in model.rows[asked]])
+    alike = products(rows, model.rows[asked])
     cosines = np.divide(alike, lengths, out=np.zeros(lengths.shape), where=lengths > 0)
     near = np.maximum(0.0, cosines - _ALIKE) / (1 - _ALIKE)
     begins = np.flatnonzero(np.diff(stretch, prepend=-1))
@@ -241,6 +244,12 @@ def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
     rare = np.log((len(begins) + 1) / np.maximum(1.0, nearest.sum(axis=1)))
     np.maximum.at(result, stretch[begins] // _MOST_TOKENS, np.round(rare @ nearest / rare.sum(), 6))
     return result
+
+
+def known_words(text: str) -> bool:
+    """Tells whether the model in the package knows most words of a text whole, as it does of English."""
+    words = re.findall(r"[^\W\d_]+", text.lower())
+    return 2 * sum(word in _model().known for word in words) > len(words)
 
 
 @lru_cache(maxsize=1)

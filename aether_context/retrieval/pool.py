@@ -1,8 +1,8 @@
 """A pool of texts, and how they answer a query: in words and in meaning, beside their neighbours, and in time.
 
-A pool is arrays with one place a text, in the order in which they were added. Adding, forgetting and searching all take
-time in proportion to the pool, so that nothing has to be kept sorted: of 100,000 short texts a search reads 10 MB of
-terms and 25 MB of vectors.
+A pool is arrays with one place a text, in the order in which they were added. Forgetting and searching take time in
+proportion to the pool, so that nothing has to be kept sorted: of 100,000 short texts a search reads 10 MB of terms and
+25 MB of vectors. Adding takes time in proportion to what is added, since the arrays keep spare room behind them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,10 @@ K1, B = 1.5, 0.75
 _FULL_WORDS = 8
 _TERM = np.dtype("<u4")
 _MARKS = 2 * _TERM.itemsize
-_LOW, _FEW = np.uint32(2**16 - 1), 20
 _SEMANTIC_WEIGHT, _MODEL_WEIGHT = 0.4, 0.6
+_DOCUMENTS_WEIGHT, _LONGEST_SENTENCES = 0.25, 100
+"""The share of meaning by the packaged table in documents: texts of no talk, of more terms than this on the average.
+One vector tells little of so many words; and in such texts a word's neighbour in meaning stands by chance."""
 """The share of meaning in the sum, by the packaged table of words and by a model that reads sentences; words have the
 rest. Anything from 0.3 to 0.5, and from 0.5 to 0.7, finds as much."""
 _WORDS_WEIGHT, _COMPARED = 0.5, 128
@@ -44,6 +46,10 @@ _NAMED, _DATED, _ASKING = 1.5, 1.4, 0.9
 """Factors for what somebody said who is meant in the query, for texts with a time where one is asked for, and for
 those that end in a question."""
 _SMALL_POOL = 10
+_LONGEST_STATEMENT, _MOST_CORRECTIONS = 24, 2
+_NEAR_STATEMENT, _SAME_STATEMENT = 0.3, 0.5
+"""Terms of a statement that another one may correct, and how many may; the cosine of two in which a speaker tells of
+themselves, and of any other two."""
 _TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
 """Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
 
@@ -96,12 +102,16 @@ class Pool:
 
     def __init__(self, embedder: Embedder | None) -> None:
         is_model = embedder is not None and not str(getattr(embedder, "name", "")).startswith("static-")
-        self._weight = _MODEL_WEIGHT if is_model else _SEMANTIC_WEIGHT
+        self._weight, self._is_model = _MODEL_WEIGHT if is_model else _SEMANTIC_WEIGHT, is_model
         self._marks = np.empty((0, 2), dtype=_TERM)
         self._terms, self._lengths = packed([])
         self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
         self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
+        self._norms, self._alike = np.empty(0), np.empty(0)
+        self._changes = np.empty((0, 2), dtype=np.bool_)
+        self._last_places: dict[int, int] = {}
+        self._speakers: set[bytes] = set()
         self._talks: _Talks | None = None
 
     def __len__(self) -> int:
@@ -120,15 +130,18 @@ class Pool:
         """
         marks = np.frombuffer(b"".join(of_text[:_MARKS] for of_text in said), dtype=_TERM).reshape(-1, 2)
         new_terms, new_lengths = packed([of_text[_MARKS:] for of_text in said])
-        self._marks = np.concatenate([self._marks, marks])
-        self._terms = np.concatenate([self._terms, new_terms])
-        self._lengths = np.concatenate([self._lengths, new_lengths])
-        self._times = np.concatenate([self._times, np.array(times, dtype=np.float64)])  # None becomes NaN
-        self._threads = np.concatenate([self._threads, np.array(threads, dtype=np.int64)])
+        self._marks = _grown(self._marks, marks)
+        self._terms = _grown(self._terms, new_terms)
+        self._lengths = _grown(self._lengths, new_lengths)
+        self._times = _grown(self._times, np.array(times, dtype=np.float64))  # None becomes NaN
+        self._threads = _grown(self._threads, np.array(threads, dtype=np.int64))
         width = max(self.vectors.shape[1], vectors.shape[1])
-        tables = (self.vectors, vectors)
-        self.vectors = np.concatenate([rows if rows.size else np.zeros((len(rows), width), np.int8) for rows in tables])
-        self._talks = None
+        if width != self.vectors.shape[1]:
+            self.vectors = np.zeros((len(self.vectors), width), np.int8)
+        self.vectors = _grown(self.vectors, vectors if vectors.size else np.zeros((len(vectors), width), np.int8))
+        signs = [_with_any(new_terms, new_lengths, keys) for keys in (terms.CHANGED, terms.SELF)]
+        self._changes = _grown(self._changes, np.stack(signs, axis=1))
+        self._link(len(self) - len(said))
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Forgets all other texts; those behind them move up.
@@ -136,30 +149,42 @@ class Pool:
         Args:
             kept: says so of each place.
         """
-        self._terms = self._terms[np.repeat(kept, self._lengths)]
-        self._marks, self._lengths, self.vectors = self._marks[kept], self._lengths[kept], self.vectors[kept]
-        self._times, self._threads, self._talks = self._times[kept], self._threads[kept], None
+        self._terms = self._terms[np.repeat(kept, self._lengths)].copy()
+        self._marks, self._lengths = self._marks[kept].copy(), self._lengths[kept].copy()
+        self._times, self._threads = self._times[kept].copy(), self._threads[kept].copy()
+        self.vectors = self.vectors[kept].copy()
+        self._norms, self._alike, self._last_places, self._speakers = np.empty(0), np.empty(0), {}, set()
+        self._changes = self._changes[kept].copy()
+        self._link(0)
+
+    def _link(self, first: int) -> None:
+        """Works out the length of the vectors from a place on, their cosines with the text before in their thread, and
+        who speaks."""
+        previous = list[int]()
+        for place, thread in enumerate(self._threads[first:].tolist(), first):
+            previous.append(self._last_places.get(thread, place))
+            self._last_places[thread] = place
+        self._norms = _grown(self._norms, lengths_of(self.vectors[first:]))
+        alike = np.einsum("ij,ij->i", self.vectors[first:], self.vectors[previous], dtype=np.int32).astype(np.float64)
+        lengths = self._norms[first:] * self._norms[previous]
+        self._alike = _grown(self._alike, np.divide(alike, lengths, out=np.zeros(len(alike)), where=lengths > 0))
+        self._speakers.update(mark.tobytes() for mark in np.unique(self._marks[first:, 0]))
+        self._talks = None
 
     def named(self, query: str) -> tuple[str, NDArray[np.bool_]]:
         """A query without the names of those who speak here, which stand in half of all texts; and which texts are
         those of speakers that it means."""
-        talks = self._in_talks()
-        rest, marks = terms.without_names(query, talks.speakers)
+        rest, marks = terms.without_names(query, self._speakers)
         return rest, np.isin(self._marks[:, 0], np.frombuffer(b"".join(marks), dtype=_TERM))
 
     def _in_talks(self) -> _Talks:
         if self._talks is None:
             order = np.flatnonzero(self._threads >= 0)
             order = order[np.argsort(self._threads[order], kind="stable")]
-            threads, times, vectors = self._threads[order], self._times[order], self.vectors[order]
+            threads, times = self._threads[order], self._times[order]
             begins = (np.diff(threads) != 0) | (np.abs(np.diff(times)) > _PAUSE_SECONDS)
             numbers = np.cumsum(np.concatenate([np.zeros(min(1, len(order)), np.bool_), begins]))
-            norms = lengths_of(self.vectors)
-            alike = np.einsum("ij,ij->i", vectors[1:], vectors[:-1], dtype=np.int32).astype(np.float64)
-            lengths = norms[order][1:] * norms[order][:-1]
-            alike = np.divide(alike, lengths, out=np.zeros(len(alike)), where=lengths > 0)
-            speakers = frozenset(mark.tobytes() for mark in np.unique(self._marks[:, 0]))
-            self._talks = _Talks(order, numbers, norms, alike, speakers)
+            self._talks = _Talks(order, numbers)
         return self._talks
 
     def answers(
@@ -173,6 +198,9 @@ class Pool:
             asked: the vector of the query, of no dimensions where meanings are not compared.
             said: gives the masked texts at places.
         """
+        is_latin = terms.is_latin(query)
+        if not (is_latin or self._is_model):
+            asked = asked[:, :0]
         found, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
         # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
@@ -185,10 +213,12 @@ class Pool:
         semantic = np.maximum(0.0, cosine - usual * len(self) / (len(self) + _SMALL_POOL))
         # The more of the words are identifiers, the less meaning tells.
         named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
-        weight = self._weight * (1.0 - named) if asked.size else 0.0
+        is_document = (self._threads < 0).all() and len(self._terms) > _LONGEST_SENTENCES * len(self)
+        share = _DOCUMENTS_WEIGHT if is_document and not self._is_model else self._weight
+        weight = share * (1.0 - named) if asked.size else 0.0
         alone = (1 - weight) * lexical + weight * semantic
         scores = {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
-        if asked.size:
+        if asked.size and is_latin and not is_document:
             places = best(alone, _COMPARED)
             places = places[np.argsort(-alone[places], kind="stable")[:_COMPARED]]
             if (words := word_by_word(query, said(places))).any():
@@ -202,13 +232,13 @@ class Pool:
         vector."""
         if not asked.any() or not self.vectors.size:
             return np.zeros(len(self))
-        order, numbers, norms, alike, _ = self._in_talks()
+        (order, numbers), norms = self._in_talks(), self._norms
         lengths = norms * lengths_of(asked)
-        found = np.divide(products(self.vectors, asked[0]), lengths, out=np.zeros(len(self)), where=lengths > 0)
+        found = np.divide(products(self.vectors, asked)[0], lengths, out=np.zeros(len(self)), where=lengths > 0)
         at, before = order[1:], order[:-1]
         share = _BEFORE * (numbers[1:] == numbers[:-1])
-        lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[before] > 0) + 2 * share * alike)
-        joined = found.copy()
+        lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[before] > 0) + 2 * share * self._alike[at])
+        joined: Floats = found.copy()
         joined[at] = np.divide(found[at] + share * found[before], lengths, out=np.zeros(len(at)), where=lengths > 0)
         return joined
 
@@ -260,15 +290,29 @@ class Pool:
 
     def _dated(self) -> NDArray[np.bool_]:
         """Tells whether texts have a word or a number that tells a time."""
-        places = np.flatnonzero(_among(self._terms, terms.DATED))
-        places = places[np.isin(self._terms[places], terms.DATED)]
-        found = np.zeros(len(self), dtype=np.bool_)
-        found[np.searchsorted(np.cumsum(self._lengths), places, side="right")] = True
-        return found
+        return _with_any(self._terms, self._lengths, terms.DATED)
+
+    def corrections(self, places: Places) -> list[list[tuple[int, float]]]:
+        """Finds for each place later statements of its speaker that tell of a change and are near to it in meaning.
+
+        Returns their places, the nearest first, and when they were said; none where vectors do not tell.
+        """
+        short = self._lengths <= _LONGEST_STATEMENT
+        later = np.flatnonzero(short & (self._norms > 0) & self._changes[:, 0]) if len(places) else places
+        cosines = products(self.vectors[later], self.vectors[places]) / self._norms[later]
+        cosines /= np.maximum(1.0, self._norms[places])[:, None]
+        result = list[list[tuple[int, float]]]()
+        for place, near in zip(places.tolist(), cosines, strict=True):
+            is_later = (self._marks[later, 0] == self._marks[place, 0]) & (self._times[later] > self._times[place])
+            best_first = np.argsort(-np.where(is_later & short[place], near, 0.0), kind="stable")[:_MOST_CORRECTIONS]
+            least = np.where(self._changes[later, 1] & self._changes[place, 1], _NEAR_STATEMENT, _SAME_STATEMENT)
+            chosen = best_first[((near >= least) & is_later & short[place])[best_first]]
+            result.append(list(zip(later[chosen].tolist(), self._times[later[chosen]].tolist(), strict=True)))
+        return result
 
     def _beside_neighbours(self, alone: Floats) -> Floats:
         """Scores with what the texts before and behind lend in their talks, and the best of them."""
-        order, numbers, *_ = self._in_talks()
+        order, numbers = self._in_talks()
         own = alone[order]
         lent = own.copy()
         for distance, share in enumerate(_NEIGHBOURS, start=1):
@@ -286,16 +330,21 @@ class Pool:
 class _Talks(NamedTuple):
     """The order of texts in their conversations, worked out once.
 
-    ``order`` is the places of those in threads, by thread; ``numbers`` those of their talks, in that order; ``norms``
-    the lengths of all vectors; ``alike`` the cosine of each in ``order`` with the one before, of all but the first;
-    ``speakers`` the marks of whoever speaks.
+    ``order`` is the places of those in threads, by thread; ``numbers`` those of their talks, in that order.
     """
 
     order: Places
     numbers: Places
-    norms: Floats
-    alike: Floats
-    speakers: frozenset[bytes]
+
+
+def _grown(table: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    """A table with rows behind its own, in the spare room behind it or in half as much room again."""
+    size, room = len(table) + len(rows), table.base
+    if not isinstance(room, np.ndarray) or len(room) < size:
+        room = np.empty((size + size // 2, *rows.shape[1:]), table.dtype)
+        room[: len(table)] = table
+    room[len(table) : size] = rows
+    return room[:size]
 
 
 def packed(said: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
@@ -320,7 +369,7 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
     if not words or not len(keys):
         return found, 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
-    places = np.flatnonzero(np.isin(said, keys) if len(keys) <= _FEW else _among(said, keys))
+    places = np.flatnonzero(_among(said, keys))
     hashes, texts = said[places], np.searchsorted(np.cumsum(lengths), places, side="right")
     weights = []
     for key in keys:
@@ -332,12 +381,20 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
     return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
 
 
+def _with_any(said: NDArray[np.uint32], lengths: NDArray[np.int32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Tells which texts have any of some terms, by their hashes."""
+    places = np.flatnonzero(_among(said, keys))
+    places = places[np.isin(said[places], keys)]
+    result = np.zeros(len(lengths), dtype=np.bool_)
+    result[np.searchsorted(np.cumsum(lengths), places, side="right")] = True
+    return result
+
+
 def _among(said: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
     """The texts that hold any of many keys, and a few other terms: in one pass, however many are asked for."""
     low = np.zeros(2**16, dtype=np.bool_)
-    low[keys & _LOW] = True
-    found: NDArray[np.bool_] = low[said & _LOW]
-    return found
+    low[keys.astype(np.uint16)] = True
+    return low.take(said.astype(np.uint16))
 
 
 def best(scores: Floats, most: int) -> Places:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 # A run of letters and digits is a word; words of a script that one language writes are stemmed by that language's
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
-# Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters.
+# Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters. An ideograph or a
+# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar.
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -31,16 +32,27 @@ STOP_WORDS = frozenset(
 )
 """English words that say too little to search by; a query of nothing else keeps them."""
 STOP_TERMS = frozenset(Stemmer.Stemmer("english").stemWords(STOP_WORDS)) | STOP_WORDS
+_PARTICLES = frozenset(
+    "的了在是我你您他她它们這这那哪谁誰什么麼吗嗎呢吧啊儿兒嘛哦有没沒不也就都很还還和与與及而但被把给給对對从從于於个個一些几幾多少怎"
+    "样樣为為何時时候之其里裡去来來要会會能可以说說用做"
+)
+_SYLLABLES = frozenset(
+    "은는이가을를에의도로와과한하고서지다요어여아야해있었했겠습니까게네데든라려면며만부터들나너저것수거뭐언누구디떻왜무슨예세죠"
+)
+"""Characters that are words of grammar in Chinese, and in Korean, and no term alone."""
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
     "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af\U00020000-\U0003ffff"
 )
-_SPAN = re.compile(rf"(?P<run>[{_UNSPACED}]+)|(?P<name>[^\W{_UNSPACED}]+(?:[./\\:@#~-]+[^\W{_UNSPACED}]+)*)")
+_SIGNS = "\u0300-\u036f\u0900-\u0963\u0971-\u0dff"
+"""Accents, and the vowel signs of the scripts of India, which are no letters to Python but stand in words."""
+_NAMED = rf"(?:(?![{_UNSPACED}])[\w{_SIGNS}])+"
+_SPAN = re.compile(rf"(?P<run>[{_UNSPACED}]+)|(?P<name>{_NAMED}(?:[./\\:@#~-]+{_NAMED})*)")
 _ASCII_NAME = re.compile(r"\w+(?:[./\\:@#~-]+\w+)*", re.ASCII)
 """What is a name of `_SPAN` in a text that is all ASCII, which has nothing else, and is read twice as fast by this."""
-_WORD = re.compile(r"[^\W_]+")
-_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\dA-Za-z_]+")
+_WORD = re.compile(rf"(?:(?!_)[\w{_SIGNS}])+")
+_PART = re.compile(rf"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|(?:(?![\dA-Za-z_])[\w{_SIGNS}])+")
 _TELLING = re.compile(r"[\d_/\\@#]|[a-z][A-Z]|\w\.\w")
 _HEX = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 _LANGUAGES = (
@@ -68,11 +80,15 @@ def terms(text: str) -> list[str]:
     for run, name in _SPAN.findall(text):
         if name:
             found += _of_name(name)
-        elif len(run) == 1:
-            found.append(run)
         else:
             found += [first + second for first, second in pairwise(run)]
+            found += [run] if len(run) == 1 else [character for character in run if _is_word(character)]
     return found
+
+
+def _is_word(character: str) -> bool:
+    """Tells whether a character is one that may be a word alone: an ideograph or a Korean syllable, not of grammar."""
+    return character >= "\u3400" and character not in _PARTICLES and character not in _SYLLABLES
 
 
 def hashed(text: str, speaker: str | None = None) -> bytes:
@@ -146,7 +162,13 @@ def without_names(query: str, known: Container[bytes]) -> tuple[str, list[bytes]
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
     found = set(terms(text))
-    return sorted(found - STOP_TERMS or found)
+    return sorted({term for term in found - STOP_TERMS - _QUESTION_WORDS if not _PARTICLES.issuperset(term)} or found)
+
+
+def is_latin(text: str) -> bool:
+    """Tells whether at least half of a text's letters are Latin: of others the packaged table of words knows noise."""
+    letters = [character for character in text if character.isalpha()]
+    return 2 * sum(letter < "\u0250" for letter in letters) >= len(letters)
 
 
 def identifiers(text: str) -> list[str]:
@@ -186,6 +208,19 @@ def _stem(word: str) -> str:
         stemmers[language] = Stemmer.Stemmer(language)
     found: str = stemmers[language].stemWord(word)
     return found
+
+
+_QUESTION_WORDS = frozenset(
+    terms(
+        """どこ なに なん いつ だれ どう どれ です ます した して いる ある てい すか ませ こに こで はど
+        はな はい いう 何で 어디 누구 언제 무슨 뭐예 예요 에요 이에 있어 있지 어요 해요
+        где кто что как когда какой какая какого мой моя мои мне меня мою у в на с и я мы
+        أين ما من هل متى كيف في πού πώς ποιος πότε ο η το τα μου στο στη είναι
+        का की के है क्या कहाँ कब कौन मेरा मेरे में wo ist sind wer wie wann der das mein meine
+        où est sont qui quand comment mon dónde está están quién cómo cuándo qué el los mi onde quem quando meu minha"""
+    )
+)
+"""Words, and pairs of characters, that ask or are grammar in other languages and mean nothing in English."""
 
 
 # The times that a question names, as spans to hold against the times of what is remembered.
@@ -251,6 +286,21 @@ DATED = np.frombuffer(
     dtype="<u4",
 )
 """Hashes of terms that texts tell a time by."""
+CHANGED = np.frombuffer(
+    b"".join(
+        map(
+            hash_of,
+            query_terms(
+                """now nowadays anymore longer since moved changed switched stopped quit instead became jetzt inzwischen
+                mittlerweile seit mehr maintenant désormais depuis plus ahora desde ya ora adesso agora"""
+            ),
+        )
+    ),
+    dtype="<u4",
+)
+"""Hashes of terms that texts tell by what is not any more as it was."""
+SELF = np.frombuffer(b"".join(map(hash_of, ("i", "ich", "je", "yo", "io", "eu"))), dtype="<u4")
+"""Hashes of terms by which speakers tell of themselves."""
 _RECENT = re.compile(
     r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I
 )

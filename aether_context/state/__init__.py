@@ -1,18 +1,8 @@
-"""The part of a session's state that an application writes: its plan, tools and knowledge, the task board,
+"""The part of a session's state that an application writes: the step that its plan is at, the task board, knowledge,
 acceptance."""
 
-from aether_context.state.candidates import Plan, read_state, unique
-from aether_context.state.plans import acceptance_of, current_step, read_plan
-from aether_context.state.schema import EvidenceShape, Problems, StepShape
+from aether_context.plans.schema import EvidenceShape, StepShape
+from aether_context.state.board import acceptance_of, current_step
+from aether_context.state.candidates import PlannedCall, read_state, unique
 
-__all__ = [
-    "EvidenceShape",
-    "Plan",
-    "Problems",
-    "StepShape",
-    "acceptance_of",
-    "current_step",
-    "read_plan",
-    "read_state",
-    "unique",
-]
+__all__ = ["EvidenceShape", "PlannedCall", "StepShape", "acceptance_of", "current_step", "read_state", "unique"]

@@ -102,13 +102,13 @@ def examine(
     sources = [uri for uri in cited if uri in request_uris]
     sources += [uri for uri in covers if re.search(rf"{re.escape(uri)}(?![\w/-])", answer)]
     proven = proven_items(sources, {uri: covers.get(uri, [item.id for item in items]) for uri in sources})
-    found: list[tuple[AcceptanceItem, Judgement]] = []
+    judged_items: list[tuple[AcceptanceItem, Judgement]] = []
     for item in items:
         judgements = list(judged.get(item.id, ()))
         if item.needs_evidence:
             reason = "" if item.id in proven else "cites no artifact:// URI from the request that proves it"
             judgements.insert(0, Judgement(item.id in proven, "evidence", reason))
         last = judgements[-1] if judgements else Judgement(None, "nothing")
-        found.append((item, next((judgement for judgement in judgements if not judgement.passed), last)))
+        judged_items.append((item, next((judgement for judgement in judgements if not judgement.passed), last)))
     fabricated = tuple(uri for uri in cited if uri not in request_uris)
-    return Verdict(tuple(found), cited, fabricated)
+    return Verdict(tuple(judged_items), cited, fabricated)

@@ -13,16 +13,66 @@ when that worker runs again it finds the step claimed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from itertools import chain, repeat
+from threading import RLock
+from typing import Any, Protocol
 
 from aether_context.canonical import plain
 from aether_context.errors import BoardError, listed
-from aether_context.pack import AcceptanceItem
-from aether_context.state.plans import Reading, acceptance_of, done_steps, read_plan, read_step, ready_steps
-from aether_context.state.schema import WRITING, NoteShape, PlanShape, Problems, SessionState, StepShape, read_shape
+from aether_context.pack import NOTHING, AcceptanceItem
+from aether_context.plans import ParsedPlan, PlanShape, StepShape, parse_plan
+from aether_context.plans.parsing import read_step
+from aether_context.plans.schema import NoteShape, Problems, read_shape
+
+WRITING = RLock()
+"""A lock for reading a key of a state and writing it back, so that no change made in this process is lost."""
+
+
+class SessionState(Protocol):
+    """The part of a session's state that is used here: a dict, or ADK's ``State``."""
+
+    def get(self, key: str, default: Any = None, /) -> Any: ...
+
+    def __setitem__(self, key: str, value: Any, /) -> None: ...
+
+
+def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
+    """The current step, None where none is left.
+
+    It is the plan's ``step``; else a step that the worker has claimed; else the one that ``current_step`` names, the
+    first claimed one, the first ready one whose dependencies are done, or the first that is not done.
+    """
+    if plan.step is not None:
+        return plan.step
+    current = [step for step in plan.steps if plan.current_step and step.id == plan.current_step]
+    claimed = [step for step in plan.steps if step.status == "claimed"]
+    own_steps = [step for step in claimed if worker and step.claimed_by == worker]
+    if own_steps:
+        return next((step for step in current if step in own_steps), own_steps[0])
+    unclaimed = [step for status in ("ready", "blocked") for step in plan.steps if step.status == status]
+    return next(iter([*current, *claimed, *ready_steps(plan.steps), *unclaimed]), None)
+
+
+def done_steps(steps: Iterable[StepShape]) -> frozenset[str]:
+    """The ids of the steps that are done."""
+    return frozenset(step.id for step in steps if step.status == "done" and step.id)
+
+
+def ready_steps(steps: Sequence[StepShape]) -> tuple[StepShape, ...]:
+    """The steps that can be claimed: their status is ``ready`` and all steps they depend on are done."""
+    done = done_steps(steps)
+    return tuple(step for step in steps if step.status == "ready" and done.issuperset(step.depends_on))
+
+
+def acceptance_of(plan: PlanShape, step: StepShape) -> tuple[AcceptanceItem, ...]:
+    """A step's checklist, or the plan's where the step has none."""
+    return tuple(
+        AcceptanceItem(id=item.id or f"a{number}", text=item.text, needs_evidence=item.needs_evidence)
+        for number, item in enumerate(step.acceptance or plan.acceptance, start=1)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +89,7 @@ class TaskBoard:
             BoardError: it is not a plan, a field of a step cannot be read, two steps have the same id, or dependencies
                 are unknown or circular.
         """
-        return cls(plan=_read(plan).plan or PlanShape())
+        return cls(plan=_parse(plan).plan or PlanShape())
 
     @property
     def steps(self) -> tuple[StepShape, ...]:
@@ -53,8 +103,8 @@ class TaskBoard:
         """
         match = next((step for step in self.steps if step.id == name), None)
         if match is None:
-            known = listed(step.id for step in self.steps)
-            raise BoardError(f"there is no step {name!r}: the steps are {known}", step=name)
+            names = listed(step.id for step in self.steps)
+            raise BoardError(f"there is no step {name!r}: the steps are {names}", step=name)
         return match
 
     def ready(self) -> tuple[StepShape, ...]:
@@ -82,9 +132,9 @@ class TaskBoard:
         """
         problems = Problems()
         added = step if isinstance(step, StepShape) else read_step(step, "step", problems)
-        if added is None or problems.lost:
-            place, reason = next(iter(problems.lost.items()))
-            raise BoardError(f"this is not a step: {place.removeprefix('step.')}: {reason}")
+        if added is None or problems.rejected:
+            path, reason = next(iter(problems.rejected.items()))
+            raise BoardError(f"this is not a step: {path.removeprefix('step.')}: {reason}")
         steps = (*self.steps, added)
         _check(steps)
         return replace(self, plan=self.plan.model_copy(update={"steps": steps}))
@@ -133,11 +183,11 @@ class TaskBoard:
         problems = {"done": "done already", "claimed": f"claimed by {step.claimed_by!r}, not by {by!r}"}
         raise BoardError(f"step {name!r} is {problems.get(step.status, 'not claimed: claim it first')}", step=name)
 
-    def _with_step(self, changed: StepShape) -> TaskBoard:
+    def _with_step(self, new_step: StepShape) -> TaskBoard:
         """The board with a changed step. A claimed step becomes the current one; any other stops being it."""
-        steps = tuple(changed if step.id == changed.id else step for step in self.steps)
-        other = "" if self.plan.current_step == changed.id else self.plan.current_step
-        current = changed.id if changed.status == "claimed" else other
+        steps = tuple(new_step if step.id == new_step.id else step for step in self.steps)
+        other = "" if self.plan.current_step == new_step.id else self.plan.current_step
+        current = new_step.id if new_step.status == "claimed" else other
         return replace(self, plan=self.plan.model_copy(update={"steps": steps, "current_step": current}))
 
 
@@ -157,10 +207,10 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
         BoardError: the plan is no board, or the change is not allowed; the state is then as it was.
     """
     with WRITING:
-        reading = _read(state.get("plan"))
-        before = TaskBoard(plan=reading.plan or PlanShape())
-        after = change(before)
-        done = done_steps(after.steps) - done_steps(before.steps)
+        parsed = _parse(state.get("plan"))
+        old_board = TaskBoard(plan=parsed.plan or PlanShape())
+        new_board = change(old_board)
+        done = done_steps(new_board.steps) - done_steps(old_board.steps)
         knowledge = state.get("knowledge")
         notes = knowledge.get("notes") if done and isinstance(knowledge, Mapping) else ()
         kept_notes: list[object] = []
@@ -173,27 +223,27 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
                 moved.setdefault(note.step_id, []).append(note.text)
         steps = tuple(
             step.model_copy(update={"notes": _merged(step.notes, moved[step.id])}) if step.id in moved else step
-            for step in after.steps
+            for step in new_board.steps
         )
-        plan = _as_json(reading, after.plan.model_copy(update={"steps": steps}))
+        plan = _as_json(parsed, new_board.plan.model_copy(update={"steps": steps}))
         board = TaskBoard.read(plan)
-        if before.plan != board.plan:
+        if old_board.plan != board.plan:
             state["plan"] = plan
         if moved and isinstance(knowledge, Mapping):
             state["knowledge"] = {**knowledge, "notes": kept_notes}
         return board
 
 
-def _read(plan: object) -> Reading:
+def _parse(plan: object) -> ParsedPlan:
     """A plan that is a board in every part."""
-    problems = Problems()
-    reading = read_plan(plan, problems)
+    parsed = parse_plan(plan)
     parts = ("plan.steps", "plan.current_step")
-    broken = plan is not None and reading.plan is None
-    for place in (place for place in problems.lost if broken or place.startswith(parts)):
-        raise BoardError(f"state['plan'] is not a plan: {place.removeprefix('plan.')}: {problems.lost[place]}")
-    _check(reading.plan.steps if reading.plan is not None else ())
-    return reading
+    broken = plan is not None and parsed.plan is None
+    for path, reason in parsed.rejected.items():
+        if broken or path.startswith(parts):
+            raise BoardError(f"state['plan'] is not a plan: {path.removeprefix('plan.')}: {reason}")
+    _check(parsed.plan.steps if parsed.plan is not None else ())
+    return parsed
 
 
 def _check(steps: Sequence[StepShape]) -> None:
@@ -221,18 +271,18 @@ def _merged(notes: Sequence[str], new_notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*notes, *new_notes]))
 
 
-def _as_json(reading: Reading, plan: PlanShape) -> dict[str, Any]:
+def _as_json(parsed: ParsedPlan, plan: PlanShape) -> dict[str, Any]:
     """A plan as plain JSON, in this package's words; what it holds under other keys stays."""
-    left = [*reading.steps_left, *[{}] * (len(plan.steps) - len(reading.steps_left))]
-    steps = [_written(step, beside) for step, beside in zip(plan.steps, left, strict=True)]
-    return _written(plan, reading.left) | ({"steps": steps} if steps else {})
+    unknown = chain(parsed.unknown_step_fields, repeat(NOTHING))  # a step that was added has no such keys
+    steps = [_written(step, fields) for step, fields in zip(plan.steps, unknown, strict=False)]
+    return _written(plan, parsed.unknown_fields) | ({"steps": steps} if steps else {})
 
 
-def _written(shape: PlanShape | StepShape, left: Mapping[str, Any]) -> dict[str, Any]:
+def _written(shape: PlanShape | StepShape, unknown: Mapping[str, Any]) -> dict[str, Any]:
     # An empty list of tools is read as no restriction.
     tools = {"tools": "none"} if shape.tools == () else {}
     return (
-        {key: plain(value) for key, value in left.items()}
+        {key: plain(value) for key, value in unknown.items()}
         | shape.model_dump(mode="json", exclude_defaults=True)
         | tools
     )

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Candidate, Step, Validity
-from aether_context.state.plans import acceptance_of, current_step, done_steps, lists_tools, read_plan
-from aether_context.state.schema import (
+from aether_context.plans import PlanShape, StepShape, parse_plan
+from aether_context.plans.parsing import lists_tools
+from aether_context.plans.schema import (
     LONG_AGO,
     EvidenceShape,
     KnowledgeShape,
     NoteShape,
-    PlanShape,
     Problems,
-    StepShape,
     opened,
     read_shape,
     read_tools,
 )
+from aether_context.state.board import acceptance_of, current_step, done_steps
 
+ROLES: Mapping[str, tuple[str, ...]] = {
+    role: tuple(lines)
+    for role, lines in json.loads(Path(__file__).with_name("roles.json").read_text(encoding="utf-8")).items()
+}
+"""What three common roles are told, by name in lower case; any other role is passed on in its own words."""
 _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 
 
-class Plan(NamedTuple):
-    """A session's state as the pipeline reads it. ``problems`` name the places of ignored values, not the values."""
+class PlannedCall(NamedTuple):
+    """A session's state as a model call uses it. ``problems`` name the places of ignored values, not the values."""
 
     step: Step = Step()
     validity: Validity = "unplanned"
@@ -37,7 +44,7 @@ class Plan(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = False, completed: str = "") -> Plan:
+def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = False, completed: str = "") -> PlannedCall:
     """The step and the candidates in a session's state. Each field is read on its own, so a wrong one affects no other.
 
     Where the step, its acceptance list or its tools are given but cannot be read, the plan is invalid. Where the tools,
@@ -50,26 +57,27 @@ def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = Fals
         completed: the id of a step that is done, and that the agent keeps all the same, since it has yet to answer.
     """
     if plans:
-        old, rest = read_state({"plan": state.get("plan")}), read_state({"knowledge": state.get("knowledge")})
+        old, knowledge_only = read_state({"plan": state.get("plan")}), read_state({"knowledge": state.get("knowledge")})
         lacks = [old.invalid_reason, *(problem.removeprefix("state ") for problem in old.problems)]
-        told = [_material("plan", f"the plan that is there cannot be read in full: {'; '.join(lacks)}")]
-        return rest._replace(candidates=(*rest.candidates, *(told if old.invalid_reason else ())))
-    problems = Problems()
-    reading = read_plan(state.get("plan"), problems)
+        notice = _extra_text("plan", f"the plan that is there cannot be read in full: {'; '.join(lacks)}")
+        candidates = (*knowledge_only.candidates, notice) if old.invalid_reason else knowledge_only.candidates
+        return knowledge_only._replace(candidates=candidates)
+    parsed = parse_plan(state.get("plan"))
+    problems = Problems(parsed.problems, parsed.rejected)
     tools = read_tools([state.get("tools")], "tools", problems)
     knowledge = KnowledgeShape()
     if isinstance(opened(state.get("knowledge")), Mapping):
         knowledge = read_shape(KnowledgeShape, state["knowledge"], "knowledge", problems) or knowledge
     elif state.get("knowledge") is not None:
-        problems.lose("knowledge", "it is not a mapping")
-    plan, faults = reading.plan, list(reading.faults)
-    material = [_material(key, text) for key, text in reading.material]
+        problems.reject("knowledge", "it is not a mapping")
+    plan, faults = parsed.plan, list(parsed.faults)
+    extra_texts = [_extra_text(key, text) for key, text in parsed.extra_text]
     if plan is None:
-        return Plan(
-            step=Step(tools=() if reading.closed else tools),
+        return PlannedCall(
+            step=Step(tools=() if parsed.may_list_tools else tools),
             validity="invalid" if faults else "unplanned",
             invalid_reason="; ".join(faults),
-            candidates=unique([*_candidates(knowledge), *material]),
+            candidates=unique([*_candidates(knowledge), *extra_texts]),
             problems=problems.messages,
         )
     active = next((step for step in plan.steps if completed and step.id == completed), current_step(plan, worker))
@@ -78,21 +86,21 @@ def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = Fals
     if plan.step is None and not plan.current_step and current.status not in ("claimed", "done"):
         # The step is current only by its position: an unreadable item before it may be the current one.
         position = plan.steps.index(active) if active is not None else len(plan.steps)
-        skipped = [place for place, before in reading.unread if before <= position]
+        skipped = [path for path, steps_before in parsed.skipped_steps if steps_before <= position]
     step = _step(plan, current, tools)
     finished = bool(plan.steps) and plan.step is None and all(step.status == "done" for step in plan.steps)
-    unread = reading.closed or (skipped and active is None)
-    if step.tools is None and (unread or (not step.text and not finished and lists_tools(state.get("plan")))):
+    may_list_tools = parsed.may_list_tools or (skipped and active is None)
+    if step.tools is None and (may_list_tools or (not step.text and not finished and lists_tools(state.get("plan")))):
         step = replace(step, tools=())
-    if step.tools == () and any(place.endswith("tools") for place in problems.lost):
+    if step.tools == () and any(path.endswith("tools") for path in problems.rejected):
         faults.append("the step's tools cannot be read")
-    faults += [f"{place} cannot be read" for place in skipped]
+    faults += [f"{path} cannot be read" for path in skipped]
     lacking = [name for name, value in (("step", step.text), ("acceptance list", step.acceptance)) if not value]
     if lacking and not (finished and not step.text):
         faults.append("the plan has no " + " and no ".join(lacking))
     checkpoints = [current, *(step for step in plan.steps if step.id in current.depends_on)]
     notes = [NoteShape.model_construct(None, text=text) for step in checkpoints for text in step.notes]
-    return Plan(
+    return PlannedCall(
         step=step,
         validity="invalid" if faults else "valid",
         invalid_reason="; ".join(dict.fromkeys(faults)),
@@ -101,14 +109,14 @@ def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = Fals
             [
                 *_candidates(knowledge, done_steps(plan.steps)),
                 *(_note_candidate(note, "note") for note in notes),
-                *material,
+                *extra_texts,
             ]
         ),
         problems=problems.messages,
     )
 
 
-def _material(key: str, text: str) -> Candidate:
+def _extra_text(key: str, text: str) -> Candidate:
     """A plan's text beside its fields, as a memory that every pack has."""
     digest = hash_text(text)
     return Candidate(
@@ -123,9 +131,9 @@ def _material(key: str, text: str) -> Candidate:
 
 
 def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> Step:
-    own, limits = step.constraints, plan.constraints
-    risk = own.risk or limits.risk
-    constraints = [*dict.fromkeys([*own.notes, *limits.notes])]
+    step_limits, plan_limits = step.constraints, plan.constraints
+    risk, role = step_limits.risk or plan_limits.risk, step.role or plan.role
+    constraints = [*dict.fromkeys([*step_limits.notes, *plan_limits.notes])]
     constraints += [f"risk: {risk}"] if risk is not None else []
     calls, questions = step.expected_tool_calls, step.open_questions
     return Step(
@@ -134,7 +142,8 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
         goal=plan.goal,
         step_id=step.id,
         text=step.text,
-        role=step.role or plan.role,
+        role=role,
+        role_lines=ROLES.get(role.strip().lower(), ()),
         acceptance=acceptance_of(plan, step),
         constraints=tuple(constraints),
         expected_tool_calls=calls if calls is not None else plan.expected_tool_calls,
@@ -200,13 +209,13 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozens
 def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with unique ids. One with the same id and text as another is left out."""
     by_name: dict[str, Candidate] = {}
-    seen: set[tuple[str, str]] = set()
+    taken: set[tuple[str, str]] = set()
     numbers: dict[str, int] = {}
     for candidate in candidates:
         name = f"{candidate.source}_{candidate.id}" if _CONTENT_NAME.fullmatch(candidate.id) else candidate.id
-        if (name, candidate.digest) in seen:
+        if (name, candidate.digest) in taken:
             continue
-        seen.add((name, candidate.digest))
+        taken.add((name, candidate.digest))
         number = numbers.get(candidate.id, 1)
         while name in by_name and by_name[name].digest != candidate.digest:
             number += 1

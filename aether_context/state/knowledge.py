@@ -18,18 +18,10 @@ from pydantic import ValidationError
 
 from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError, listed
+from aether_context.plans import PlanShape, parse_plan
+from aether_context.plans.schema import EvidenceShape, NoteShape, Problems, Shape, read_shape
+from aether_context.state.board import WRITING, SessionState, acceptance_of, current_step, done_steps
 from aether_context.state.candidates import evidence_id, note_id, read_state
-from aether_context.state.plans import acceptance_of, current_step, done_steps, read_plan
-from aether_context.state.schema import (
-    WRITING,
-    EvidenceShape,
-    NoteShape,
-    PlanShape,
-    Problems,
-    SessionState,
-    Shape,
-    read_shape,
-)
 
 _Shape = TypeVar("_Shape", bound=Shape)
 
@@ -96,8 +88,8 @@ def find_note(state: SessionState, id: str) -> NoteShape:
         KnowledgeError: there is none.
     """
     plan = _plan(state)
-    kept = [text for step in (*plan.steps, *filter(None, [plan.step])) for text in step.notes]
-    notes = [*_listed(state, "notes")[1], *kept]
+    step_notes = [text for step in (*plan.steps, *filter(None, [plan.step])) for text in step.notes]
+    notes = [*_listed(state, "notes")[1], *step_notes]
     named = [read_shape(NoteShape, note, "", Problems()) for note in notes if id and _id(NoteShape, note) == id]
     if not named or named[0] is None:
         names = listed(filter(None, (_id(NoteShape, note) for note in notes)))
@@ -131,8 +123,8 @@ def add_evidence(
         steps = [*filter(None, [current_step(plan)]), *plan.steps]
         item_ids = dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step))
         for unknown in (item for item in record.covers if item not in item_ids):
-            known = f"covers takes {listed(item_ids)}"
-            message = f"no acceptance item is named {unknown!r}: {known}" if item_ids else ""
+            choice = f"covers takes {listed(item_ids)}"
+            message = f"no acceptance item is named {unknown!r}: {choice}" if item_ids else ""
             raise KnowledgeError(message or "the plan has no acceptance items: leave covers empty", field="covers")
         _put(state, "evidence", record)
     return record
@@ -145,7 +137,7 @@ def covered(state: SessionState) -> frozenset[str]:
 
 
 def _plan(state: SessionState) -> PlanShape:
-    return read_plan(state.get("plan"), Problems()).plan or PlanShape()
+    return parse_plan(state.get("plan")).plan or PlanShape()
 
 
 def _check_not_empty(subject: str, **texts: str) -> None:

@@ -135,7 +135,7 @@ def is_artifact(content: bytes) -> bool:
     return _content({key: value for key, value in head.items() if key != "hash"}, data) == content
 
 
-def located(uri: str, session: Owner) -> tuple[Owner, str, int | None]:
+def artifact_owner(uri: str, session: Owner) -> tuple[Owner, str, int | None]:
     """Owner, name and version of what an ``artifact://`` URI stands for in a session; without a version, the last one.
 
     The URI is relative to the session (``artifact://tasks/42/report.md``), or absolute as ADK writes it

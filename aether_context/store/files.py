@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _RESERVED = re.compile(
-    r"(con|prn|aux|nul|com\d|lpt\d|packs|turns|messages|summaries|calibration|evidence|artifacts|name\.json)(\..*)?"
+    r"(con|prn|aux|nul|com\d|lpt\d|packs|turns|messages|summaries|calibration|evidence|artifacts|index|name\.json)(\..*)?"
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
@@ -57,7 +57,7 @@ class File(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
 
-class Calls:
+class TimedCalls:
     """Calls of one file system, each in a thread that is left behind where the call hangs.
 
     While one hangs the others fail at once; each minute one is tried all the same, until eight threads hang. None of
@@ -74,7 +74,7 @@ class Calls:
         """Returns the result of ``act``; `StoreError` where that takes longer, or takes long while another call
         hangs."""
         if self._process != os.getpid():  # a forked process has no threads of its parent
-            Calls.__init__(self)
+            TimedCalls.__init__(self)
         began = time.monotonic()
         answer = Future[_R]()
         with self._lock:
@@ -123,7 +123,7 @@ class Files:
         if not self.url:
             raise StoreError("the URL of a store is empty: give a folder or any fsspec URL")
         self.timeout_seconds = timeout_seconds
-        self.calls = Calls()
+        self.calls = TimedCalls()
         self.refuses: bool | None = None
         self._torn: set[str] = set()
         self.options = dict(options or {})
@@ -330,9 +330,9 @@ class Files:
             raise StoreError(f"{self.url} is a file: a store is a folder, or the URL of one")
         return True
 
-    def folders(self, path: str) -> list[str]:
-        """The folders in a folder, symbolic links left out; none where it is not there."""
-        return [entry["name"].rstrip("/") for entry in self._entries(path) if entry["type"] == "directory"]
+    def folders(self, path: str, size: int | None = None) -> list[str]:
+        """The folders in a folder, symbolic links left out; ``size`` is 0 where a run waits."""
+        return [entry["name"].rstrip("/") for entry in self._entries(path, size=size) if entry["type"] == "directory"]
 
     def files(self, path: str, size: int | None = None) -> list[File]:
         """The files in a folder without symbolic links and unfinished ones; ``size`` is 0 where a write waits."""

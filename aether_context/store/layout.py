@@ -15,19 +15,20 @@ from aether_context.text.entities import SCHEME
 
 Kind: TypeAlias = Literal[
     "pack", "replay", "outcome", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration",
-    "artifact", "name",
+    "artifact", "name", "index",
 ]  # fmt: skip
 """What a file is: ``pack`` is a manifest, ``replay`` and ``outcome`` are what belongs to it, ``turns`` hold what an
 agent was shown, ``record`` says what is known of a piece of ``evidence``, ``forgotten`` which packs of a session were
-deleted for their age, ``name`` which name a folder stands for."""
+deleted for their age, ``name`` which name a folder stands for, ``index`` copies of the manifests of many packs."""
 
 FORGOTTEN = "forgotten.json"
 _STUB = "[a-z0-9-]{0,40}~[0-9a-f]{16}"
 _NAME = f"(?:[a-z0-9][a-z0-9._-]{{0,63}}|{_STUB})"
 _SESSION = f"{_NAME}/{_NAME}/{_NAME}"
 _USER = f"{_NAME}/{_NAME}"
+_TIME = r"\d{8}T\d{6}\.\d{6}Z"
 _WORDS = r"(_[A-Za-z0-9-]{1,24}){0,2}"
-_PACK_ID = rf"pack_\d{{8}}T\d{{6}}\.\d{{6}}Z{_WORDS}_[0-9a-f]{{8}}(-\d+)?"
+_PACK_ID = rf"pack_{_TIME}{_WORDS}_[0-9a-f]{{8}}(-\d+)?"
 _PACK = rf"{_SESSION}/packs/{_PACK_ID}"
 _ADDRESS = re.compile(rf"packs/({_PACK_ID})/{re.escape(MANIFEST)}")
 _FORMS: dict[Kind, re.Pattern[str]] = {
@@ -43,12 +44,13 @@ _FORMS: dict[Kind, re.Pattern[str]] = {
     "evidence": re.compile(rf"{_USER}/evidence/([0-9a-f])/\1[0-9a-f]{{63}}\.bin"),
     "summary": re.compile(rf"{_USER}/summaries/([0-9a-f])/\1[0-9a-f]{{63}}\.txt"),
     "calibration": re.compile(rf"{_USER}/calibration/{_NAME}-[0-9a-f]{{8}}\.json"),
+    "index": re.compile(rf"{_USER}/index/{_TIME}-{_TIME}-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}"),
     "artifact": re.compile(rf"{_USER}/({_NAME}/)?artifacts/{_NAME}/(0|[1-9]\d{{0,17}})"),
     "name": re.compile(rf"(?:{_NAME}/){{0,2}}{_STUB}/name\.json|{_USER}/(?:{_NAME}/)?artifacts/{_STUB}/name\.json"),
 }
 
 
-class Entry(NamedTuple):
+class StoreEntry(NamedTuple):
     """A file of ours. ``owner`` is the user's folder below the base, ``session`` that of the session, empty for a file
     that all sessions of the user share."""
 
@@ -70,15 +72,15 @@ class Entry(NamedTuple):
         return self.file.path.rsplit("/", 1)[0]
 
 
-def entry_of(file: File, root: str) -> Entry | None:
+def entry_of(file: File, root: str) -> StoreEntry | None:
     """Reads the path of a file below the base of a store; None where its name is none of ours."""
     path = file.path.removeprefix(f"{root}/")
     kind = next((kind for kind, form in _FORMS.items() if form.fullmatch(path)), None)
     if kind is None:
         return None
     names = path.split("/")
-    shared = kind in ("evidence", "summary", "calibration") or names[2] in ("artifacts", "name.json")
-    return Entry(kind, file, "/".join(names[:2]), "" if shared else "/".join(names[:3]))
+    shared = kind in ("evidence", "summary", "calibration", "index") or names[2] in ("artifacts", "name.json")
+    return StoreEntry(kind, file, "/".join(names[:2]), "" if shared else "/".join(names[:3]))
 
 
 def manifest_uri(pack_id: str) -> str:

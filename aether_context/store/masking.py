@@ -1,14 +1,16 @@
 """The masked form of a pack, which is what is recorded of it: the pack that its input makes with its texts masked.
 
 Contents, declarations and candidates keep the hashes of what was sent, by which epochs and rows name them, and their
-token counts, so that the same is decided for both. Names and ids are not masked: they say what belongs together.
+token counts, so that the same is decided for both. Every text of a step, a candidate or an anchor is masked but those
+of `UNMASKED`.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from cachetools import LRUCache
@@ -16,7 +18,7 @@ from cachetools import LRUCache
 from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed
-from aether_context.pack import Candidate, Content, Epoch, Pack, PackInput, Part, Step, Tool
+from aether_context.pack import AcceptanceItem, Anchor, Candidate, Content, Epoch, Pack, PackInput, Part, Step, Tool
 from aether_context.packing import build_pack, payload
 from aether_context.packing.selection import render_line
 from aether_context.policy import PackPolicy
@@ -25,7 +27,16 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
 
 _MOST_CONTENTS, _MOST_LAST = 20_000, 512
+_MASKED_INPUTS = ("step", "invalid_reason", "candidates", "instructions", "problems")
 _FIELDS = {"function_call": "args", "function_response": "response"}
+UNMASKED: Mapping[type, frozenset[str]] = {
+    Step: frozenset(["task_id", "step_id", "risk", "tools"]),
+    AcceptanceItem: frozenset(["id"]),
+    Candidate: frozenset(["id", "layer", "digest", "covers", "content_hash", "kind"]),
+    Anchor: frozenset(["kind"]),
+}
+"""The fields of each kind of value that are not masked: names, ids and hashes, which say what belongs together. A new
+field is masked unless it is named here."""
 UNSIGNED = "skip_thought_signature_validator"
 """The signature by which Gemini takes a part that its model has not written. Where a call has none, it refuses the
 request, and a call in other words is not what the model has signed."""
@@ -132,15 +143,24 @@ def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> P
             other_tools=tuple(canonical_json(mask.json(json.loads(wire))) for wire in request.other_tools),
             contents=tuple(contents.of(content, mask) for content in request.contents),
         ),
-        step=_step(source.step, mask),
-        invalid_reason=mask(source.invalid_reason),
-        candidates=tuple(_candidate(candidate, mask) for candidate in source.candidates),
-        instructions=tuple(_candidate(instruction, mask) for instruction in source.instructions),
-        problems=tuple(map(mask, source.problems)),
-        host=source.host._replace(
-            anchors=tuple(replace(anchor, description=mask(anchor.description)) for anchor in source.host.anchors)
-        ),
+        **{name: _masked(getattr(source, name), mask) for name in _MASKED_INPUTS},
+        host=source.host._replace(anchors=_masked(source.host.anchors, mask)),
     )
+
+
+def _masked(value: Any, mask: Masker) -> Any:
+    """A value of the pipeline with its texts masked, whatever fields it has; itself where nothing is masked in it."""
+    if isinstance(value, str):
+        return mask(value) if value else value
+    if isinstance(value, tuple):
+        items = tuple(_masked(item, mask) for item in value)
+        return value if all(map(operator.is_, items, value)) else items
+    if type(value) not in UNMASKED:
+        return value
+    names = (item.name for item in fields(value) if item.name not in UNMASKED[type(value)])
+    masked = {name: _masked(getattr(value, name), mask) for name in names}
+    changed = {name: item for name, item in masked.items() if item is not getattr(value, name)}
+    return replace(value, **changed) if changed else value
 
 
 def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
@@ -160,22 +180,6 @@ def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
 def _tool(tool: Tool, mask: Masker) -> Tool:
     wire = canonical_json(mask.json(json.loads(tool.wire)))
     return tool if wire == tool.wire else replace(tool, wire=wire, signature=mask(tool.signature))
-
-
-def _step(step: Step, mask: Masker) -> Step:
-    texts: dict[str, Any] = {name: mask(getattr(step, name)) for name in ("task", "goal", "text", "role")}
-    lists: dict[str, Any] = {
-        name: None if (items := getattr(step, name)) is None else tuple(map(mask, items))
-        for name in ("constraints", "open_questions", "next", "stop_when")
-    }
-    acceptance = tuple(replace(item, text=mask(item.text)) for item in step.acceptance)
-    return replace(step, acceptance=acceptance, **texts, **lists)
-
-
-def _candidate(candidate: Candidate, mask: Masker) -> Candidate:
-    names = ("text", "line", "speaker", "source", "uri")
-    texts: dict[str, Any] = {name: mask(getattr(candidate, name)) for name in names}
-    return replace(candidate, **texts)
 
 
 def _key(text: str) -> str:

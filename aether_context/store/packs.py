@@ -7,6 +7,7 @@
     {base}/{app}/{user}/evidence/{h}/{hash}.bin              the result itself, by content
     {base}/{app}/{user}/calibration/{model}-{hash}.json      how counted tokens relate to those a provider reports
     {base}/{app}/{user}/summaries/{h}/{hash}.txt             summaries by a model, by the hash of its prompt
+    {base}/{app}/{user}/index/…                              copies of many manifests in one file, see `index`
 
 A path segment is the name itself where that is safe in a path, else a readable stub with a hash; ``name.json`` in the
 folder then holds the name.
@@ -47,7 +48,8 @@ from aether_context.errors import (
 from aether_context.evidence import EvidenceRecord
 from aether_context.pack import NOTHING
 from aether_context.store import pack_file
-from aether_context.store.files import Files, segment
+from aether_context.store.files import File, Files, segment
+from aether_context.store.index import INDEX, CallCopy, IndexReader, IndexWriter
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
@@ -55,7 +57,9 @@ from aether_context.text.entities import SCHEME
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
 
-_NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts")
+_NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts", INDEX)
+_MANY = 256
+"""So many calls are read at a time, where many are."""
 DEFAULT_STORE = "artifacts"
 """The store where a plugin names none; the command line has the same."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
@@ -69,6 +73,28 @@ class Parts(NamedTuple):
     texts: dict[str, JSON]
     outcome: dict[str, JSON] | None = None
     outcome_hash: str = ""
+
+
+class Listing(NamedTuple):
+    """The files of a pack as the store lists them; None where no outcome was written."""
+
+    manifest: File
+    outcome: File | None
+
+    def is_copied(self, copy: CallCopy, with_outcome: bool) -> bool:
+        """Tells whether a copy is as young as the files that it stands for."""
+        files = [self.manifest, *filter(None, [self.outcome if with_outcome else None])]
+        is_whole = copy.outcome is not None or len(files) == 1
+        return is_whole and all(file.modified is not None and file.modified <= copy.modified for file in files)
+
+
+class StoredCall(NamedTuple):
+    """The place of a pack, its manifest or what reading the pack raised, and how the model call ended where that was
+    asked for; None where nobody knows."""
+
+    place: str
+    manifest: Manifest | AetherContextError
+    outcome: dict[str, JSON] | None = None
 
 
 class Forgotten(NamedTuple):
@@ -93,6 +119,7 @@ class PackStore:
 
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         self.files = Files(url, options)
+        self._index = IndexWriter()
 
     @property
     def url(self) -> str:
@@ -146,35 +173,60 @@ class PackStore:
         return recording.manifest
 
     def _create(self, recording: Recording) -> bool:
-        place, manifest = self.place(recording.manifest), recording.manifest
-        self.files.create(f"{place}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
-        return self.files.create(f"{place}/{pack_file.MANIFEST}", recording.data)
+        pack_path, manifest = self.place(recording.manifest), recording.manifest
+        self.files.create(f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
+        if not self.files.create(f"{pack_path}/{pack_file.MANIFEST}", recording.data):
+            return False
+        self._index.add(self.files, pack_path, recording.data)
+        return True
 
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        there = self._there(self.places(app, user, session))
-        for _, manifests in groupby(there, key=lambda manifest: manifest.pack_id.split("_")[1]):
+        for _, manifests in groupby(self._read_all(app, user, session), key=lambda one: one.pack_id.split("_")[1]):
             yield from sorted(manifests, key=lambda one: (one.last_event_time, one.call, one.pack_id))
 
-    def _there(self, places: Sequence[str]) -> Iterator[Manifest]:
-        for _, manifest in self.each(places):
-            if not isinstance(manifest, AetherContextError):
-                yield manifest
-            elif not isinstance(manifest, PackNotFound):  # that one was deleted since the packs were listed
-                raise manifest
+    def _read_all(self, *names: str | None) -> Iterator[Manifest]:
+        for call in self.calls(self.listed(*names)):
+            if not isinstance(call.manifest, AetherContextError):
+                yield call.manifest
+            elif not isinstance(call.manifest, PackNotFound):  # that one was deleted since the packs were listed
+                raise call.manifest
 
-    def each(self, places: Sequence[str]) -> Iterator[tuple[str, Manifest | AetherContextError]]:
-        """The manifests of packs by their places, or what reading one raised, a few ahead of the one in hand."""
+    def calls(self, listed: Mapping[str, Listing], *, outcomes: bool = False) -> Iterator[StoredCall]:
+        """The calls of packs that `listed` gave, in this order: from the index where it holds them, else from their
+        files, many of which are read at once.
 
-        def read(place: str) -> Manifest | AetherContextError:
+        Args:
+            outcomes: whether to read how the model calls ended, too.
+        """
+        places = list(listed)
+        index = IndexReader(self.files, places) if places else None
+
+        def read(pack_path: str, copy: CallCopy | None = None) -> StoredCall:
             try:
-                return self.read(place)
+                manifest = self._parse(pack_path, copy.manifest) if copy else self.read(pack_path)
+                outcome: dict[str, JSON] | None = None
+                if outcomes and listed[pack_path].outcome:
+                    copied = copy.outcome if copy else None
+                    outcome = pack_file.read_outcome(copied, manifest.digest) if copied else self.outcome(manifest)
+                return StoredCall(pack_path, manifest, outcome)
             except AetherContextError as error:
-                return error
+                return StoredCall(pack_path, error)
 
-        return zip(places, self.files.ahead(read, places), strict=True)
+        for start in range(0, len(places), _MANY):
+            chunk = places[start : start + _MANY]
+            block_copies = index.copies(chunk) if index else []
+            copies = {
+                pack_path: copy
+                for pack_path, copy in zip(chunk, block_copies, strict=True)
+                if copy and listed[pack_path].is_copied(copy, outcomes)
+            }
+            uncopied = [pack_path for pack_path in chunk if pack_path not in copies]
+            direct = dict(zip(uncopied, self.files.at_once(read, uncopied), strict=True))
+            for pack_path in chunk:
+                yield direct[pack_path] if pack_path in direct else read(pack_path, copies[pack_path])
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of the pack that `find` finds."""
@@ -190,10 +242,11 @@ class PackStore:
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
         places = self.places(app, user)
-        matches = [place for place in places if name_of(place) == pack_id] or [
-            place
-            for place in places
-            if pack_id and (name_of(place).startswith(prefix) or name_of(place).rsplit("_", 1)[-1].startswith(pack_id))
+        matches = [pack_path for pack_path in places if name_of(pack_path) == pack_id] or [
+            pack_path
+            for pack_path in places
+            if pack_id
+            and (name_of(pack_path).startswith(prefix) or name_of(pack_path).rsplit("_", 1)[-1].startswith(pack_id))
         ]
         if not matches:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
@@ -202,38 +255,41 @@ class PackStore:
             raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({names}, …): give more of the id")
         return matches[0]
 
-    def read(self, place: str) -> Manifest:
+    def read(self, pack_path: str) -> Manifest:
         """The manifest of the pack at a place; `PackNotFound` where it is not there, `ManifestError` where damaged."""
+        return self._parse(pack_path, self._data(pack_path))
+
+    def _parse(self, pack_path: str, data: str | bytes) -> Manifest:
         from aether_context.store.manifest import Manifest
 
         try:
-            return Manifest.of(pack_file.fields_of(self._data(place)), self.texts)
+            return Manifest.of(pack_file.fields_of(data), self.texts)
         except ManifestError as error:
-            path = self.files.url_of(f"{place}/{pack_file.MANIFEST}")
-            raise type(error)(f"{error} (pack {name_of(place)}, {path})") from error
+            path = self.files.url_of(f"{pack_path}/{pack_file.MANIFEST}")
+            raise type(error)(f"{error} (pack {name_of(pack_path)}, {path})") from error
 
-    def parts(self, place: str) -> Parts:
+    def parts(self, pack_path: str) -> Parts:
         """Reads the files of the pack at a place, each as it was written; errors as for `read`."""
         from aether_context.store.manifest import Manifest
 
-        data = self._data(place)
+        data = self._data(pack_path)
         fields = pack_file.fields_of(data)
         if data != pack_file.manifest_file(fields):
             raise ManifestError("the manifest is not as it was written")
         manifest = Manifest.of(fields, self.texts)
         manifest.verify()
-        texts, outcome = self._replay(place, manifest), self.files.get(f"{place}/{pack_file.OUTCOME}")
+        texts, outcome = self._replay(pack_path, manifest), self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         if outcome is None:
             return Parts(manifest, texts)
         answer = pack_file.read_outcome(outcome, manifest.digest)
-        if outcome != readable_json(pack_file.parsed(outcome)).encode():
+        if outcome != readable_json(pack_file.parse_json(outcome)).encode():
             raise ManifestError("the outcome is not as it was written")
         return Parts(manifest, texts, answer, hash_bytes(outcome))
 
-    def _data(self, place: str) -> bytes:
-        data = self.files.get(f"{place}/{pack_file.MANIFEST}")
+    def _data(self, pack_path: str) -> bytes:
+        data = self.files.get(f"{pack_path}/{pack_file.MANIFEST}")
         if data is None:
-            raise PackNotFound(f"{place}/{pack_file.MANIFEST} is not there")
+            raise PackNotFound(f"{pack_path}/{pack_file.MANIFEST} is not there")
         return data
 
     def extended(self, manifest: Manifest) -> Manifest:
@@ -252,15 +308,15 @@ class PackStore:
         """
         return self._replay(self.place(manifest), manifest)
 
-    def _replay(self, place: str, manifest: Manifest) -> dict[str, JSON]:
-        path = f"{place}/{pack_file.replay_name(manifest.replay_bytes)}"
+    def _replay(self, pack_path: str, manifest: Manifest) -> dict[str, JSON]:
+        path = f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}"
         data = self.files.get(path)
         if data is None:
             raise PackNotFound(f"{path} is not there")
         if hash_bytes(data) != manifest.replay_bytes:
             raise ChecksumMismatch(f"{path} does not hold the bytes that were written")
         text = pack_file.gunzip_bytes(data)
-        fields = pack_file.parsed(text, pack_file.TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
+        fields = pack_file.parse_json(text, pack_file.TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
         if not isinstance(fields, dict):
             raise ChecksumMismatch(f"{path} does not hold the text that was written")
         texts: dict[str, JSON] = fields.pop("texts", {})
@@ -276,33 +332,35 @@ class PackStore:
         Raises:
             PackNotFound: the pack is not there, or not there any more.
         """
-        place = self.place(manifest)
-        if not is_new and self.files.lacks(f"{place}/{pack_file.MANIFEST}"):
+        pack_path = self.place(manifest)
+        if not is_new and self.files.lacks(f"{pack_path}/{pack_file.MANIFEST}"):
             raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
         data = pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
-        created = self.files.create(f"{place}/{pack_file.OUTCOME}", data)
-        return hash_bytes(data) if created else self.outcome_hash(place)
+        created = self.files.create(f"{pack_path}/{pack_file.OUTCOME}", data)
+        if created:
+            self._index.add_outcome(pack_path, data)
+        return hash_bytes(data) if created else self.outcome_hash(pack_path)
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """The end of a pack's model call; None where no outcome was written."""
-        place = self.place(manifest)
-        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
+        pack_path = self.place(manifest)
+        data = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         try:
             return None if data is None else pack_file.read_outcome(data, manifest.digest)
         except ManifestError as error:
-            raise StoreError(f"the outcome of {place} could not be read: {error}") from error
+            raise StoreError(f"the outcome of {pack_path} could not be read: {error}") from error
 
-    def outcome_hash(self, place: str) -> str:
+    def outcome_hash(self, pack_path: str) -> str:
         """The hash of the outcome's file of the pack at a place; empty where there is none."""
-        data = self.files.get(f"{place}/{pack_file.OUTCOME}")
+        data = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         return "" if data is None else hash_bytes(data)
 
     def receipt(self, app: str, user: str, session: str, name: str) -> bytes | None:
         """The manifest of a pack of a session, by its address there, ``packs/{id}/manifest.json``; None where there is
         none."""
         pack_id = pack_at(name)
-        place = f"{self.files.place(app, user, session)}/packs/{pack_id}"
-        return None if pack_id is None else self.files.get(f"{place}/{pack_file.MANIFEST}")
+        pack_path = f"{self.files.place(app, user, session)}/packs/{pack_id}"
+        return None if pack_id is None else self.files.get(f"{pack_path}/{pack_file.MANIFEST}")
 
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
         """The text cut out of an oversized message, by its name, ``messages/{hash}.txt``; None where there is none.
@@ -394,11 +452,11 @@ class PackStore:
         self.files.replace(path, self._hashed(path, canonical_json({"packs": numbers, "turns": stops}).encode()))
 
     def _hashed(self, path: str, data: bytes) -> bytes:
-        return pack_file.hashed(data, self.files.below_base(path))
+        return pack_file.add_hash(data, self.files.below_base(path))
 
     def _unhashed(self, path: str, end: int | None = None) -> bytes | None:
         data = self.files.get(path, end)
-        return None if data is None else pack_file.unhashed(data, self.files.below_base(path))
+        return None if data is None else pack_file.remove_hash(data, self.files.below_base(path))
 
     # paths
 
@@ -427,12 +485,20 @@ class PackStore:
 
     def places(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
         """The places of packs, sorted by id, which begins with the time."""
+        return list(self.listed(app, user, session))
+
+    def listed(self, app: str | None = None, user: str | None = None, session: str | None = None) -> dict[str, Listing]:
+        """The files of packs by their places, sorted by id, which begins with the time."""
         sessions = self._inside(self.owners(app, user), session, _NO_SESSIONS)
         listings = self.files.at_once(lambda folder: self.files.below(f"{folder}/packs"), sessions)
-        manifests = (file for files in listings for file in files if file.name == pack_file.MANIFEST)
-        entries = (entry_of(file, self.files.root) for file in manifests)
-        packs = [entry.place for entry in entries if entry is not None]
-        return sorted(packs, key=lambda pack: (name_of(pack), pack))
+        manifests, outcomes = dict[str, File](), dict[str, File]()
+        for file in (file for files in listings for file in files):
+            if file.name == pack_file.OUTCOME:
+                outcomes[file.path.rpartition("/")[0]] = file
+            elif file.name == pack_file.MANIFEST and (entry := entry_of(file, self.files.root)) is not None:
+                manifests[entry.place] = file
+        places = sorted(manifests, key=lambda pack_path: (name_of(pack_path), pack_path))
+        return {pack_path: Listing(manifests[pack_path], outcomes.get(pack_path)) for pack_path in places}
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
@@ -443,19 +509,19 @@ class PackStore:
         return [folder for folder in inner if is_segment(name_of(folder))]
 
 
-def record_file(record: EvidenceRecord, place: str) -> bytes:
+def record_file(record: EvidenceRecord, signed_path: str) -> bytes:
     """The file of a record of evidence: its JSON, where a key is set with its signature for the place that it is
     for."""
     fields = json.loads(record.to_json())
-    return canonical_json(fields | pack_file.signed(hash_json(fields), place)).encode()
+    return canonical_json(fields | pack_file.signed(hash_json(fields), signed_path)).encode()
 
 
-def read_record(data: bytes, place: str) -> EvidenceRecord:
+def read_record(data: bytes, signed_path: str) -> EvidenceRecord:
     """The record in a file; `ValueError` where it is none, `ChecksumMismatch` where a key is set that did not sign it
     for this place."""
     fields = dict(json.loads(data))
     signature = fields.pop("signature", "")
-    pack_file.check_signature(hash_json(fields), signature, "the record", place)
+    pack_file.check_signature(hash_json(fields), signature, "the record", signed_path)
     return EvidenceRecord.model_validate(fields)
 
 

@@ -31,6 +31,7 @@ from aether_context.pack import (
     Step,
     Tool,
 )
+from aether_context.packing.payload import wording_of
 from aether_context.policy import PackPolicy
 from aether_context.store.pack_file import gzip_bytes
 
@@ -89,7 +90,8 @@ class Recording(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Recorded):
-    """Facts that a session's packs have in common. All but ``step`` is taken from the request."""
+    """Facts that a session's packs have in common: of the request, the plan's step, and the lines that explain packs to
+    the model."""
 
     system: str
     system_is_text: bool
@@ -97,6 +99,7 @@ class Setting(Recorded):
     other_tools: tuple[str, ...]
     step: Step
     instructions: tuple[Candidate, ...] = ()
+    wording: tuple[tuple[str, str], ...] = ()
 
 
 SETTING = TypeAdapter(Setting)
@@ -163,7 +166,9 @@ def record(
     if policy.record == "full":
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
         shared = {name: getattr(request, name) for name in OF_REQUEST}
-        setting, setting_digest = _written(Setting(step=step, instructions=source.instructions, **shared))
+        setting, setting_digest = _written(
+            Setting(step=step, instructions=source.instructions, wording=tuple(wording_of(source).items()), **shared)
+        )
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
         members = {"contents": f"[{','.join(new_wires.values())}]"} if new_wires else {}
         if new_wires and policy.redact:

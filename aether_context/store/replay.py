@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
@@ -13,7 +14,14 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
-from aether_context.errors import PackNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
+from aether_context.errors import (
+    AetherContextError,
+    PackNotFound,
+    PolicyError,
+    ReplayError,
+    ReplayIncomplete,
+    ReplayMismatch,
+)
 from aether_context.pack import (
     Candidate,
     Content,
@@ -173,6 +181,7 @@ class Replayer:
             ),
             problems=tuple(texts.get("problems", ())),
             summaries=texts.get("summaries", {}),
+            wording=dict(setting.wording),
         )
 
     def _read(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
@@ -193,6 +202,19 @@ class Replayer:
         }
         self._epoch_texts.update(texts.get("epoch", {}))
 
+    def ahead(self, manifests: Sequence[Manifest]) -> Iterator[Manifest]:
+        """The manifests, with the texts of several of them read at once; those that cannot be read are read again."""
+
+        def read(manifest: Manifest) -> dict[str, JSON] | None:
+            with suppress(AetherContextError):
+                return self.store.texts(manifest)
+            return None
+
+        for manifest, texts in zip(manifests, self.store.files.ahead(read, manifests), strict=True):
+            if texts is not None:
+                self.take(manifest, texts)
+            yield manifest
+
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
         links = (link for link in self.line(manifest) if link.policy == manifest.policy)
@@ -200,7 +222,7 @@ class Replayer:
         if settings is None:
             raise ReplayIncomplete([f"the settings of policy {manifest.policy}"])
         try:
-            return PackPolicy(**settings)
+            return PackPolicy.from_recorded(settings)
         except PolicyError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 

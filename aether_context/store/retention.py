@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from aether_context.errors import AetherContextError, StoreError
 from aether_context.store.files import File
-from aether_context.store.layout import Entry, entry_of
+from aether_context.store.index import read_block, time_of
+from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.packs import Forgotten, PackStore
+from aether_context.store.pack_file import MANIFEST
+from aether_context.store.packs import Forgotten, Listing, PackStore, name_of
 from aether_context.store.spool import SpooledFiles, spool_of
 
 DAY_SECONDS = 86_400.0
@@ -57,20 +59,20 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         now: seconds since 1970 UTC.
     """
     entries, foreign = _entries(store, owner)
-    sessions: dict[str, list[Entry]] = defaultdict(list)
+    sessions: dict[str, list[StoreEntry]] = defaultdict(list)
     for entry in entries:
         sessions[entry.session].append(entry)
 
-    def is_old(entry: Entry) -> bool:
+    def is_old(entry: StoreEntry) -> bool:
         return entry.file.modified is not None and now - entry.file.modified >= seconds
 
-    gone: list[Entry] = []
+    removed: list[StoreEntry] = []
     forgotten, unreadable = [], []
     for session, of_session in sessions.items():
         packs = [entry for entry in of_session if entry.kind == "pack"]
         manifests, damaged = _manifests(store, packs)
         unreadable += damaged
-        chains: dict[str, list[Entry]] = defaultdict(list)
+        chains: dict[str, list[StoreEntry]] = defaultdict(list)
         for entry in packs:
             chains[_first(entry.stem, manifests)].append(entry)
         old = packs if all(map(is_old, packs)) else []
@@ -79,13 +81,15 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         names = {entry.stem for entry in old}
         stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry.stem not in names]
         there = {entry.stem for entry in packs} - names
-        gone += old
+        removed += old
         # What a process that was killed left of a pack has no manifest.
-        gone += [entry for entry in of_session if entry.kind in _OF_PACK and entry.stem not in there and is_old(entry)]
+        removed += [
+            entry for entry in of_session if entry.kind in _OF_PACK and entry.stem not in there and is_old(entry)
+        ]
         turns = [entry for entry in of_session if entry.kind == "turns" and is_old(entry)]
-        gone += turns
+        removed += turns
         if len(old) == len(packs):  # nothing of the session is left to be numbered
-            gone += [entry for entry in of_session if session and entry.kind in ("name", "forgotten") and packs]
+            removed += [entry for entry in of_session if session and entry.kind in ("name", "forgotten") and packs]
         elif stay and (old or turns):
             stops: dict[str, int] = {}
             for entry in turns:
@@ -97,12 +101,16 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         for entry in of_session if not damaged else ():
             if entry.kind in ("message", "record") and is_old(entry):
                 begins = entry.file.name if entry.kind == "message" else _digest_of(store, entry)[:16]
-                gone += [] if any(name.startswith(begins) for name in named) else [entry]
-    gone += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
-    proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in gone}
-    gone += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
+                removed += [] if any(name.startswith(begins) for name in named) else [entry]
+    stay_places = {entry.place for entry in entries if entry.kind == "pack"} - {entry.place for entry in removed}
+    removed += [
+        entry for entry in entries if entry.kind == "index" and not _indexed_places(store, entry) <= stay_places
+    ]
+    removed += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
+    proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in removed}
+    removed += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
     return Removal(
-        files=_in_order(gone), foreign=foreign, forgotten=tuple(forgotten), unreadable=tuple(sorted(unreadable))
+        files=_in_order(removed), foreign=foreign, forgotten=tuple(forgotten), unreadable=tuple(sorted(unreadable))
     )
 
 
@@ -124,6 +132,8 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
         named = {_digest_of(store, entry) for entry in own if entry.kind == "record"}
         named -= {_digest_of(store, entry) for entry in others if entry.kind == "record"}
         shared = [entry for entry in others if entry.kind in ("summary", "calibration") or entry.stem in named]
+        stay = {entry.place for entry in others if entry.kind == "pack"}
+        shared += [entry for entry in others if entry.kind == "index" and not _indexed_places(store, entry) <= stay]
         entries = own + [entry for entry in shared if own and entry.session == ""]
         folders = [f"{store.files.root}/{folder}" for folder in sorted(sessions)]
     return Removal(files=_in_order(entries), foreign=foreign, folders=tuple(folders))
@@ -140,7 +150,7 @@ def carry_out(store: PackStore, plan: Removal) -> None:
         store.files.delete(file.path)
 
 
-def _entries(store: PackStore, owner: str) -> tuple[list[Entry], int]:
+def _entries(store: PackStore, owner: str) -> tuple[list[StoreEntry], int]:
     """The files of ours in a user's folder, with those that wait on this machine, and how many others there are."""
     files = {file.path: file for file in store.files.below(owner)}
     spool = spool_of(store.files)
@@ -152,56 +162,60 @@ def _entries(store: PackStore, owner: str) -> tuple[list[Entry], int]:
     return ours, len(entries) - len(ours)
 
 
-def _with_called(store: PackStore, entries: Sequence[Entry], session: str) -> set[str]:
+def _with_called(store: PackStore, entries: Sequence[StoreEntry], session: str) -> set[str]:
     """A session's folder, and those of the sessions that ran only as tools of it, or of one of these."""
     root = f"{store.files.root}/"
-    found = {session.removeprefix(root)}
+    folders = {session.removeprefix(root)}
     manifests, _ = _manifests(store, [entry for entry in entries if entry.kind == "pack"])
     callers: dict[str, set[str]] = defaultdict(set)
     for manifest in manifests.values():
         caller = store.files.place(*manifest.caller).removeprefix(root) if manifest.caller else ""
         callers[store.files.place(*manifest.session_key).removeprefix(root)].add(caller)
-    while more := {folder for folder, of_folder in callers.items() if of_folder <= found} - found:
-        found |= more
-    return found
+    while more := {folder for folder, of_folder in callers.items() if of_folder <= folders} - folders:
+        folders |= more
+    return folders
 
 
-def _in_order(entries: Iterable[Entry]) -> tuple[File, ...]:
+def _indexed_places(store: PackStore, block: StoreEntry) -> set[str]:
+    """The places of the packs that a block of the index holds; one that is nowhere for a block that is damaged."""
+    with suppress(AetherContextError, FileNotFoundError):
+        calls = read_block(store.files.read(block.file.path), store.files.below_base(block.place))
+        return {f"{store.files.root}/{block.owner}/{place}" for place in calls}
+    return {""}
+
+
+def _in_order(entries: Iterable[StoreEntry]) -> tuple[File, ...]:
     """Files in the order in which they go: manifests from the newest, and the names of folders last."""
     newest_first = sorted(entries, key=lambda entry: entry.file.path, reverse=True)
     ordered = sorted(newest_first, key=lambda entry: (entry.kind != "pack", entry.kind == "name"))
     return tuple(entry.file for entry in ordered)
 
 
-def _manifests(store: PackStore, packs: Sequence[Entry]) -> tuple[dict[str, Manifest], list[str]]:
+def _manifests(store: PackStore, packs: Sequence[StoreEntry]) -> tuple[dict[str, Manifest], list[str]]:
     """The manifests of packs by their names, and the paths of those that cannot be read.
 
     One that was deleted meanwhile, or waits on this machine only, is in neither.
     """
     manifests: dict[str, Manifest] = {}
     damaged: list[str] = []
-
-    def read(entry: Entry) -> None:
-        try:
-            manifests[entry.stem] = store.read(entry.place)
-        except StoreError:
-            pass
-        except AetherContextError:
-            damaged.append(entry.file.path)
-
-    store.files.at_once(read, packs)
+    in_order = sorted(packs, key=lambda entry: time_of(entry.place))
+    for place, manifest, _ in store.calls({entry.place: Listing(entry.file, None) for entry in in_order}):
+        if not isinstance(manifest, AetherContextError):
+            manifests[name_of(place)] = manifest
+        elif not isinstance(manifest, StoreError):
+            damaged.append(f"{place}/{MANIFEST}")
     return manifests, damaged
 
 
 def _first(name: str, manifests: dict[str, Manifest]) -> str:
     """The name of the first pack of a pack's chain, or of the first one that is there."""
-    seen = {name}
-    while name in manifests and (extended := manifests[name].extends) in manifests and extended not in seen:
-        seen.add(name := extended)
+    visited = {name}
+    while name in manifests and (extended := manifests[name].extends) in manifests and extended not in visited:
+        visited.add(name := extended)
     return name
 
 
-def _digest_of(store: PackStore, record: Entry) -> str:
+def _digest_of(store: PackStore, record: StoreEntry) -> str:
     """The digits of the hash of the bytes that a record of evidence names; empty where it cannot be read."""
     with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
         return str(json.loads(store.files.read(record.file.path))["digest"]).rsplit(":", 1)[-1]

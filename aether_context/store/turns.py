@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
 from aether_context.errors import ManifestError, StoreError
 from aether_context.store.files import Files
-from aether_context.store.pack_file import GZIP_ENDING, gunzip_bytes, gzip_bytes, hashed, unhashed
+from aether_context.store.pack_file import GZIP_ENDING, add_hash, gunzip_bytes, gzip_bytes, remove_hash
 
 Stored: TypeAlias = Mapping[str, Any]
 """A content as it is stored: ``at`` is its position, ``content`` the content, other fields are its writer's."""
@@ -75,17 +75,17 @@ class TurnFiles:
         return {}
 
     def _read(self, segments: list[_Segment], damaged: list[_Segment], take: Callable[[Stored], Any]) -> dict[int, Any]:
-        found: dict[int, Any] = {}
+        contents: dict[int, Any] = {}
         data = self._files.at_once(self._files.read, [segment.path for segment in segments])
         for segment, of_segment in zip(segments, data, strict=True):
             try:
-                text, end = unhashed(gunzip_bytes(of_segment), self._place).decode("utf-8", "surrogatepass"), 0
+                text, end = remove_hash(gunzip_bytes(of_segment), self._place).decode("utf-8", "surrogatepass"), 0
                 while end + 1 < len(text):  # one content after the other, since they are many, behind "[" or ","
                     stored, end = _DECODER.raw_decode(text, end + 1)
-                    found[stored["at"]] = take(stored)
+                    contents[stored["at"]] = take(stored)
             except (ManifestError, ValueError):
                 damaged.append(segment)
-        return found
+        return contents
 
     def add(self, contents: Mapping[int, Stored]) -> None:
         """Writes contents, with those of smaller files beside them."""
@@ -106,7 +106,7 @@ class TurnFiles:
         except (StoreError, FileNotFoundError):  # they stay, then
             found, merged = dict(contents), []
         text = canonical_json([found[at] for at in sorted(found)])
-        data = gzip_bytes(hashed(text.encode("utf-8", "surrogatepass"), self._place))
+        data = gzip_bytes(add_hash(text.encode("utf-8", "surrogatepass"), self._place))
         name = f"{number:06}-{min(found):08}-{max(found) + 1:08}-{short(hash_bytes(data))}{GZIP_ENDING}"
         self._files.create(f"{self._folder}/{name}", data)
         written = f"{self._folder}/{min(contents):08}-{max(contents) + 1:08}"

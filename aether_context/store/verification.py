@@ -13,11 +13,12 @@ from aether_context.canonical import canonical_json, hash_bytes, hash_json, shor
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound, ReplayIncomplete
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import NOTHING, pack_of_event
-from aether_context.store.artifacts import ArtifactFiles, is_artifact, located
+from aether_context.store.artifacts import ArtifactFiles, artifact_owner, is_artifact
 from aether_context.store.files import segment
-from aether_context.store.layout import Entry, entry_of
+from aether_context.store.index import INDEX, read_block
+from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.pack_file import gunzip_bytes, unhashed
+from aether_context.store.pack_file import gunzip_bytes, remove_hash
 from aether_context.store.packs import PackStore, Parts, read_record, record_file
 from aether_context.store.replay import Replayer
 
@@ -74,32 +75,32 @@ class Verifier:
     def faults(self, places: Sequence[str]) -> dict[str, str]:
         """Describes the faults of a session's packs, by their places; empty for each without any."""
 
-        def read(place: str) -> Parts | AetherContextError:
+        def read(pack_path: str) -> Parts | AetherContextError:
             try:
-                return self._store.parts(place)
+                return self._store.parts(pack_path)
             except AetherContextError as error:
                 return error
 
         faults = {}
-        for place, parts in zip(places, self._store.files.ahead(read, places), strict=True):
-            self._parts[place] = parts
-            faults[place] = self.fault(place)
+        for pack_path, parts in zip(places, self._store.files.ahead(read, places), strict=True):
+            self._parts[pack_path] = parts
+            faults[pack_path] = self.fault(pack_path)
         return faults
 
-    def fault(self, place: str, *, chain: bool = False) -> str:
+    def fault(self, pack_path: str, *, chain: bool = False) -> str:
         """Describes the fault of the pack at a place; empty where there is none.
 
         Args:
-            place: it is fastest to check the places of one session one after the other.
+            pack_path: it is fastest to check the places of one session one after the other.
             chain: whether only a replay is asked for: the packs before it in its chain must be sound then as well, and
                 its size does not matter.
         """
-        folder = place.rsplit("/", 1)[0]
+        folder = pack_path.rsplit("/", 1)[0]
         if folder != self._folder:
             self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self._store), {}, set()
         over = ""
         try:
-            manifest = self.manifest(place)
+            manifest = self.manifest(pack_path)
             if manifest.over_window and not chain:
                 over = f"the request passes the window by {manifest.over_window:,} tokens"
             if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, chain or self._replays)):
@@ -131,24 +132,24 @@ class Verifier:
         self._sound.update(below)
         return ""
 
-    def manifest(self, place: str) -> Manifest:
+    def manifest(self, pack_path: str) -> Manifest:
         """The manifest at a place; raises where it is not there, or anything in its file is not what was written."""
-        if place not in self._checked:
+        if pack_path not in self._checked:
             try:
-                self._checked[place] = self._check(place)
+                self._checked[pack_path] = self._check(pack_path)
             except AetherContextError as error:
-                self._checked[place] = error
-        checked = self._checked[place]
+                self._checked[pack_path] = error
+        checked = self._checked[pack_path]
         if isinstance(checked, AetherContextError):
             raise checked
         return checked
 
-    def _check(self, place: str) -> Manifest:
-        parts = self._parts.pop(place, None) or self._store.parts(place)
+    def _check(self, pack_path: str) -> Manifest:
+        parts = self._parts.pop(pack_path, None) or self._store.parts(pack_path)
         if isinstance(parts, AetherContextError):
             raise parts
         manifest = parts.manifest
-        if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
+        if self._store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
             raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
@@ -179,44 +180,47 @@ def verify(
             is None, is any.
     """
     store = store if isinstance(store, PackStore) else PackStore(store)
-    root, found, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
+    root, findings, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
     if session is not None:
         selection = {"app": session.app_name, "user": session.user_id, "session": session.id}
-    wanted = [None if (name := selection.get(level)) is None else segment(name) for level in ("app", "user", "session")]
+    segments = [
+        None if (name := selection.get(level)) is None else segment(name) for level in ("app", "user", "session")
+    ]
     event_packs = [pack_of_event(event) for event in session.events] if session is not None else []
-    entries: dict[str, list[Entry]] = defaultdict(list)
-    owners = store.owners(selection.get("app"), selection.get("user")) if any(wanted) else [root]
+    entries: dict[str, list[StoreEntry]] = defaultdict(list)
+    owners = store.owners(selection.get("app"), selection.get("user")) if any(segments) else [root]
     for file in (file for owner in owners for file in store.files.below(owner)):
         entry = entry_of(file, root)
         if entry is None:
-            found.foreign.append(store.files.below_base(file.path))
+            findings.foreign.append(store.files.below_base(file.path))
         else:
             entries[entry.session].append(entry)
-    held = _Held(store, entries)
+    other_files = _OtherFiles(store, entries)
     for folder, of_folder in sorted(entries.items()):
-        if folder and wanted[2] not in (None, folder.rsplit("/", 1)[-1]):
+        if folder and segments[2] not in (None, folder.rsplit("/", 1)[-1]):
             continue
         manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
         faults = verifier.faults(places)
-        for place in places:
+        for pack_path in places:
             with suppress(AetherContextError):
-                manifests.append(verifier.manifest(place))
-        found.packs += len(places)
+                manifests.append(verifier.manifest(pack_path))
+        findings.packs += len(places)
         damaged = len(places) - len(manifests)
         for entry in of_folder:
             if entry.kind not in ("pack", "replay", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
+        faults |= other_files.contradictions(manifests, verifier.outcomes)
         faults[f"{root}/{folder}"] = (
             manifests and _gaps(store, manifests, damaged, verifier.outcomes, event_packs)
-        ) or (held.missing(folder, manifests))
-        found.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
+        ) or (other_files.missing(folder, manifests))
+        findings.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
     if session is not None and (number := max(event_packs, default=(0, ""))[0]):
         of_session = store.files.below_base(store.files.place(session.app_name, session.user_id, session.id))
         if not any(entry.kind == "pack" for entry in entries.get(of_session, ())):
-            found.faults[of_session] = f"none of its {number:,} packs is there"
-    found.unrecorded = verifier.unrecorded
-    return found
+            findings.faults[of_session] = f"none of its {number:,} packs is there"
+    findings.unrecorded = verifier.unrecorded
+    return findings
 
 
 def _gaps(
@@ -244,10 +248,10 @@ def _gaps(
     ids = {manifest.pack_id for manifest in manifests}
     named = {number for number, name in event_packs if number and name not in ids}
     numbers = range(first, max(*numbered, *(number for number, _ in event_packs), 0) + 1)
-    gone = [at for at in numbers if (at not in numbered or at in named) and at not in forgotten]
-    if len(gone) > damaged:
-        shown = ", ".join(f"{number:,}" for number in gone[:10])
-        return f"of its {numbers[-1]:,} packs number {shown}{', …' if len(gone) > 10 else ''} is missing"
+    missing = [at for at in numbers if (at not in numbered or at in named) and at not in forgotten]
+    if len(missing) > damaged:
+        numbers_shown = ", ".join(f"{number:,}" for number in missing[:10])
+        return f"of its {numbers[-1]:,} packs number {numbers_shown}{', …' if len(missing) > 10 else ''} is missing"
     for manifest in manifests:
         before = numbered.get(manifest.number - 1, [])
         if manifest.before and before and manifest.before not in {one.digest for one in before}:
@@ -259,10 +263,10 @@ def _gaps(
     return ""
 
 
-class _Held:
+class _OtherFiles:
     """The files of a store beside packs, to be compared with what manifests name."""
 
-    def __init__(self, store: PackStore, entries: Mapping[str, Sequence[Entry]]) -> None:
+    def __init__(self, store: PackStore, entries: Mapping[str, Sequence[StoreEntry]]) -> None:
         self._store = store
         every = [entry for of_folder in entries.values() for entry in of_folder]
         self._files = {(entry.kind, entry.owner, entry.stem[:_DIGITS]) for entry in every}
@@ -271,17 +275,43 @@ class _Held:
             for entry in every
             if entry.kind == "record" and (record := self._record(entry)) is not None
         }
+        self._copies: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+        """By the place of a pack: the blocks of the index that hold it, with the hashes of their copies."""
+        for entry in every:
+            with suppress(AetherContextError, FileNotFoundError):
+                path, owner = entry.file.path, entry.place.rpartition("/")[0]
+                block = (
+                    read_block(store.files.read(path), store.files.below_base(entry.place))
+                    if entry.kind == INDEX
+                    else {}
+                )
+                for pack_path, copies in block.items():
+                    hashes = [hash_bytes((text or "").encode()) for text in copies]
+                    self._copies[f"{owner}/{pack_path}"].append((path, hashes[0], hashes[1] if copies[1] else ""))
         self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for entry in every:
             if entry.kind == "turns":
                 _, start, stop, _ = entry.stem.split("-")
                 self._turns[entry.place].append((int(start), int(stop)))
 
-    def _record(self, entry: Entry) -> EvidenceRecord | None:
+    def _record(self, entry: StoreEntry) -> EvidenceRecord | None:
         try:
             return read_record(self._store.files.read(entry.file.path), self._store.files.below_base(entry.file.path))
         except (FileNotFoundError, ValueError, TypeError, AetherContextError):
             return None
+
+    def contradictions(self, manifests: Sequence[Manifest], outcomes: Mapping[str, str]) -> dict[str, str]:
+        """Describes the blocks of the index that hold other manifests or outcomes than the packs, by their paths.
+
+        Args:
+            outcomes: the hashes of the outcomes' files by the ids of packs, empty for those without.
+        """
+        faults = {}
+        for manifest in manifests:
+            for path, copy, outcome in self._copies.get(self._store.place(manifest), ()):
+                if copy != hash_bytes(manifest.to_json().encode()) or outcome not in ("", outcomes[manifest.pack_id]):
+                    faults[path] = f"its copy of {manifest.pack_id} is not what the pack holds"
+        return faults
 
     def missing(self, folder: str, manifests: Sequence[Manifest]) -> str:
         """Lists the files that a session's manifests name and that are not there; empty where nothing is missing."""
@@ -299,7 +329,7 @@ class _Held:
         if (digits := evidence_key(name)) is not None:
             return ("evidence", owner, digits) in self._files and (owner, digits) in self._records
         if not name.startswith("turns/"):
-            whose, artifact, _ = located(name, manifest.session_key)
+            whose, artifact, _ = artifact_owner(name, manifest.session_key)
             return bool(ArtifactFiles(self._store.files).versions(whose, artifact))
         scope, _, positions = name.rpartition("/")
         start, stop = map(int, positions.split("-"))
@@ -311,28 +341,28 @@ class _Held:
         return reached >= stop
 
 
-def _file_fault(store: PackStore, entry: Entry) -> str:
+def _file_fault(store: PackStore, entry: StoreEntry) -> str:
     """Describes the fault of a file that is no pack; empty where there is none. ``saved`` are the hashes of the
     session's messages by their file's name."""
-    place = store.files.below_base(entry.file.path)
+    relative_path = store.files.below_base(entry.file.path)
     try:
         data = store.files.read(entry.file.path)
         if entry.kind == "evidence":
             is_sound = short(hash_bytes(data), 64) == entry.stem
         elif entry.kind == "record":
-            record = read_record(data, place)
-            is_sound = record.name == entry.stem and record_file(record, place) == data
+            record = read_record(data, relative_path)
+            is_sound = record.name == entry.stem and record_file(record, relative_path) == data
         elif entry.kind == "name":
             name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
-        elif entry.kind == "turns":
-            unhashed(gunzip_bytes(data), place.rsplit("/", 1)[0])
-            is_sound = short(hash_bytes(data)) == entry.stem.rpartition("-")[2]
+        elif entry.kind in ("turns", "index"):
+            remove_hash(gunzip_bytes(data), relative_path.rsplit("/", 1)[0])
+            is_sound = f"-{short(hash_bytes(data))}." in entry.file.name
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)
         else:
-            unhashed(data, place)
+            remove_hash(data, relative_path)
             is_sound = True
     except FileNotFoundError:
         return ""  # deleted meanwhile

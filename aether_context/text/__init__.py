@@ -1,4 +1,4 @@
-"""Text made shorter, taken apart and read leniently: excerpts, entities, JSON in lines, spellings."""
+"""Text made shorter and taken apart: excerpts, entities, JSON in lines."""
 
 from __future__ import annotations
 

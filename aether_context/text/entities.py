@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
@@ -41,6 +41,8 @@ _LONG_ARGUMENT = 240
 _GAP, _JSON_GAP = "[… ", "… line"
 """What a note begins with that says which lines an excerpt leaves out, and one among the values of JSON."""
 SCHEME = "artifact://"
+HISTORY = f"{SCHEME}history"
+"""The address of all that an agent was shown in its session."""
 _EVIDENCE_PREFIX = f"{SCHEME}evidence/"
 _ADDRESS_SHARE = 0.34
 """Tokens for addresses in addition to those for other entities, as a share of these. An address is as long as six
@@ -81,6 +83,7 @@ def entity_table(
     earlier: str = "",
     present: Sequence[Content] = (),
     known: str = "",
+    prepare: Callable[[Sequence[str]], object] | None = None,
 ) -> str:
     """The entities of contents that are removed, a line for each rank; empty where none fits.
 
@@ -91,6 +94,8 @@ def entity_table(
         earlier: the tables of earlier cuts, the latest last; their entities count as mentioned before all others.
         present: contents that are kept; their entities are not listed.
         known: text next to the table; entities in it are not listed.
+        prepare: counts texts in one pass that ``counter`` is likely to be asked for. At a cut of 16,000 tokens a pass
+            for each of some 350 entities took three tenths of the time.
     """
     present_mentions = [mentions(content, subjects) for content, subjects in _with_subjects(present)]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
@@ -117,13 +122,17 @@ def entity_table(
             for name, strongest in best.items()
             if strongest == rank and name not in outdated and name not in present_entities
         ]
-        for entity in sorted(entities, key=_is_plain):
+        ordered = sorted(entities, key=_is_plain)
+        for at, entity in enumerate(ordered):
+            if prepare is not None and at % _BATCH == 0:
+                last_fields = {name: fields[-1] for name, fields in chosen.items() if fields}
+                prepare([*_written(ordered[at : at + _BATCH], last_fields)])
             is_address = _EVIDENCE_PREFIX in entity
             if entity in listed or (is_address and len(entity) >= shortest_rejected):
                 continue
             record, field = _of_record(entity)
             fields = chosen.get(record)
-            cost = counter.count(_FIELDS + _without_key(field, fields[-1]) if fields else _BETWEEN + entity)
+            cost = counter.count(*_written([entity], {record: fields[-1]} if fields else {}))
             if not is_address:
                 if cost > tokens_left:
                     break
@@ -140,6 +149,19 @@ def entity_table(
             items = (f"{name} {_FIELDS.join(fields)}".rstrip() for name, fields in fields_shown.items())
             lines.append(_TITLES[rank] + _BETWEEN.join(items))
     return "\n".join(lines)
+
+
+_BATCH = 64
+
+
+def _written(entities: Iterable[str], last_fields: dict[str, str]) -> Iterator[str]:
+    """The text that each entity adds to a line, behind the last field of its record where there is one."""
+    for entity in entities:
+        record, field = _of_record(entity)
+        last = last_fields.get(record)
+        yield _BETWEEN + entity if last is None else _FIELDS + _without_key(field, last)
+        if record:
+            last_fields[record] = field
 
 
 def _of_record(entity: str) -> tuple[str, str]:

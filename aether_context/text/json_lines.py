@@ -15,11 +15,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
-from aether_context.canonical import JSON
+from aether_context.canonical import JSON, in_pieces
 from aether_context.text.decoding import decoded, read_json, read_python
 
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MOST_CHARACTERS = 400_000
 _DEEPEST = 40
 
@@ -84,8 +86,9 @@ def outlined(value: JSON) -> list[Line]:
 def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: int) -> None:
     if isinstance(value, str) and len(value) > _LONG_TEXT:
         value = [piece for line in value.split("\n") for piece in pieces(line, LONGEST)]
-    whole = compact(value)
-    if not isinstance(value, (dict, list)) or depth > _DEEPEST or len(whole) <= LONGEST:
+    is_open = isinstance(value, (dict, list)) and depth <= _DEEPEST
+    whole = "" if is_open and _is_long(value) else compact(value)
+    if whole and (not is_open or len(whole) <= LONGEST):
         lines.append(Line(LinePiece(whole) if isinstance(value, LinePiece) else whole, parent, key))
         return
     value = _as_table(value) or value
@@ -96,6 +99,19 @@ def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: in
         _add(lines, item, name, at, depth + 1)
     lines[at] = lines[at]._replace(end=len(lines))
     lines.append(Line(ending, at))
+
+
+def _is_long(value: JSON) -> bool:
+    """Tells of JSON that surely takes more than a line, without writing it, which each of its parts would do again."""
+    size, waiting = 0, [value]
+    while waiting and size <= LONGEST:
+        item = waiting.pop()
+        size += len(item) if isinstance(item, str) else 1
+        if isinstance(item, dict):
+            waiting += islice(item, LONGEST)
+        if isinstance(item, (dict, list)):
+            waiting += islice(item.values() if isinstance(item, dict) else item, LONGEST)
+    return size > LONGEST
 
 
 def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
@@ -153,7 +169,7 @@ def tabled(value: JSON, depth: int = 0) -> JSON:
 
 
 def compact(value: JSON) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return in_pieces(value, _COMPACT)
 
 
 def _as_table(value: JSON) -> dict[str, JSON] | None:

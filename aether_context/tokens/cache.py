@@ -5,8 +5,9 @@ The counts are of what reaches the model: the texts as the provider writes them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, TypeVar
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Accuracy, Content, Part, Tool
@@ -21,14 +22,52 @@ from aether_context.tokens.framing import (
 )
 
 _Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
+
+
+class DerivedColumns:
+    """Values derived of each item of a sequence, kept so that a longer sequence derives only what is new.
+
+    A conversation grows at its end, so nearly all of what a call needs of its contents an earlier call has read. What
+    is kept changes nothing but the time: a sequence that nothing is known of is one whose every item is new. Threads
+    may share it, since every column is immutable.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[Hashable, tuple[tuple[tuple[Any, ...], ...], tuple[Any, ...]]] = {}
+
+    def extend(
+        self, name: Hashable, derive: Callable[..., Iterable[_Value]], *sources: tuple[Any, ...]
+    ) -> tuple[_Value, ...]:
+        """A value for each item of the sources, which are of one length.
+
+        Args:
+            name: stands for all that the values depend on besides the items.
+            derive: returns the values of items: those at the end that are new, or differ from the ones before.
+        """
+        known_sources, values = self._columns.get(name, (tuple(() for _ in sources), ()))
+        shared = min(shared_length(known, source) for known, source in zip(known_sources, sources, strict=True))
+        if shared < max(len(values), len(sources[0])):
+            values = (*values[:shared], *derive(*(source[shared:] for source in sources)))
+        self._columns[name] = sources, values
+        return values
+
+
+def shared_length(before: tuple[Any, ...], after: tuple[Any, ...]) -> int:
+    """The number of items that two sequences have in common from the start."""
+    length = min(len(before), len(after))
+    if before is after or before[:length] == after[:length]:  # by identity first, so at once for what only grew
+        return length
+    return next(at for at in count() if before[at] is not after[at] and before[at] != after[at])
 
 
 class TokenCache:
-    """Counts and shortened contents by digest. Safe to share between threads."""
+    """Counts and shortened contents by digest, and what was derived of conversations. Safe to share between threads."""
 
     def __init__(self) -> None:
         self.counts: SharedLRU[str, int] = SharedLRU(50_000)
         self.contents: SharedLRU[str, Content] = SharedLRU(500)
+        self.columns: SharedLRU[Hashable, DerivedColumns] = SharedLRU(256)
 
 
 class PackCounter:
@@ -59,6 +98,21 @@ class PackCounter:
         self._scope = f"{counter.name} {self.framing.name}"
         self._recorded = recorded or {}
 
+    def columns(self, *conversation: Hashable) -> DerivedColumns:
+        """The values that earlier packs of a conversation derived of its contents, with this counter."""
+        if self._recorded:  # another build's counts are no cache's
+            return DerivedColumns()
+        columns = self._cache.columns.get((self._scope, conversation)) or DerivedColumns()
+        self._cache.columns.put((self._scope, conversation), columns)
+        return columns
+
+    def column(self, columns: DerivedColumns, name: Hashable, contents: tuple[Content, ...]) -> tuple[int, ...]:
+        """Tokens of many contents as `contents` counts them, in a column."""
+        tokens = columns.extend((name, "tokens"), self.contents, contents)
+        keys = columns.extend((name, "key"), lambda new: [short(content.digest, 16) for content in new], contents)
+        self.counts.update(zip(keys, tokens, strict=True))
+        return tokens
+
     def count(self, text: str) -> int:
         """Tokens of a text; 0 for none."""
         if not text:
@@ -70,6 +124,19 @@ class PackCounter:
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of many texts, counted in one pass."""
         return self._count_items([(short(hash_text(text), 16), 0, text) for text in texts], lambda text: (text, 0))
+
+    def prepare(self, texts: Sequence[str]) -> None:
+        """Counts texts in one pass that are likely to be asked for; none is a count of this pack until it is."""
+        keys = {short(hash_text(text), 16): text for text in texts if text not in self._texts}
+        missing = [
+            key
+            for key in keys
+            if key not in self.counts
+            and key not in self._recorded
+            and self._cache.counts.get(f"{self._scope}:{key}") is None
+        ]
+        for key, tokens in zip(missing, self.counter.count_all([keys[key] for key in missing]), strict=True):
+            self._cache.counts.put(f"{self._scope}:{key}", tokens)
 
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""

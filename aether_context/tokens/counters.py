@@ -68,11 +68,21 @@ class SharedLRU(Generic[_Key, _Value]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def bound(self, weight_of: Callable[[_Value], int], most: int) -> None:
-        """Forgets what was used longest ago while all together weigh more; what was used last stays."""
+    def get_or_put(self, key: _Key, make: Callable[[_Key], _Value]) -> _Value:
+        """The value of a key, which is made where there is none."""
         with self._lock:
-            while len(self._entries) > 1 and sum(map(weight_of, self._entries.values())) > most:
-                self._entries.popitem(last=False)
+            value = self._entries.get(key)
+            if value is None:
+                value = self._entries[key] = make(key)
+                if len(self._entries) > self._size:
+                    self._entries.popitem(last=False)
+            self._entries.move_to_end(key)
+            return value
+
+    def values(self) -> list[_Value]:
+        """All values, the least recently used first."""
+        with self._lock:
+            return list(self._entries.values())
 
     def pop(self, key: _Key) -> _Value | None:
         with self._lock:

@@ -14,9 +14,9 @@ from multiprocessing import get_context
 
 from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, StoreUnavailable
+from aether_context.exam.recordings import Folder, folders, recorded_policies
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid
-from aether_context.tuning.recordings import Folder, folders, recorded_policies
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.verdict import Compared, Outcomes, Verdict, checked, compare, decide, search
 
@@ -139,8 +139,8 @@ class Tuner:
         return decide(trials, test, margin=margin, spend=spend)
 
     def check(self, recordings: Recordings, policy: PackPolicy, *, margin: float = 1.0) -> Verdict:
-        """Compares a policy with the base, over all sessions."""
-        policies = recordings.base, policy.for_profile(recordings.profile)
+        """Compares a policy with the base, over all sessions: what it names, on top of the base."""
+        policies = recordings.base, policy.over(recordings.base).for_profile(recordings.profile)
         before, after = self._play(recordings, [*recordings.searched, *recordings.tested], policies)
         return checked(compare(before, after, self._seed), margin)
 

@@ -38,12 +38,31 @@ class Prices(NamedTuple):
         self, *, input_tokens: int, output_tokens: int = 0, cached_tokens: int = 0, cache_write_tokens: int = 0
     ) -> Decimal:
         """US dollars for one call; the input includes cached and written tokens, the output thoughts."""
-        from genai_prices import Usage
+        cached = min(cached_tokens, input_tokens)
+        counts = (input_tokens, cached, min(cache_write_tokens, input_tokens - cached), output_tokens)
+        if any(hasattr(rate, "tiers") for rate in vars(self.rates).values()):
+            return _list_price(self.rates, *counts)
+        # Without tiers a price is linear, and the package takes longer for it than all else of `usage` for a call.
+        if id(self.rates) not in _PRICES_OF_MILLION:
+            whole = _list_price(self.rates, _MILLION)
+            kinds = ((_MILLION, _MILLION), (_MILLION, 0, _MILLION), (_MILLION, 0, 0, _MILLION))
+            added = (_list_price(self.rates, *kind) - whole for kind in kinds)
+            _PRICES_OF_MILLION[id(self.rates)] = self.rates, (whole, *added)
+        _, prices = _PRICES_OF_MILLION[id(self.rates)]
+        return sum((price * count for price, count in zip(prices, counts, strict=True)), Decimal()) / _MILLION
 
-        read = min(cached_tokens, input_tokens)
-        written = min(cache_write_tokens, input_tokens - read)
-        tokens = {"input_tokens": input_tokens, "cache_read_tokens": read, "cache_write_tokens": written}
-        return self.rates.calc_price(Usage(**tokens, output_tokens=output_tokens))["total_price"]
+
+_MILLION = 1_000_000
+_PRICES_OF_MILLION: dict[int, tuple[ModelPrice, tuple[Decimal, ...]]] = {}
+"""By the identity of rates, which are kept beside it: the price of a million input tokens, and what is added where
+they are cached, where they are written to the cache, and for a million output tokens."""
+
+
+def _list_price(rates: ModelPrice, whole: int, cached: int = 0, written: int = 0, output: int = 0) -> Decimal:
+    from genai_prices import Usage
+
+    tokens = {"input_tokens": whole, "cache_read_tokens": cached, "cache_write_tokens": written}
+    return rates.calc_price(Usage(**tokens, output_tokens=output))["total_price"]
 
 
 def prices_of(model: str, time: float = 0.0) -> Prices | None:

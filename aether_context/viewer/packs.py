@@ -13,7 +13,7 @@ from aether_context.packing import payload
 from aether_context.reading import PackView, Piece, TextChange
 from aether_context.reading.difference import UNSENT
 from aether_context.store import Manifest, PackStore
-from aether_context.store.artifacts import ArtifactFiles, located
+from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 
 _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",
@@ -91,7 +91,7 @@ def raw_of(store: PackStore, manifest: Manifest, uri: str) -> bytes | None:
         digests = store.evidence_digests(manifest.app, manifest.user, digits)
         return store.evidence_data(manifest.app, manifest.user, digests[0]) if digests else None
     try:
-        owner, name, number = located(uri, manifest.session_key)
+        owner, name, number = artifact_owner(uri, manifest.session_key)
     except ArtifactError:
         return None
     for read in (store.message, store.receipt) if number is None else ():

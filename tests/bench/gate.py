@@ -17,6 +17,12 @@ append, long    the same in the long session, by that in the short one
 message         the first call for a new user message, by the floor
 message, long   the same in the long session, by that in the short one
 cut             a call that cuts the conversation, by the floor
+live            a call that only appends where the window, of a million tokens, holds 100 contents, by the floor
+live, 1,000     the same with 1,000 contents, by that with 100
+live, 10,000    the same with 10,000
+sqlite          a call for a new user message whose session was read anew from a SQLite file, by the floor; so is every
+                invocation's first call with a session service that is not in memory
+team            a call that only appends of an agent that is shown another one's turns as quotes, by the floor
 cold            the first call for the long session in a new plugin, by the floor for each of its contents
 saturated       processor time a model call of sessions that share an event loop, with the plugin by without it, see
                 `saturated.py`
@@ -43,6 +49,7 @@ import logging
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import typing
 import zipfile
@@ -59,7 +66,10 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.runners import InMemoryRunner
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 
 import aether_context
@@ -70,11 +80,13 @@ from aether_context.tokens import counter_for
 MODEL = "gemini-2.5-flash"
 WINDOW = 16_000
 SHORT = 100
+LIVE = (100, 1_000, 10_000)
 SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 """Characters of a call and of its result: the 10th, 25th, 50th, 75th and 90th percentiles of 950 recorded calls."""
 BOUNDS = {
     "append": 15.0, "append, p95": 26.0, "append, long": 3.0, "message": 17.0, "message, long": 4.5, "cut": 160.0,
-    "cold": 3.0, "saturated": 7.0, "import": 0.4,
+    "cold": 3.0, "saturated": 7.0, "import": 0.4, "live": 15.0, "live, 1,000": 5.0, "live, 10,000": 60.0,
+    "sqlite": 20.0, "team": 20.0,
 }  # fmt: skip
 """About half as much again as two noisy cores show; they go down with the figures."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
@@ -138,8 +150,8 @@ class Looks(BaseLlm):
 class Timed(ContextPackPlugin):
     """Keeps the milliseconds that its callbacks take of each model call, by what the call is."""
 
-    def __init__(self) -> None:
-        super().__init__(policy=PackPolicy(max_input_tokens=WINDOW), store="memory://gate")
+    def __init__(self, window: int = WINDOW) -> None:
+        super().__init__(policy=PackPolicy(max_input_tokens=window), store="memory://gate")
         self.spent: dict[str, list[float]] = defaultdict(list)
         self._of_call: list[float] = []
 
@@ -178,12 +190,19 @@ class Floor(BasePlugin):
 
 
 class Conversation:
-    """A session that grows, with a plugin or without."""
+    """A session that grows, with a plugin or without; ``authors`` take turns in what it is filled with."""
 
-    def __init__(self, plugin: BasePlugin | None) -> None:
+    def __init__(
+        self,
+        plugin: BasePlugin | None,
+        sessions: BaseSessionService | None = None,
+        authors: Sequence[str] = ("clerk",),
+    ) -> None:
         self.plugin = plugin
         agent = LlmAgent(name="clerk", model=Looks(model=MODEL), instruction="You look things up.", tools=[run])
-        self.runner = InMemoryRunner(app=App(name="gate", root_agent=agent, plugins=[plugin] if plugin else []))
+        app = App(name="gate", root_agent=agent, plugins=[plugin] if plugin else [])
+        self.runner = Runner(app=app, session_service=sessions or InMemorySessionService())
+        self.authors = authors
         self.turns = 0
 
     async def fill(self, events: int) -> None:
@@ -196,11 +215,12 @@ class Conversation:
             arguments = {"command": text(command), "characters": characters}
             call = types.FunctionCall(name="run", args=arguments, id=f"c{self.turns}")
             response = types.FunctionResponse(name="run", response=run(**arguments), id=f"c{self.turns}")
+            author = self.authors[self.turns % len(self.authors)]
             turn = [
                 ("user", types.UserContent(f"Question {self.turns}: what about this one?")),
-                ("clerk", types.Content(role="model", parts=[types.Part(function_call=call)])),
-                ("clerk", types.Content(role="user", parts=[types.Part(function_response=response)])),
-                ("clerk", types.ModelContent(f"Answer {self.turns}: it is done in {characters} steps.")),
+                (author, types.Content(role="model", parts=[types.Part(function_call=call)])),
+                (author, types.Content(role="user", parts=[types.Part(function_response=response)])),
+                (author, types.ModelContent(f"Answer {self.turns}: it is done in {characters} steps.")),
             ]
             for author, content in turn:
                 event = Event(author=author, invocation_id=f"i{self.turns}", content=content)
@@ -267,6 +287,35 @@ async def measured(events: int) -> dict[str, tuple[float, float]]:
     }
 
 
+async def asked(events: int, window: int, kind: str, rounds: int, **setting: Any) -> float:
+    """The median of the milliseconds that calls of a kind take of a session of its own."""
+    plugin = Timed(window)
+    conversation = Conversation(plugin, **setting)
+    await conversation.fill(events)
+    gc.collect()
+    gc.freeze()
+    await conversation.ask()
+    plugin.spent.clear()
+    for _ in range(rounds):
+        await conversation.ask()
+    gc.unfreeze()
+    return statistics.median(plugin.spent[kind])
+
+
+async def asked_elsewhere(base: float) -> dict[str, tuple[float, float]]:
+    """The rows of sessions that are large while nothing is cut, read from a file, or a team's."""
+    live = {events: await asked(events, 1_000_000, "append", 2 if events > 1_000 else 6) for events in LIVE}
+    with tempfile.TemporaryDirectory() as folder:
+        sqlite = await asked(SHORT, WINDOW, "message", 9, sessions=SqliteSessionService(f"{folder}/sessions.db"))
+    team = await asked(SHORT, 1_000_000, "append", 4, authors=("clerk", "scout"))
+    return {
+        "live": (live[SHORT], base),
+        **{f"live, {events:,}": (live[events], live[SHORT]) for events in LIVE[1:]},
+        "sqlite": (sqlite, base),
+        "team": (team, base),
+    }
+
+
 def shared(rounds: int = 3) -> tuple[float, float]:
     """Milliseconds of processor time a call of sessions that share an event loop, with the plugin and without it."""
     ways: list[Callable[[int, int], saturated.Round]] = [saturated.packed, saturated.alone]
@@ -290,6 +339,7 @@ def imported(rounds: int = 5) -> float:
 def hold(events: int) -> int:
     """Prints each row with its bound; 1 where one is passed."""
     rows = asyncio.run(measured(events))
+    rows |= asyncio.run(asked_elsewhere(rows["append"][1]))
     rows["saturated"] = shared()
     rows["import"] = (imported(), 1.0)
     print("| | taken | ratio | bound |\n| --- | --- | --- | --- |")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aether_context import PackPolicy
-from aether_context.tuning.verdict import effective
+from aether_context.exam.intervals import effective
 
 SAMPLES = 2_000
 PERCENT = (100.0, 1)

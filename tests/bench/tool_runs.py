@@ -123,8 +123,8 @@ class RecordedTool(BaseTool):
         return {"result": waiting.pop(0) if waiting else ""}
 
 
-async def play(run: Run, *plugins: BasePlugin) -> list[Request]:
-    """The requests of a run, in order."""
+async def play(run: Run, *plugins: BasePlugin, **settings: Any) -> list[Request]:
+    """The requests of a run, in order; ``settings`` are the app's."""
     steps = [step for turn in run["turns"] for step in turn["steps"]]
     results: dict[str, list[str]] = {}
     declared = {one["name"]: one for one in run["tools"]}
@@ -138,7 +138,7 @@ async def play(run: Run, *plugins: BasePlugin) -> list[Request]:
         tools=[RecordedTool(one, results) for one in declared.values()],
         static_instruction=run["system"] or "You are an agent.",
     )
-    runner = InMemoryRunner(app=App(name="bench", root_agent=agent, plugins=list(plugins)))
+    runner = InMemoryRunner(app=App(name="bench", root_agent=agent, plugins=list(plugins), **settings))
     session = await runner.session_service.create_session(app_name="bench", user_id="u")
     for turn in run["turns"]:
         message = types.UserContent(turn["user"] or ".")

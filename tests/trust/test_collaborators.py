@@ -16,8 +16,9 @@ from plans import planned, words
 from scripted import Chat, call, inside, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
-from aether_context.adk import ContextPackPlugin, packer
-from aether_context.conversation import Conversation, Decision, Removed, register_strategy, unregister_strategy
+from aether_context.adk import ContextPackPlugin, bounds
+from aether_context.conversation import Conversation, Decision, register_strategy, unregister_strategy
+from aether_context.pack import ContentForm
 from aether_context.retrieval import embedders
 from aether_context.tokens import choice, counter_for, register_counter
 
@@ -121,9 +122,9 @@ class FaultyStrategy:
     def __init__(self, fault: str) -> None:
         self.fault = fault
 
-    def trim(self, conversation: Conversation) -> Decision:
+    def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
         fail(self.fault)
-        return Decision(kept=(9_999, 9_999, -3, None), removed=("x",), summary=b"")  # type: ignore[arg-type]
+        return Decision(forms={9_999: None, -3: "x"}, summary=b"")  # type: ignore[dict-item, arg-type]
 
 
 class FaultyArtifacts(InMemoryArtifactService):
@@ -185,9 +186,9 @@ def chat_with(collaborator: str, fault: str, deadline: float) -> Chat:
             own["store"].fault = fault
             own["summarizer"] = FaultyModel(fault="raises")
     plugin = ContextPackPlugin(policy=PackPolicy(**settings), **own)
-    plugin._packer._waits.seconds = plugin._packer._summarizer.seconds = deadline
+    plugin._packer._parts.waits.seconds = plugin._packer._parts.summarizer.seconds = deadline
     if collaborator in ("critic", "check"):
-        plugin._packer._reviewer.seconds = deadline
+        plugin._packer._parts.reviewer.seconds = deadline
     state = planned(knowledge={"notes": [f"note {at}: {words(30, f'n{at}')}" for at in range(8)]})
     chat = Chat(plugin=plugin, state=state, tools=[look_up], **services)
     chat.llm.usage = False  # so that nothing but the counter says how long a request is
@@ -206,7 +207,7 @@ def test_a_collaborator_that_fails_costs_no_call(
 ) -> None:
     if (collaborator, fault) == ("strategy", "hangs"):
         pytest.skip("what decides without waiting cannot be left behind")
-    monkeypatch.setattr(packer, "_COUNTING_SECONDS", 0.3)
+    monkeypatch.setattr(bounds, "_COUNTING_SECONDS", 0.3)
     chat = chat_with(collaborator, fault, 0.2)
     turns = 1 if (collaborator, fault) == ("artifacts", "hangs") else TURNS  # each waits for them at its end
     for turn in range(turns):
@@ -258,22 +259,23 @@ def test_numbers_that_no_tokenizer_gives_are_not_believed(
     assert len([record for record in caplog.records if record.name == "aether_context"]) == 1
 
 
-WRONG: dict[str, Callable[[Conversation], list[int]]] = {
-    "tear": lambda conversation: [at for at, content in enumerate(conversation.contents) if content.calls],
-    "lose the request": lambda conversation: [conversation.request_index or 0],
-    "name what is not there": lambda conversation: [999],
-    "name one twice": lambda conversation: [0, 0],
+GONE = ContentForm("left_out", "window")
+WRONG: dict[str, Callable[[Conversation], dict[int, ContentForm]]] = {
+    "tear": lambda conversation: {at: GONE for at, content in enumerate(conversation.contents) if content.calls},
+    "lose the request": lambda conversation: {conversation.request_index or 0: GONE},
+    "blank the request": lambda conversation: {conversation.request_index or 0: GONE._replace(form="placeholder")},
+    "name what is not there": lambda conversation: {999: GONE},
+    "a form that no strategy gives": lambda conversation: {0: GONE._replace(form="told", tokens=9)},
+    "an extract of any length": lambda conversation: {1: GONE._replace(form="extract")},
+    "a reason that there is not": lambda conversation: {1: GONE._replace(reason="a whim")},
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_decision_that_would_break_a_request_is_not_taken(wrong: str, figure: Figure) -> None:
     class Wrong(FaultyStrategy):
-        def trim(self, conversation: Conversation) -> Decision:
-            removed = tuple(Removed(index=at, reason="window") for at in WRONG[wrong](conversation))
-            gone = {one.index for one in removed}
-            kept = tuple(at for at in range(len(conversation.contents)) if at not in gone)
-            return Decision(kept=kept, removed=removed)
+        def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
+            return Decision(WRONG[wrong](conversation))
 
     chat = chat_with("strategy", "", 1)
     register_strategy("faulty", lambda settings: Wrong(""))

@@ -203,6 +203,7 @@ def pages(store: PackStore) -> list[str]:
 def test_no_page_has_markup_of_a_text(odd_store: PackStore) -> None:
     plain = chat("fine", store=new_store())
     plain.say("What is the rate?", "And now?")
+    assert list(pages(plain.store))
     for page, other in zip(pages(odd_store), pages(plain.store), strict=True):
         found, usual = Markup(page), Markup(other)
         assert LINE in page

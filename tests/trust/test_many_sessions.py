@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -43,18 +44,23 @@ class Noting(ContextPackPlugin):
         return answer
 
 
-async def most_packs_in_a_round(plugin: Noting) -> int:
-    """Returns how many packs one round of the loop finished at most, while all sessions answer at once."""
-    sessions, llm = InMemorySessionService(), Unseen(sent=[])
-    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
-    runner = Runner(app=App(name="shop", root_agent=agent, plugins=[plugin]), session_service=sessions)
-    for at in range(SESSIONS):
+async def fill(sessions: InMemorySessionService, count: int) -> None:
+    """Makes so many sessions of thirty turns."""
+    for at in range(count):
         session = await sessions.create_session(app_name="shop", user_id=f"u{at}", session_id="s")
         for turn in range(60):
             author, role = ("user", "user") if turn % 2 == 0 else ("clerk", "model")
             text = f"turn {turn} of {at}: " + " ".join(f"word{(at * 31 + turn * 7 + n) % 997}" for n in range(60))
             content = types.Content(role=role, parts=[types.Part(text=text)])
             await sessions.append_event(session, Event(author=author, invocation_id=f"i{turn // 2}", content=content))
+
+
+async def most_packs_in_a_round(plugin: Noting) -> int:
+    """Returns how many packs one round of the loop finished at most, while all sessions answer at once."""
+    sessions, llm = InMemorySessionService(), Unseen(sent=[])
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
+    runner = Runner(app=App(name="shop", root_agent=agent, plugins=[plugin]), session_service=sessions)
+    await fill(sessions, SESSIONS)
     plugin.beats, plugin.rounds = [0], []
 
     async def beat() -> None:
@@ -79,6 +85,44 @@ def test_sessions_that_wake_together_leave_the_loop_to_others(figure: Callable[[
     packs = asyncio.run(most_packs_in_a_round(plugin))
     figure("packs_in_a_round", packs)
     assert packs <= 5
+
+
+async def longest_stall(plugins: list[ContextPackPlugin], count: int) -> float:
+    """Returns the most seconds of the loop's own thread between two beats, while so many sessions wake together."""
+    sessions, llm = InMemorySessionService(), Unseen(sent=[])
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
+    runner = Runner(app=App(name="shop", root_agent=agent, plugins=plugins), session_service=sessions)
+    await fill(sessions, count)
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+
+    async def ask(at: int) -> None:
+        message = types.UserContent(f"What was word{at}?")
+        async for _ in runner.run_async(user_id=f"u{at}", session_id="s", new_message=message):
+            pass
+
+    heart = asyncio.create_task(beat())
+    await asyncio.gather(*map(ask, range(count)))
+    heart.cancel()
+    await runner.close()
+    return longest
+
+
+@pytest.mark.slow
+def test_two_hundred_sessions_that_wake_together(figure: Callable[[str, float], None]) -> None:
+    """ADK itself takes one round of the loop for all that it does before the first model call; packs add little."""
+    alone = asyncio.run(longest_stall([], 200))
+    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=3_000), store=new_store(), on_error="raise")
+    beside = asyncio.run(longest_stall([plugin], 200))
+    figure("woken_alone_seconds", alone)
+    figure("woken_seconds", beside)
+    assert beside < 2 * alone + 1
 
 
 def test_turns_go_on_where_one_that_waits_is_cancelled() -> None:

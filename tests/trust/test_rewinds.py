@@ -1,4 +1,5 @@
-"""A rewind stays one where the host loads only the latest events: nothing that it took back is sent again."""
+"""A rewind stays one where the host loads only the latest events, and so does a compaction: nothing that it took back,
+or replaced by a summary, is sent again."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions, EventCompaction
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import BaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
@@ -95,6 +98,7 @@ def test_what_a_rewind_took_back_never_returns(few: int, kind: str, tmp_path: Pa
 def test_what_came_before_a_rewind_is_still_known(few: int, figure: Figure) -> None:
     talk = Talk(few, window=30_000).turns(4, "LION").turns(7, "GIRAFFE").rewind(4).turns(8, "ZEBRA")
     talk.hold(figure)
+    assert talk.chat.sent[talk.begin + 1 :]
     for sent in talk.chat.sent[talk.begin + 1 :]:
         assert all(f"question {number}: LION" in sent.text for number in range(1, 5))
         assert "question 12: ZEBRA" in sent.text
@@ -190,3 +194,39 @@ def test_an_agent_that_comes_later_knows_of_the_rewind(few: int, figure: Figure)
     figure("returned", returned)
     assert returned == 0
     assert not any(faults(sent.contents) for sent in later)
+
+
+async def compact(chat: Chat) -> None:
+    """Replaces all events so far by a summary, as ADK's own compaction does."""
+    session = await chat.held()
+    compaction = EventCompaction(
+        start_timestamp=session.events[0].timestamp,
+        end_timestamp=session.events[-1].timestamp,
+        compacted_content=types.ModelContent("Digest of what came before."),
+    )
+    event = Event(author="user", invocation_id="compaction", actions=EventActions(compaction=compaction))
+    await chat.sessions.append_event(session, event)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("few", [3, 6, 20])
+@pytest.mark.parametrize("window", [WINDOW, 30_000])
+def test_what_a_compaction_replaced_never_returns(window: int, few: int, restarts: bool, figure: Figure) -> None:
+    """Neither while its event is loaded, nor later."""
+    talk = Talk(few, window=window).turns(9, "GIRAFFE")
+    asyncio.run(compact(talk.chat))
+    talk.begin = len(talk.chat.sent)
+    for _ in range(9):
+        talk.turns(1, "ZEBRA")
+        if restarts:
+            talk.chat.restart()
+    talk.hold(figure)
+    assert "question 18: ZEBRA" in talk.chat.sent[-1].text
+
+
+@pytest.mark.parametrize("few", [6, 20])
+def test_a_rewind_behind_a_compaction(few: int, figure: Figure) -> None:
+    talk = Talk(few, window=30_000).turns(6, "GIRAFFE")
+    asyncio.run(compact(talk.chat))
+    talk.turns(3, "LION").turns(4, "GIRAFFE").rewind(9).turns(8, "ZEBRA").hold(figure)
+    assert "question 16: ZEBRA" in talk.chat.sent[-1].text

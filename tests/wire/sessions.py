@@ -16,12 +16,13 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from pydantic import BaseModel
-from scripted import Chat
+from scripted import Chat, new_store
 from wire.servers import Claude, Gemini, Ollama, OpenAI, Provider, Refusal, Reply, serving
 
 from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
 
-Way: TypeAlias = Literal["plugin", "alone", "compaction", "both"]
+Way: TypeAlias = Literal["plugin", "alone", "compaction", "both", "observe"]
 Message: TypeAlias = str | types.Content | Callable[[list[Event]], types.Content]
 Turn: TypeAlias = tuple[Message, Sequence[Reply | Refusal]]
 
@@ -348,10 +349,12 @@ def run(
             settings["events_compaction_config"] = EventsCompactionConfig(
                 summarizer=LlmEventSummarizer(llm=llm), compaction_interval=3, overlap_size=1
             )
+        policy = policy or PackPolicy(max_input_tokens=window)
         chat = Chat(
             agent=agent,
-            policy=policy or PackPolicy(max_input_tokens=window),
-            use_plugin=way in ("plugin", "both"),
+            policy=policy,
+            use_plugin=way in ("plugin", "both", "observe"),
+            plugin=ContextPackPlugin(store=new_store(), policy=policy, observe=True) if way == "observe" else None,
             app_settings=settings,
         )
         failed: list[str] = []

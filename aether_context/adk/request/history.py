@@ -14,7 +14,14 @@ from google.genai import types
 
 from aether_context.adk.bounds import Waits, in_thread
 from aether_context.adk.call import Contents, ModelCall
-from aether_context.adk.request.reader import Reader, characters, is_answer, key_of, without_client_ids
+from aether_context.adk.request.reader import (
+    Reader,
+    characters,
+    is_answer,
+    key_of,
+    media_marks,
+    without_client_ids,
+)
 from aether_context.adk.session import ANCHORS
 from aether_context.conversation.quotes import said
 from aether_context.pack import noted
@@ -103,6 +110,8 @@ class History:
         origins = origins_of(loaded[same - first :], events, last)
         for at, content in enumerate(loaded[same - first : end - first]):
             words, origin = origins.get(at, ("", None))
+            if words and any(part.inline_data or part.file_data for part in content.parts or ()):
+                words = " ".join([words, *media_marks(self._reader.content(content, "")).values()])
             sizes = len(_words(_texts(content))), characters(content), characters(content, written=True)
             self.rows.append(Row(hash(key_of(content)), words, origin, sizes))
 
@@ -255,24 +264,6 @@ def first_position(loaded: Sequence[types.Content], events: Sequence[Event], age
             if at is not None and length >= at:
                 return length - at
     return None
-
-
-def live_events(events: Sequence[Event]) -> tuple[list[Event], bool]:
-    """The events that no rewind took back, and whether one went back behind the first that is loaded: ADK then shows
-    what it took back for as long as that is loaded."""
-    if not any(event.actions.rewind_before_invocation_id for event in events):
-        return list(events), False
-    live, at = list[Event](), len(events) - 1
-    while at >= 0:
-        if target := events[at].actions.rewind_before_invocation_id:
-            begin = next((begin for begin in range(at) if events[begin].invocation_id == target), None)
-            if begin is None:
-                return live[::-1], True
-            at = begin
-        else:
-            live.append(events[at])
-        at -= 1
-    return live[::-1], False
 
 
 def _changes_earlier(event: Event) -> bool:

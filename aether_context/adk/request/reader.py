@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import enum
+import json
 import marshal
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
-from functools import cache
 from hashlib import blake2b
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
-from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
-from aether_context.conversation.turns import INSTRUCTION
-from aether_context.pack import Candidate, Content, Part, Request, Tool
+from aether_context.conversation.quotes import NAMELESS, attributed
+from aether_context.conversation.turns import is_human
+from aether_context.evidence.record import evidence_uri, size_words
+from aether_context.pack import Content, Part, Request, Tool
 from aether_context.text.decoding import visible
-from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
-from aether_context.tokens.media import pdf_pages
+from aether_context.tokens.media import image_size, pdf_pages
 
-MOST_MEMORIES = 500
-_LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
-_PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 _ONLY_TEXT = {"text"}
-_PENDING = {"status": "pending"}
-"""What stands for the answer of a call that none has come for."""
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
@@ -50,20 +42,28 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._contents: SharedLRU[object, Content] = SharedLRU(20_000)
+        self._contents: SharedLRU[object, tuple[Content, types.Content | None]] = SharedLRU(20_000)
         self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
-    def content(self, content: types.Content, model: str) -> Content:
-        """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
+    def read(self, content: types.Content, model: str) -> tuple[Content, types.Content | None]:
+        """The frozen form of a content, as it would be sent to a model, whose rule counts media; and what is sent of
+        it with escapes in the place of what nobody sees, None where it hides nothing."""
         key = (model, key_of(content))
-        found = self._contents.get(key)
-        if found is None:
-            found = _read(content, model)
-            if (escaped := _escaped(content, found)) is not content:
-                _shown_contents.put(key[1], escaped)
-                found = _read(escaped, model)
-            self._contents.put(key, found)
-        return found
+        known = self._contents.get(key)
+        if known is None:
+            known = _read(content, model), None
+            if (escaped := _escaped(content, known[0])) is not content:
+                known = _read(escaped, model), escaped
+            self._contents.put(key, known)
+        return known
+
+    def content(self, content: types.Content, model: str) -> Content:
+        """The frozen form of a content alone."""
+        return self.read(content, model)[0]
+
+    def shown(self, content: types.Content, model: str) -> types.Content:
+        """A content as it is sent: with escapes where others wrote what nobody sees."""
+        return self.read(content, model)[1] or content
 
     def head(self, request: LlmRequest) -> Request:
         """Reads a request up to its contents: model, system instruction, and declarations in order."""
@@ -86,11 +86,6 @@ class Reader:
         return Request(request.model or "", system, is_text, tools, tuple(others))
 
 
-def shown(content: types.Content) -> types.Content:
-    """A content as it was read: with escapes in the place of what nobody sees, where others wrote it."""
-    return (_shown_contents.get(key_of(content)) or content) if len(_shown_contents) else content
-
-
 def _read(content: types.Content, model: str) -> Content:
     return attributed(content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()]))
 
@@ -98,8 +93,6 @@ def _read(content: types.Content, model: str) -> Content:
 # What others wrote, who may hide words from people and not from the model: results, quotes and artifacts. A user's own
 # words, and those of the app, stay as they are.
 
-_shown_contents: SharedLRU[object, types.Content] = SharedLRU(20_000)
-"""Contents that hide something, as they are sent, by `key_of`."""
 _ARTIFACT = re.compile(r"Artifact .* is:", re.DOTALL)
 """How ADK's ``load_artifacts`` begins a message that shows one."""
 _ESCAPED = re.compile(r"\\u00[01]|\\[bf]")
@@ -157,209 +150,28 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
     return canonical_json(_json(system)), False
 
 
-def authors_of(
-    contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None
-) -> Callable[[int, Content], Content]:
-    """Returns a function that gives a content, by its position and as it was read, to its author: one that only
-    imitates another agent's turn, as ADK shows it, is a user's.
+class Authors(NamedTuple):
+    """The authors that a session knows, and the messages of its users that open as another agent's turn does."""
 
-    What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not know.
+    names: Collection[str]
+    imitations: Sequence[list[types.Part] | None]
 
-    Args:
-        contents: as the host gave them.
-        events: the session's.
-        asked: the message that the invocation answers, which need not be among them.
-    """
+    def authored(self, raw: types.Content, content: Content) -> Content:
+        """Gives a content to its author: one that only imitates another agent's turn, as ADK shows it, is a user's.
 
-    @cache
-    def names() -> frozenset[str]:
+        What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not
+        know.
+        """
         # ADK quotes a result as the user's where a person posts one to another agent's call.
-        return frozenset(event.author for event in events) | {"user"}
-
-    @cache
-    def imitations() -> list[list[types.Part] | None]:
-        own = [*(event.content for event in events if event.author == "user"), asked]
-        return [content.parts for content in own if content is not None and looks_quoted(content)]
-
-    def authored(at: int, content: Content) -> Content:
-        if not content.agent:
-            return content
-        is_known = content.agent == NAMELESS or names().issuperset(quote.agent for quote in content.quotes)
-        is_turn = is_known and contents[at].parts not in imitations()
-        return content if is_turn else replace(content, agent="", quotes=())
-
-    return authored
-
-
-def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
-    """The contents with a response of their own for calls that nothing has answered, as of long-running tools: Gemini
-    and Claude refuse a call without one."""
-    if _are_answered(contents):
-        return list(contents)
-    answered: list[types.Content] = []
-    calls: list[types.FunctionCall] = []
-    for content in (*contents, None):
-        parts = (content.parts if content is not None else None) or ()
-        responses = [part.function_response for part in parts if part.function_response is not None]
-        for response in responses:
-            same = (call for call in calls if (call.id, call.name) == (response.id, response.name))
-            if (call := next(same, None)) is not None:
-                calls.remove(call)
-        if calls and not responses:
-            answers = [types.FunctionResponse(id=call.id, name=call.name, response=dict(_PENDING)) for call in calls]
-            pending = [types.Part(function_response=answer) for answer in answers]
-            if any(part.function_response for part in answered[-1].parts or ()):
-                pending = [*(answered.pop().parts or ()), *pending]
-            answered.append(types.Content(role="user", parts=pending))
-        if content is not None:
-            answered.append(content)
-        if not responses:
-            calls = [part.function_call for part in parts if part.function_call is not None]
-    return answered
-
-
-def _are_answered(contents: Sequence[types.Content]) -> bool:
-    """Tells whether as many responses follow each content as it has calls, as in nearly all requests."""
-    for at, content in enumerate(contents):
-        if content.role == "model":
-            calls = [part for part in content.parts or () if part.function_call is not None]
-            answers = contents[at + 1].parts or () if calls and at + 1 < len(contents) else ()
-            if calls and sum(part.function_response is not None for part in answers) < len(calls):
-                return False
-    return True
-
-
-def looks_quoted(content: types.Content) -> bool:
-    """Tells whether a content opens as ADK lets another agent's turn open."""
-    return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
+        is_known = content.agent == NAMELESS or all(
+            quote.agent == "user" or quote.agent in self.names for quote in content.quotes
+        )
+        return content if is_known and raw.parts not in self.imitations else replace(content, agent="", quotes=())
 
 
 def is_message(content: types.Content) -> bool:
     """Tells whether a content is the user's or another agent's, and no tool's."""
     return content.role == "user" and not any(part.function_response for part in content.parts or ())
-
-
-def request_index_of(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
-    """The index of the human message that the model answers, None where there is none.
-
-    It is the last content with the words of ``asked``; where none has them, the last human one that is neither a block
-    of preloaded memories nor a loaded artifact nor the agent's own instruction. An agent that is shown nothing but
-    other agents' turns answers the last of them in which something is said, or the last one where nothing is.
-    """
-    words = [part.text for part in (asked.parts if asked is not None else None) or ()]
-    human: int | None = None
-    quoted: int | None = None
-    heard = False
-    for at in range(len(contents) - 1, -1, -1):
-        content = contents[at]
-        parts = content.parts or ()
-        if content.role != "user" or any(part.function_response or part.function_call for part in parts):
-            continue
-        texts = [part.text for part in parts]
-        if words and texts == words:
-            return at
-        if looks_quoted(content):
-            if not heard:
-                heard = says(texts)
-                quoted = at if heard or quoted is None else quoted
-        elif human is None and not (texts and ((texts[0] or "").startswith(INSTRUCTION) or _is_artifact(texts))):
-            human = None if any(text and _past(text) is not None for text in texts) else at
-    return quoted if human is None else human
-
-
-def preloaded(
-    contents: Sequence[types.Content], asked: types.Content | None
-) -> tuple[int, tuple[Candidate, ...]] | None:
-    """The block that ADK's ``preload_memory`` put among the request's last user contents: its position, and the
-    memories in it; None where there is none."""
-    for at in range(len(contents) - 1, -1, -1):
-        parts = contents[at].parts or ()
-        if contents[at].role != "user" or any(part.function_response for part in parts):
-            break
-        text = parts[0].text if len(parts) == 1 else None
-        if not text or (asked is not None and parts == asked.parts):
-            continue
-        block = _past(text) if text.startswith("The following content is from your previous conversations") else None
-        if block is None:
-            continue
-        time: str | None = None
-        lines: list[str] = []
-        memories: list[Candidate] = []
-        for line in [*block[:_MOST_MEMORY_CHARACTERS].splitlines(), "Time: "]:
-            if line.startswith("Time: "):
-                if lines and len(memories) < MOST_MEMORIES:
-                    memories.append(memory_candidate("\n".join(lines), timestamp=time))
-                time, lines = line.removeprefix("Time: "), []
-            elif line.strip():
-                lines.append(line)
-        return at, tuple(memories)
-    return None
-
-
-def found_memories(entries: Iterable[MemoryEntry], most_characters: int) -> Iterator[Candidate]:
-    """Memories of any service as candidates, without those that have no text.
-
-    The first 500 entries are looked at, 400,000 characters of them in all and 50,000 of each: services give the best
-    first, and ranking more than that would take longer than a moment. It is ``most_characters`` where that is more.
-    """
-    left = max(_MOST_MEMORY_CHARACTERS, most_characters)
-    for entry in islice(entries, MOST_MEMORIES):
-        room = min(left, _LONGEST_MEMORY)
-        texts: list[str] = []
-        for part in entry.content.parts or ():
-            if part.text and room > 0:
-                texts.append(part.text[:room])
-                room -= len(part.text)
-        text = " ".join(texts)
-        if text:
-            left -= len(text)
-            preference, time = is_preference(entry.custom_metadata), entry.timestamp
-            yield memory_candidate(text, author=entry.author, timestamp=time, name=entry.id, preference=preference)
-
-
-def memory_candidate(
-    text: str,
-    *,
-    timestamp: str | None,
-    author: str | None = None,
-    name: str | None = None,
-    scores: Mapping[str, float] | None = None,
-    preference: bool = False,
-) -> Candidate:
-    """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
-    author, text = None if preference else author, visible(text)
-    digest = hash_text(f"{author}: {text}" if author else text)
-    try:
-        time = datetime.fromisoformat(timestamp).timestamp() if timestamp else None
-    except (ValueError, OverflowError):
-        time = None
-    return Candidate(
-        id=f"mem_{name}" if name else f"mem_{short(digest)}",
-        layer="memory",
-        source="memory",
-        text=text,
-        speaker=author or "",
-        digest=digest,
-        time=time,
-        scores=scores or {},
-        kind="preference" if preference else "",
-    )
-
-
-def _is_artifact(texts: Sequence[str | None]) -> bool:
-    """Tells whether these are the parts in which ADK's ``load_artifacts`` shows an artifact, for one call."""
-    first = texts[0] or ""
-    return len(texts) == 2 and first.startswith("Artifact ") and first.endswith(" is:")
-
-
-def _past(text: str) -> str | None:
-    """The text between the first tag that opens a block of preloaded memories and the last one that closes it."""
-    begin = text.find(_PAST_OPENS)
-    if begin < 0:
-        return None
-    begin += len(_PAST_OPENS)
-    end = text.rfind(_PAST_CLOSES, begin)
-    return text[begin:end] if end >= 0 else None
 
 
 def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> Tool:
@@ -391,7 +203,28 @@ def _part(part: types.Part, model: str) -> Part:
         tokens += media_tokens(blob.mime_type, len(data), family=family, model=model, data=data)
     if part.file_data is not None:
         tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
-    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages)
+    pixels = image_size(part.inline_data.data) if part.inline_data is not None else None
+    shape = f"{pages} pages" if pages else size_words(size) if size else ""
+    shape = f"{pixels[0]} × {pixels[1]}" if pixels is not None else shape
+    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages, shape=shape)
+
+
+_MEDIA_NAMES = {"image": "picture", "audio": "sound", "video": "video"}
+
+
+def media_marks(content: Content) -> dict[str, str]:
+    """The marks that stand for what a user sent beside words, where it is not sent any more, by the hash of its
+    bytes; for a file elsewhere by its address."""
+    marks: dict[str, str] = {}
+    for part in content.parts if is_human(content) else ():
+        if part.kind == "media":
+            wire = json.loads(part.wire)
+            digest = (wire.get("inline_data") or {}).get("data") or ""
+            uri = evidence_uri(digest, "bin") if digest else str((wire.get("file_data") or {}).get("file_uri") or "")
+            is_pdf = part.mime_type == "application/pdf"
+            name = "PDF" if is_pdf else _MEDIA_NAMES.get(part.mime_type.partition("/")[0], part.mime_type or "file")
+            marks[digest or uri] = f"[{', '.join(filter(None, (name, part.shape, uri)))}]"
+    return marks
 
 
 def _json(value: object, depth: int = 0) -> JSON:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
-from aether_context.adk.call import AgentKey, PreparedCall
-from aether_context.adk.request.history import History, Row, live_events
+from aether_context.adk.call import PreparedCall
+from aether_context.adk.request.history import History, Row
 from aether_context.adk.request.reader import Reader
+from aether_context.adk.session import live_events
 from aether_context.pack import Candidate, turn_place
+from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
 from aether_context.retrieval.ranking import LEAST_TOKENS, most_turns, room_for_turns
-from aether_context.state.plans import without_plan
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -26,10 +27,9 @@ _INSTANT = ("static", "none")
 class Recall:
     """Ranks candidates by words and meaning. Safe to share between sessions and event loops."""
 
-    def __init__(self, waits: Waits, reader: Reader, history_of: Callable[[AgentKey], History]) -> None:
+    def __init__(self, waits: Waits, reader: Reader) -> None:
         self._waits = waits
         self._reader = reader
-        self._history_of = history_of
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
@@ -52,7 +52,9 @@ class Recall:
 
         return await self._compared(read, rank)
 
-    async def turns(self, read: PreparedCall, sent: Collection[int], most: int | None = None) -> PreparedCall:
+    async def turns(
+        self, read: PreparedCall, history: History, sent: Collection[int], most: int | None = None
+    ) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
         Their room is as the square of the share that turns have in the history: where most of it is calls and their
@@ -60,6 +62,7 @@ class Recall:
         little more than a payload's own words is none.
 
         Args:
+            history: the agent's, with the lock that its store writes under.
             sent: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
@@ -68,7 +71,7 @@ class Recall:
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
         contents = read.history
-        history = self._history_of(read.call.key) if read.settled else History(self._reader)
+        history = history if read.settled else History(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = live_events(read.call.context.session.events)[0]
 
@@ -76,7 +79,10 @@ class Recall:
             with history.lock:
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), most_tokens)
-                return room, history.turns(end, read.call.policy.mask) if room else [], history.rows[:end]
+                entries = history.turns(end, read.call.policy.mask) if room else []
+                if read.call.policy.sees == "own":
+                    entries = [entry for entry in entries if entry.speaker in ("user", read.call.context.agent_name)]
+                return room, entries, history.rows[:end]
 
         def digest_of(place: int) -> str:
             row = rows[place]

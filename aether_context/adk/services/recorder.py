@@ -26,8 +26,9 @@ from aether_context.evidence import evidence_key
 from aether_context.pack import Identity, Pack, noted, pack_of_event
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, Tip, pack_id, record
-from aether_context.store.artifacts import ArtifactFiles, located
+from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 from aether_context.store.files import Files
+from aether_context.store.index import time_of
 from aether_context.store.layout import pack_at
 from aether_context.store.masking import MaskedPacks
 from aether_context.store.pack_file import MANIFEST
@@ -53,6 +54,7 @@ _MANY_WAITING = 64
 """So many wait for a store that is slower than the run: from there on it is spared."""
 _MOST_INTERRUPTED = 3
 _MOST_CHAINS = 512
+_MOST_MANIFEST_BYTES = 2**20
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
@@ -123,7 +125,7 @@ class Recorder:
         """Queues a pack; gives its place in its session.
 
         Its number is one more than the highest that this process or an event of the session knows: another worker's
-        calls are told by their events.
+        calls are told by their events, or by the store where one of them left no event.
         """
         of_call, identity = _call_key(pack.identity), pack.identity
         session = (identity.app, identity.user, identity.session)
@@ -131,7 +133,7 @@ class Recorder:
         # Masked once, however often it is tried to write it.
         masked = cache(partial(self._masked.of, pack, policy, name))
         with self._starting:
-            newest = self._newest_pack(session, events)
+            newest = self._newest_pack(session, events, identity.invocation)
             number, turn = newest.position
             position = Position(number + 1, turn if newest.invocation == identity.invocation else turn + 1)
             self._newest[session] = newest._replace(position=position, pack_id=name, invocation=identity.invocation)
@@ -178,18 +180,37 @@ class Recorder:
         self.later(write, of_call)
         return position
 
-    def _newest_pack(self, session: SessionKey, events: Sequence[Event]) -> _Newest:
+    def _newest_pack(self, session: SessionKey, events: Sequence[Event], invocation: str) -> _Newest:
         """The newest pack of a session, with what its events tell that were not read before."""
-        newest = known = self._newest.get(session, _Newest())
+        newest = recorded = self._newest.get(session, _Newest())
+        last_of_others: Event | None = None
         for event in reversed(events):
-            if event.id == known.event_id:
+            if event.id == recorded.event_id:
                 break
+            if last_of_others is None and event.invocation_id not in (invocation, recorded.invocation):
+                last_of_others = event
             number, name = pack_of_event(event)
             if number > newest.position.number:
                 turn = noted(event).get("turn")
                 position = Position(number, turn if type(turn) is int else newest.position.turn)
                 newest = newest._replace(position=position, pack_id=name, invocation=event.invocation_id)
+        if last_of_others is not None and not pack_of_event(last_of_others)[0]:
+            newest = self._newest_stored(session, newest)
         return newest._replace(event_id=events[-1].id if events else "")
+
+    def _newest_stored(self, session: SessionKey, newest: _Newest) -> _Newest:
+        """The newest pack in the store where that has a higher number: an invocation of another worker ended without
+        an answer of a model, as it does where the model failed, so that no event tells its last call."""
+        with suppress(AetherContextError, ValueError):
+            packs = self.store.files.folders(f"{self.store.files.place(*session)}/packs", 0)
+            data = self.store.files.get(f"{max(packs, key=time_of)}/{MANIFEST}", _MOST_MANIFEST_BYTES)
+            from aether_context.store import Manifest
+
+            manifest = Manifest.parse(data or b"")
+            if manifest.number > newest.position.number:
+                position = Position(manifest.number, manifest.turn)
+                return newest._replace(position=position, pack_id=manifest.pack_id, invocation=manifest.invocation)
+        return newest
 
     def _pack_before(self, session: SessionKey, newest: _Newest) -> _Written:
         """The pack with the number before, by what this process wrote, or by what the store holds of another's."""
@@ -227,7 +248,7 @@ class Recorder:
             name = uri.removeprefix(SCHEME)
             if evidence_key(uri) is None and pack_at(name) is None and not name.startswith("messages/"):
                 with suppress(ArtifactError, StoreError):
-                    owner, name, _ = located(uri, session)
+                    owner, name, _ = artifact_owner(uri, session)
                     if ArtifactFiles(files).versions(owner, name):
                         files.note_written(folder, uri)
         return files.written(folder)

@@ -1,0 +1,148 @@
+"""Learning from a model's answer, or an error in its place: usage, limits, the verdict on it; and its record."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+
+from aether_context.adk.acceptance import ACCEPTANCE
+from aether_context.adk.call import PreviousCall
+from aether_context.adk.overflow import Overflow, overflow_of
+from aether_context.adk.request.history import LENGTH
+from aether_context.adk.tracing import count_cached
+from aether_context.adk.usage import reported
+from aether_context.adk.windows import STATE_KEY as WINDOWS
+from aether_context.adk.windows import Limits
+from aether_context.adk.wiring import PackerParts
+from aether_context.pack import METADATA
+from aether_context.store.layout import manifest_uri
+from aether_context.tokens.counters import SharedLRU
+
+logger = logging.getLogger("aether_context")
+
+_MOST_REFUSED = 512
+
+
+def sent_text(last: PreviousCall | None) -> str:
+    """All that a request said, which a refusal may repeat."""
+    if last is None:
+        return ""
+    tools = (tool.wire for tool in last.pack.source.request.tools)
+    parts = (part.text for outgoing in last.pack.contents for part in outgoing.content.parts)
+    return "\n".join([last.pack.system, *tools, *parts])
+
+
+class Learning:
+    """Learns from the answers of models, and records them. Safe to share between sessions and event loops."""
+
+    def __init__(self, parts: PackerParts) -> None:
+        self._parts = parts
+        self._refused: SharedLRU[str, object] = SharedLRU(_MOST_REFUSED)
+
+    async def learn_failure(
+        self,
+        context: CallbackContext,
+        last: PreviousCall | None,
+        request: LlmRequest,
+        error: Exception,
+        *,
+        is_second_try: bool = False,
+    ) -> Limits | None:
+        """Records an error in the place of an answer; returns what a second try has to keep to, None where that would
+        not help."""
+        refused = overflow_of(error, sent_text(last))
+        code = "context_window_exceeded" if refused is not None else type(error).__name__
+        response = LlmResponse(error_code=code, error_message=str(error))
+        return await self.learn(context, last, response, refused, request.model, is_second_try=is_second_try)
+
+    async def learn(
+        self,
+        context: CallbackContext,
+        last: PreviousCall | None,
+        response: LlmResponse,
+        refused: Overflow | None,
+        model: str | None = None,
+        *,
+        is_second_try: bool = False,
+    ) -> Limits | None:
+        """Learns from an answer, or from an error in its place, and records it; returns the limits for a second try.
+
+        Args:
+            last: the latest pack of the agent.
+            refused: what the error says of a request that was too long.
+            model: the one that raised it, by name.
+        """
+        limits: Limits | None = None
+        usage, verdict = reported(response.usage_metadata, response.model_version), None
+        metadata: dict[str, Any] = self._parts.failures.guarded(
+            lambda: self._parts.ledgers.track(context, response, usage), {}
+        )
+        if last is not None and last.pack.identity.invocation != context.invocation_id:
+            last = None
+        if last is not None:
+            pack = last.pack
+            try:
+                verdict = await self._parts.reviewer.review(
+                    pack,
+                    response,
+                    last.policy.acceptance,
+                    last.planned.candidates,
+                    context.session.events,
+                )
+            except BaseException as error:  # the rest is recorded all the same
+                self._parts.failures.caught(error, "acceptance: ")
+            if refused is not None:
+                agent, before = context.get_invocation_context().agent, context.state.get(WINDOWS)
+                limits = self._parts.windows.learn(
+                    agent, pack, refused, model, last.policy, context.state, is_second_try=is_second_try
+                )
+                if (learned := context.state.get(WINDOWS)) != before:
+                    self._refused.put(context.invocation_id, learned)
+                if refused.sent is not None:  # by so much the estimate of the request was wrong
+                    self._parts.calibrations.reported(pack, last.counter, refused.sent)
+            if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
+                self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
+            count_cached(pack, usage.cached_tokens)
+            about = (("cutoff", last.cutoff), (LENGTH, last.length), ("step", last.planned.step.step_id))
+            told = {name: value for name, value in about if value}
+            noted = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **told}
+            if last.position.number:
+                noted["manifest"] = manifest_uri(last.name)
+            metadata = {**noted, **metadata}
+            if verdict is not None and pack.source.step.acceptance:
+                metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}
+        # With the event, so that whoever serves the session next decides as this process would. Tools and models write
+        # session state; the metadata is written by callbacks alone, and not sent to the model.
+        if metadata:
+            response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
+        if last is None or self._parts.policy.record == "off":
+            return limits
+        outcome = {
+            **usage._asdict(),
+            "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
+            "error_code": str(response.error_code) if response.error_code is not None else None,
+            "model_version": response.model_version,
+            **({"summarizer": last.summarizer} if last.summarizer else {}),
+            **({ACCEPTANCE: verdict.to_json()} if verdict is not None else {}),
+        }
+        self._parts.recorder.outcome(last.pack.identity, self._parts.policy.mask.json(outcome))
+        return limits
+
+    async def keep_refusal(self, invocation: InvocationContext) -> None:
+        """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
+        learned = self._refused.pop(invocation.invocation_id)
+        try:
+            if learned is not None:
+                # By the user, since ADK resumes a session with the agent that spoke last.
+                actions = EventActions(state_delta={WINDOWS: learned})
+                event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
+                await invocation.session_service.append_event(invocation.session, event)
+        except Exception as error:  # the next call keeps it, then
+            logger.info("a learned window is not in the session yet: %s", type(error).__name__)

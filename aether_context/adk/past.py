@@ -1,0 +1,113 @@
+"""A session's past as one text, as its agent was shown it: what ``artifact://history`` stands for.
+
+A line begins with the number of the model call that read it first, its time, and who said it. What the host loads is
+taken from the session's events; what came before these, from the turns that the store keeps of this agent and branch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from aether_context.adk.call import agent_key_of
+from aether_context.adk.request.gather import REWOUND
+from aether_context.adk.request.reader import Reader, media_marks
+from aether_context.adk.results import as_json
+from aether_context.adk.session import live_events
+from aether_context.canonical import canonical_json
+from aether_context.errors import StoreError
+from aether_context.evidence.offload import data_of
+from aether_context.evidence.record import READ, SEARCH
+from aether_context.pack import pack_of_event
+from aether_context.redaction import Masker
+from aether_context.store.files import Files
+from aether_context.store.turns import TurnFiles
+
+CALL = re.compile(r"\W*(?:model )?calls?\s*(?:no\.?|number|#)?\s*(\d{1,9})\W*", re.IGNORECASE)
+"""A query that asks for a call by its number."""
+
+
+class _Turn(NamedTuple):
+    """A content of the past; ``number`` is that of the call that gave it, 0 where that is not known."""
+
+    author: str
+    time: float | None
+    content: types.Content
+    number: int = 0
+
+
+def past(context: ToolContext, files: Files, mask: Masker | None, sees_own: bool) -> bytes:
+    """The past of the agent and branch whose tool is running, masked as it is recorded.
+
+    Args:
+        sees_own: whether other agents' turns are left out.
+    """
+    agent, lines, last = context.agent_name, list[str](), 0
+    for turn in (*_stored(context, files), *_loaded(context)):
+        if sees_own and turn.author not in ("user", agent):
+            continue
+        is_answer = turn.author == agent and turn.content.role == "model"
+        number = max(turn.number, last + 1) if is_answer else last + 1
+        last = number if is_answer else last
+        moment = f"{datetime.fromtimestamp(turn.time, UTC):%Y-%m-%d %H:%M}" if turn.time is not None else "earlier"
+        for text in _texts(turn):
+            lines.append(f"call {number}, {moment}, " + text.replace("\n", "\n  "))
+    text = "\n".join(lines)
+    return (mask(text) if mask else text).encode("utf-8", "surrogatepass")
+
+
+def _loaded(context: ToolContext) -> Iterator[_Turn]:
+    """The turns in the loaded events that ADK shows this agent."""
+    invocation = context.get_invocation_context()
+    scope, branch = getattr(invocation, "isolation_scope", None), invocation.branch or ""
+    is_alone = getattr(invocation.agent, "include_contents", "default") == "none"
+    for event in live_events(context.session.events)[0]:
+        in_branch = not branch or not event.branch or f"{branch}.".startswith(f"{event.branch}.")
+        in_scope = getattr(event, "isolation_scope", None) == scope
+        if is_alone and event.invocation_id != invocation.invocation_id:
+            continue
+        if event.content is not None and not event.partial and in_branch and in_scope:
+            yield _Turn(event.author, event.timestamp, event.content, pack_of_event(event)[0])
+
+
+def _stored(context: ToolContext, files: Files) -> Sequence[_Turn]:
+    """The turns before the loaded events, as the store keeps them; none where the host loads all."""
+    run, stored = context.get_invocation_context().run_config, dict[int, Mapping[str, Any]]()
+    if getattr(run, "get_session_config", None) is None:
+        return ()
+    known = context.session.state.get(REWOUND)
+    is_own = isinstance(known, Mapping) and known.get("session") == context.session.id
+    rewound = str(known["event"]) if is_own and isinstance(known, Mapping) else ""
+    with suppress(StoreError):
+        stored = TurnFiles(files, *agent_key_of(context), rewound).read()
+    loaded, turns = {event.id for event in context.session.events}, list[_Turn]()
+    for at in sorted(stored):
+        author, time, event = (stored[at].get("origin") or ("", None, ""))[:3]
+        if event in loaded:
+            break
+        content = types.Content.model_validate_json(json.dumps(stored[at]["content"]))
+        turns.append(_Turn(author or (context.agent_name if content.role == "model" else "user"), time, content))
+    return turns
+
+
+def _texts(turn: _Turn) -> Iterator[str]:
+    """The parts of a turn in words, but for thoughts, and for what was read back, which stands where it is from."""
+    for part in turn.content.parts or ():
+        if part.text and not part.thought:
+            yield f"{turn.author}: {part.text}"
+        elif part.inline_data is not None or part.file_data is not None:
+            marks = media_marks(Reader().content(types.UserContent(parts=[part]), ""))
+            yield f"{turn.author}: {' '.join(marks.values())}"
+        elif (call := part.function_call) is not None and call.name not in (READ, SEARCH):
+            yield f"{turn.author} called {call.name} {canonical_json(as_json(call.args or {}) or {})}"
+        elif (answer := part.function_response) is not None and answer.name not in (READ, SEARCH):
+            response = as_json(answer.response or {})
+            text = data_of(response).decode("utf-8", "surrogatepass") if response else "nothing"
+            yield f"{answer.name} gave {text}"

@@ -1,0 +1,128 @@
+"""The marks of people and tools in a session: contents that outlive others, and cuts asked for by hand.
+
+state["aether:anchors"] = ["event-id", {"contains": "Never touch the ledger", "priority": 90}]
+event.custom_metadata = {"aether:anchors": True}
+state["aether:cut"] = {"session": "…", "id": "…"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.sessions.session import Session
+from google.genai import types
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from aether_context.adk.call import ModelCall
+from aether_context.adk.request.history import Row
+from aether_context.adk.request.reader import Reader, without_client_ids
+from aether_context.adk.session import ANCHORS, Records
+from aether_context.conversation import ranked, registered_anchors, selected
+from aether_context.conversation.turns import is_human
+from aether_context.pack import Anchor, Content, Pack, valid
+
+CUT = "aether:cut"
+_MOST_MARKS = 200
+
+
+class _Mark(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    event: str = ""
+    contains: str = ""
+    priority: int | None = None
+    description: str = ""
+
+
+_MARK = TypeAdapter(_Mark)
+_FORM = "give the id of an event, or contains, and a whole number for priority"
+
+
+def cut_now(session: Session) -> Event:
+    """The event that asks for a cut at the session's next model call, whatever its size.
+
+        await service.append_event(session, cut_now(session))
+
+    Every agent of the session cuts once. Asking twice without an event in between is asking once.
+    """
+    last = session.events[-1].id if session.events else "start"
+    return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
+
+
+def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:
+    """Finds the event before the first human message that a pack sends, where the model begins to read; None where
+    nothing before that message is missing.
+
+    Args:
+        read: the frozen form of an event's content.
+    """
+    request = pack.source.request
+    sent = {origin for made in pack.contents for origin in (made.origin, *(origin for origin, _ in made.members))}
+    first = next((at for at, content in enumerate(request.contents) if at in sent and is_human(content)), None)
+    if first is None or (request.positions[first] == first and sent.issuperset(range(first))):
+        return None
+    digest = request.contents[first].digest
+    left = sum(content.digest == digest for content in request.contents[first:])
+    for event in reversed(events):
+        if event.content is None:
+            continue
+        if left == 0:
+            return event
+        is_message = event.author == "user" and not event.get_function_responses()
+        left -= is_message and read(event.content).digest == digest
+    return None
+
+
+def anchors_of(
+    call: ModelCall,
+    records: Records,
+    reader: Reader,
+    contents: Sequence[Content],
+    positions: Sequence[int],
+    rows: Sequence[Row | None],
+    problems: list[str],
+) -> tuple[Anchor, ...]:
+    """The contents that the session's state, an event's metadata or a registered rule marks.
+
+    A content is an event's where it holds all of the event's parts; of several the latest. An event whose content
+    is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
+    among the problems.
+    """
+    settings, found = call.policy.conversation, list[Anchor]()
+    priority = settings.anchor_priority("instruction_anchor")
+
+    def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
+        at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
+        if at is not None:
+            own = priority if mark.priority is None else mark.priority
+            description = mark.description or mark.contains[:80] or "marked message"
+            found.append(Anchor(place=positions[at], kind="instruction_anchor", priority=own, description=description))
+
+    values = call.state.get(ANCHORS) if priority else None
+    items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else [values] if values else []
+    read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
+    problems += [f"state {ANCHORS}.{at} was ignored: {_FORM}" for at, mark in enumerate(read) if mark is None]
+    for mark in filter(None, read):
+        if text := mark.contains:
+            add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
+    by_event = {mark.event: mark for mark in filter(None, read) if mark.event}
+    marked = by_event.keys() | records.marked if priority else ()
+    for event in call.context.session.events if marked else ():
+        if event.id in marked and event.content is not None and event.content.parts:
+            mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
+            said = reader.content(without_client_ids(event.content), call.model)
+            wires = {part.wire for part in said.parts}
+            add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
+    for at, place in enumerate(positions if priority else ()):
+        row = rows[place] if place < len(rows) else None
+        if row and row.origin and (row.origin.event in by_event or row.origin.mark):
+            mark_of = by_event.get(row.origin.event) or valid(_MARK, row.origin.mark) or _Mark()
+            add(mark_of, lambda content, own=contents[at]: content == own)  # type: ignore[misc]
+    for rule in registered_anchors(settings):
+        try:
+            found += selected(rule, contents, positions)
+        except Exception as error:
+            problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
+    return ranked(found)

@@ -1,0 +1,233 @@
+"""A pack as ADK's request. New contents and parts are made; nothing that a session owns is ever assigned into."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from google.adk.agents.context_cache_config import ContextCacheConfig
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+from pydantic import BaseModel
+
+from aether_context.adk.call import ESSENTIAL_MARK, ModelCall
+from aether_context.adk.windows import ServedModel
+from aether_context.pack import Content, Outgoing, Pack, Part, Tool
+from aether_context.packing.tools import FIND_TOOLS
+from aether_context.tokens.model_limits import bare_model_name, provider_of
+
+
+def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact: tuple[str, ...] = ()) -> None:
+    """Puts a pack into a request, all of it or (where making it fails) nothing.
+
+    Args:
+        contents: ADK's contents, in the order of the pack's own input.
+        redact: patterns of what is masked before tools are compared.
+    """
+    # Declared last, besides the host's own; tools that are left out then can still be called.
+    declared = frozenset(tool.name for tool in pack.tools.sent)
+    finder = FindTools(pack.source.request.tools, declared, redact) if pack.tools.mode == "relevant" else None
+    made = [
+        contents[sent.origin] if sent.form == "whole" and sent.origin >= 0 else _content(pack, sent, contents)
+        for sent in pack.contents
+    ]
+    trimmed = {
+        tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
+        for tool in pack.tools.sent
+        if tool.name in pack.epoch.trimmed
+    }
+    config, tools_dict = request.config, request.tools_dict
+    tools: types.ToolListUnion | None = None
+    if config is not None and (pack.tools.left_out or finder is not None or trimmed):
+        tools = []
+        for tool in config.tools or []:
+            if isinstance(tool, types.Tool) and tool.function_declarations:
+                inside = [
+                    trimmed.get(declaration.name or "", declaration)
+                    for declaration in tool.function_declarations
+                    if declaration.name not in pack.tools.left_out
+                ]
+                tool = tool.model_copy(update={"function_declarations": inside or None})
+                if all(value is None for value in tool.__dict__.values()):
+                    continue
+            tools.append(tool)
+        # A model that knows a tool of this package from earlier steps, or by its instruction, may still call it.
+        callable_names = {tool.name for tool in pack.source.request.tools if tool.essential}
+        left_out = pack.tools.left_out.keys() - callable_names
+        tools_dict = {name: tool for name, tool in tools_dict.items() if name not in left_out}
+    if tools is not None and finder is not None:
+        tools_dict = {**request.tools_dict, finder.name: finder}
+        # Behind the last of the other declarations.
+        for at in range(len(tools) - 1, -1, -1):
+            last = tools[at]
+            if isinstance(last, types.Tool) and last.function_declarations:
+                declarations = [*last.function_declarations, finder.declaration]
+                tools[at] = last.model_copy(update={"function_declarations": declarations})
+                break
+        else:
+            tools.append(types.Tool(function_declarations=[finder.declaration]))
+    request.contents = made
+    if config is None:
+        return
+    system = config.system_instruction
+    if isinstance(system, (str, type(None))) and pack.system != (system or ""):
+        config.system_instruction = pack.system
+    if tools is not None:
+        config.tools, request.tools_dict = tools, tools_dict
+    if pack.tools.allowed is not None:
+        calling = types.FunctionCallingConfig(
+            mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.tools.allowed)
+        )
+        config.tool_config = types.ToolConfig(function_calling_config=calling)
+
+
+def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types.Content:
+    """A content as it is sent: parts of the host's own, with what their wire forms say otherwise, and new texts.
+
+    Whatever else a part holds, signatures too, is carried.
+    """
+    known = pack.source.request.contents
+    members = sent.members or tuple((sent.origin, at) for at in range(len(sent.content.parts)))
+    parts = [
+        types.Part(text=wanted.text)
+        if origin < 0 or at < 0
+        else _changed((contents[origin].parts or [])[at], known[origin].parts[at], wanted)
+        for (origin, at), wanted in zip(members, sent.content.parts, strict=True)
+    ]
+    return types.Content(role=sent.content.role or None, parts=parts)
+
+
+def rewritten(raw: types.Content, known: Content, wanted: Content) -> types.Content:
+    """A content of the host with what its wire form says otherwise than it did; itself where that is nothing."""
+    if known.wire == wanted.wire:
+        return raw
+    parts = zip(raw.parts or (), known.parts, wanted.parts, strict=True)
+    return types.Content(role=raw.role, parts=[_changed(part, before, after) for part, before, after in parts])
+
+
+def _changed(part: types.Part, known: Part, wanted: Part) -> types.Part:
+    """A copy of a part with what its wire form says otherwise; only its text where that is of another kind, or lacks
+    something that the part holds."""
+    if known.wire == wanted.wire:
+        return part
+    wire, before = json.loads(wanted.wire), json.loads(known.wire)
+    if wire.keys() != before.keys():
+        return types.Part(text=wire.get("text", ""))
+    update: dict[str, Any] = {}
+    for name, value in wire.items():
+        if value == before[name]:
+            continue
+        field = getattr(part, name)
+        if name == "thought_signature":
+            value = value.encode()
+        elif isinstance(field, BaseModel):
+            changed = {key: item for key, item in value.items() if item != before[name].get(key)}
+            value = field.model_copy(update=changed | dict.fromkeys(before[name].keys() - value.keys()))
+        update[name] = value
+    return part.model_copy(update=update)
+
+
+# Claude's prompt cache, which holds nothing that a request does not mark. ADK marks the ends of declarations, system
+# instruction and conversation where a request has a cache configuration. For Gemini the same configuration makes an
+# explicit cache that is billed by the hour, so only requests that no other model can get have one.
+
+_MARKING = frozenset({"", "anthropic", "bedrock", "vertex_ai", "openrouter", "azure_ai", "databricks"})
+"""LiteLLM providers that pass the marks of a request on to Claude."""
+
+
+def mark_prefix(call: ModelCall, models: Sequence[ServedModel]) -> None:
+    """Lets ADK mark a request of Claude's, unless the app has a configuration of its own or the policy says no.
+
+    To write a cache costs a quarter of the input price, which one call alone never earns back: an agent without tools
+    marks nothing in a session that no agent has answered yet.
+    """
+    request, invocation = call.request, call.invocation
+    if call.policy.cache == "off" or request.cache_config is not None or invocation.context_cache_config is not None:
+        return
+    spoken = (event.author for event in call.context.session.events if event.content is not None)
+    if not request.tools_dict and all(author == "user" for author in spoken):
+        return
+    for model in models:
+        is_claude = bare_model_name(model.name).startswith("claude") and provider_of(model.name) in _MARKING
+        if "AnthropicLlm" not in model.kinds and not ("LiteLlm" in model.kinds and is_claude):
+            return
+    request.cache_config = ContextCacheConfig()
+
+
+_UPLOADING = frozenset({"openai", "azure"})
+"""LiteLLM providers for which ADK uploads documents."""
+_INLINE = ("text/", "audio/", "image/", "video/")
+_UPLOADED = (
+    "{} is uploaded anew at every call, under a new name, so no cache serves what comes behind it: upload it once"
+)
+
+
+def uploaded_anew(request: LlmRequest, models: Sequence[ServedModel]) -> str:
+    """Names the content that ends the common prefix at the provider, where a request's own contents do not show it;
+    else empty.
+
+    ADK's ``LiteLlm`` uploads a document that stands in a message, and names the file that this call made.
+    """
+    if not any("LiteLlm" in model.kinds and provider_of(model.name) in _UPLOADING for model in models):
+        return ""
+    parts = (part for content in request.contents for part in content.parts or ())
+    kinds = (part.inline_data.mime_type or "" for part in parts if part.inline_data is not None)
+    return next((_UPLOADED.format(kind) for kind in kinds if kind and not kind.startswith(_INLINE)), "")
+
+
+_MOST_FOUND = 5
+
+
+class FindTools(BaseTool):
+    """Finds tools among all that an agent has. What it answers stays in the session, and the next pack declares it.
+
+    Args:
+        tools: the agent's tools, as they would be declared.
+        declared: names of those that are.
+        redact: patterns of what is masked before anything is compared.
+    """
+
+    def __init__(self, tools: Sequence[Tool], declared: frozenset[str], redact: tuple[str, ...] = ()) -> None:
+        declaration = json.loads(FIND_TOOLS.wire)
+        super().__init__(
+            name=FIND_TOOLS.name, description=declaration["description"], custom_metadata={ESSENTIAL_MARK: True}
+        )
+        self.declaration = types.FunctionDeclaration.model_validate(declaration)
+        self._tools = tuple(tools)
+        self._declared = declared
+        self._redact = redact
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return self.declaration
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
+        """``{"found": [{"name": …, "does": …}, …]}``, best first; ``does`` holds signature and purpose. Where no score
+        says anything, as of a query in another language than the descriptions, all names instead."""
+        query = args.get("query")
+        if not isinstance(query, str) or not query.strip():
+            return {"error": "say in query what the tool should do"}
+        try:
+            return await asyncio.to_thread(self._find, query)
+        except Exception as error:
+            return {"error": f"no tools could be looked up: {type(error).__name__}"}
+
+    def _find(self, query: str) -> dict[str, Any]:
+        from aether_context.retrieval import tool_scores
+
+        scores = tool_scores(self._tools, query, self._redact)
+        hidden = [tool for tool in self._tools if tool.name not in self._declared]
+        words = {query.strip(), *re.findall(r"[\w.:-]+", query)}
+        named = [tool for tool in hidden if tool.name in words]
+        best = [tool for tool in sorted(hidden, key=lambda tool: -scores[tool.name]) if scores[tool.name] > 0]
+        found = list(dict.fromkeys([*named, *best]))[:_MOST_FOUND]
+        if not any(scores.values()) and hidden and not named:
+            note = "Nothing in their descriptions has these words. Ask again with the names of those that fit."
+            return {"found": [], "all_tools": [tool.name for tool in hidden], "note": note}
+        if not found:
+            return {"found": [], "note": "No other tool does this. Say it in other words, or use the tools you have."}
+        return {"found": [{"name": tool.name, "does": tool.signature} for tool in found]}

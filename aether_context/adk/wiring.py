@@ -1,0 +1,171 @@
+"""The parts of a packer, made from its arguments, and the packer that came first where an agent has two."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.tools.tool_context import ToolContext
+
+from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
+from aether_context.adk.artifact_tools import Readers
+from aether_context.adk.bounds import Waits
+from aether_context.adk.call import agent_key_of
+from aether_context.adk.evidence import Offloader
+from aether_context.adk.failures import Failures, OnError
+from aether_context.adk.models.gemini import local_tokenizer
+from aether_context.adk.models.texts import ModelSummarizer
+from aether_context.adk.request.contents import AgentStates
+from aether_context.adk.request.gather import Gatherer
+from aether_context.adk.request.recall import Recall
+from aether_context.adk.services.recorder import Mirror, Recorder
+from aether_context.adk.session import SessionRecords
+from aether_context.adk.usage import Calibrations, Ledgers
+from aether_context.adk.windows import Windows
+from aether_context.conversation import strategies_of
+from aether_context.errors import PolicyError
+from aether_context.policy import PackPolicy
+from aether_context.redaction import MaskedLogs
+from aether_context.store import PackStore
+from aether_context.store.packs import DEFAULT_STORE
+from aether_context.tokens import Counters, counter_for
+from aether_context.tokens.cache import TokenCache
+from aether_context.tokens.model_limits import model_window
+
+logger = logging.getLogger("aether_context")
+
+READ_TOKENS = 2_000
+"""The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
+_MOST_FORK_SECONDS = 5.0
+_SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
+
+
+class PackerParts:
+    """The parts of one packer, each of which serves all of its sessions.
+
+    Args:
+        recorder: writes to the store; None makes one.
+        asks_models: whether a model writes summaries; where none does, the extractive ones stand.
+
+    The others are those of `ContextPackPlugin`.
+
+    Raises:
+        PolicyError: the policy does not exist or is wrong.
+        MissingExtra: the store's protocol needs a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        policy: PackPolicy | str | Path | None = None,
+        store: PackStore | str | None = None,
+        on_error: OnError = "passthrough",
+        summarizer: BaseLlm | None = None,
+        checks: Sequence[AcceptanceCheck] = (),
+        critic: BaseLlm | None = None,
+        mirror_artifacts: bool = False,
+        recorder: Recorder | None = None,
+        asks_models: bool = True,
+    ) -> None:
+        self.failures = failures = Failures(on_error)
+        self.policy = policy = own_policy(policy, summarizer, critic)
+        if not isinstance(store, PackStore):
+            store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
+        self.store = store
+        policies = [policy.for_agent(agent) for agent in ("", *policy.agents)]
+        for of_agent in policies:
+            strategies_of(of_agent.conversation)
+        self.mirror = Mirror(failures.warn_once)
+        self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
+        store = self.recorder.store  # which reads what waits to be written, too
+        if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
+            logger.addFilter(MaskedLogs(policy.mask))
+        self.asks_models = asks_models
+        self.summarizer = ModelSummarizer(store, self.recorder.later, summarizer)
+        for of_agent in policies:
+            self.summarizer.check(of_agent.compress.summarizer)
+        self.reviewer = Reviewer(checks, critic)
+        self.reviewer.check(policy.acceptance.critic)
+        self.states, self.waits, records = AgentStates(), Waits(), SessionRecords()
+        self.ledgers, self.windows = Ledgers(policy.limits), Windows()
+        self.calibrations = Calibrations(store, self.recorder.later)
+        self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None)
+        self.recall = Recall(self.waits, self.gatherer.reader)
+        for of_agent in policies:
+            self.recall.check(of_agent.retrieval.embedder)
+        self.offloader = Offloader(policy, store, records, failures.warn_once, failures.caught)
+        room = partial(room_to_read, self.states)
+        self.readers = Readers(store, records, room, policy.redact, partial(_sees_own, policy)).tools
+        self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
+        self.cache = TokenCache()
+        warm_up(policy.record != "off", policy.retrieval.recall)
+
+
+def _sees_own(policy: PackPolicy, context: ToolContext) -> bool:
+    """Tells whether an agent is shown its own turns alone."""
+    return policy.for_agent(context.agent_name).sees == "own"
+
+
+def room_to_read(states: AgentStates, context: ToolContext) -> int:
+    """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
+    last = states.of(agent_key_of(context)).last
+    if last is None:
+        return READ_TOKENS
+    budget = last.pack.allocation.budget
+    free = budget - last.pack.tokens.expected
+    calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
+    return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
+
+
+def own_policy(
+    policy: PackPolicy | str | Path | None, summarizer: BaseLlm | None, critic: BaseLlm | None
+) -> PackPolicy:
+    """The policy that a packer begins with, with the names of the packer's own models, where it has any.
+
+    Raises:
+        PolicyError: the policy is wrong, or ``AETHER_CONTEXT_SLIDING_TOKENS`` is no whole number.
+    """
+    if not isinstance(policy, PackPolicy):
+        policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
+    sliding = os.environ.get(_SLIDING_TOKENS, "").strip()
+    if sliding and not sliding.isdecimal():
+        raise PolicyError(
+            f"{_SLIDING_TOKENS} = {sliding!r}: give a number of tokens, or 0 for off",
+            field="conversation.sliding_turns.tokens",
+        )
+    if sliding:
+        policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
+    if summarizer is not None:
+        policy = policy.changed(compress={"summarizer": summarizer.model})
+    if critic is not None:
+        policy = policy.changed(acceptance={"critic": critic.model})
+    return policy
+
+
+@cache
+def warm_up(records: bool, recalls: bool) -> None:
+    """Loads, once in a process and beside what the app does, what the first model call would otherwise wait for.
+
+    It is numpy and a token table, the list of models with their prices, the models of manifests, and what indexes turns
+    that are recalled, but for the model that compares their meanings. A fork waits for it: a module that another thread
+    is loading stays locked in the child for ever.
+    """
+
+    def load() -> None:
+        counter_for("gemini").count("warm")
+        model_window("gemini-2.5-flash")
+        if records:
+            import_module("aether_context.store.manifest")
+        if recalls:
+            import_module("aether_context.retrieval.call_indexes")
+
+    thread = threading.Thread(target=load, name="aether-context-warm-up", daemon=True)
+    thread.start()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=partial(thread.join, _MOST_FORK_SECONDS))

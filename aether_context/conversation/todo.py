@@ -1,0 +1,89 @@
+"""To-do lists that agents keep with a tool: the latest state of one, which stands at the end of a summary.
+
+The state is the list in the call's arguments, else that in the response. Names of such tools are in orders.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aether_context.conversation.orders import rule
+from aether_context.pack import Content
+from aether_context.plans.spellings import status_of
+from aether_context.text import Counts
+from aether_context.text.pairing import pair_results
+
+TITLE = "- the to-do list as it is, of "
+_SIGNS = {"done": "x", "claimed": "~"}
+_TEXTS = ("content", "task", "title", "text", "step", "subject", "description", "name", "item", "todo")
+_STATUSES = ("status", "state", "done", "completed", "checked")
+_WRITTEN = re.compile(r"(?m)^\s*(?:[-*]|\d{1,3}[.)])?\s*(\[[ xX~-]\].{1,300})$")
+_LONGEST = 200
+
+
+def latest_list(contents: Sequence[Content]) -> tuple[int, str, list[str]] | None:
+    """The latest state of a to-do list: the index of the content that answers, the tool's name, and the items."""
+    results = pair_results(contents)
+    for at in range(len(contents) - 1, -1, -1):
+        for part, asked in reversed(results[at]):
+            if not rule("todo_tools").fullmatch(part.name):
+                continue
+            response, arguments = _value(part.text), _value(asked.part.text if asked is not None else "{}")
+            failed = isinstance(response, dict) and bool(response.get("error"))
+            if not failed and (items := _items(arguments) or _items(response)):
+                return at, part.name, items
+    return None
+
+
+def _value(text: str) -> Any:
+    """The value of JSON; another agent's, as ADK quotes it, is a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _items(value: Any, key: str = "", depth: int = 0) -> list[str]:
+    """The items of the first list of tasks in a value, a line each; empty where there is none."""
+    if isinstance(value, str):
+        return _WRITTEN.findall(value)
+    if isinstance(value, Mapping):
+        inside = (_items(one, str(name), depth + 1) for name, one in value.items() if depth < 4)
+        return next(filter(None, inside), [])
+    if not isinstance(value, list):
+        return []
+    is_named = rule("todo_keys").fullmatch(key) is not None
+    return [item for one in value if (is_named or isinstance(one, Mapping)) and (item := _item(one))]
+
+
+def _item(value: Any) -> str:
+    if isinstance(value, str):
+        return " ".join(value[:_LONGEST].split())
+    if not isinstance(value, Mapping):
+        return ""
+    text = next((str(value[key]) for key in _TEXTS if isinstance(value.get(key), str) and value[key].strip()), "")
+    state = next((value[key] for key in _STATUSES if key in value), "")
+    sign = _SIGNS.get("done" if state is True else status_of(state), " ")
+    return f"[{sign}] {' '.join(text[:_LONGEST].split())}" if text else ""
+
+
+def split_list(summary: str) -> tuple[str, str]:
+    """A summary without the list at its end, and the list."""
+    at = summary.rfind(f"\n{TITLE}")
+    at = 0 if summary.startswith(TITLE) else at
+    return (summary, "") if at < 0 else (summary[:at], summary[at:].lstrip("\n"))
+
+
+def list_text(tool: str, items: Sequence[str], *, max_tokens: int, counter: Counts) -> str:
+    """A list as the last lines of a summary: where there is no room for all, what is done is counted, and of the rest
+    the first stays."""
+    shown = list(items)
+    if counter.count("\n".join(shown)) + 12 > max_tokens:
+        shown = [item for item in items if not item.startswith("[x]")]
+    while shown and counter.count("\n".join(shown)) + 2 * len(shown) + 24 > max_tokens:
+        shown.pop()
+    note = f" ({len(items) - len(shown)} of {len(items)} items are not shown)" if len(shown) < len(items) else ""
+    return "\n".join([f"{TITLE}{tool}{note}:", *(f"  {item}" for item in shown)])

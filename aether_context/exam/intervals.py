@@ -1,0 +1,103 @@
+"""Means over sessions with their intervals, and whether a difference is more than chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aether_context.canonical import JSON
+
+_ROUNDS = 10_000
+_TAIL = 0.025
+_Z_ALPHA, _Z_POWER = 1.645, 0.842
+"""One-sided 5%, and a power of 80%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The mean of paired differences, one per session, with its 95% interval; ``means`` are those of the bootstrap."""
+
+    mean: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    sessions: int = 0
+    deviation: float = 0.0
+    means: Sequence[float] = ()
+
+    def text(self, unit: str) -> str:
+        """The mean with its interval, which one session does not have."""
+        if self.sessions < 2:
+            return f"{self.mean:+.2f}{unit}" if self.sessions else "unknown"
+        return f"{self.mean:+.2f}{unit} [{self.low:+.2f}, {self.high:+.2f}]"
+
+    def to_json(self) -> dict[str, JSON]:
+        ends = {"low": self.low, "high": self.high} if self.sessions > 1 else {}
+        return {**({"mean": self.mean} if self.sessions else {}), **ends, "sessions": self.sessions}
+
+    def chance_of(self, *, below: float | None = None, above: float | None = None) -> float:
+        """The share of samples whose mean is at or below a bound, or at or above one; never 0."""
+        means = np.asarray(self.means)
+        beyond = means <= below if below is not None else means >= above
+        return (int(beyond.sum()) + 1) / (len(means) + 1)
+
+
+def difference(values: Sequence[float], seed: int) -> Difference:
+    """The mean with its interval by bootstrap over sessions; without values the interval is infinite."""
+    if not values:
+        return Difference()
+    samples = np.asarray(values, dtype=np.float64)
+    generator = np.random.default_rng(seed)
+    means = np.concatenate(
+        [samples[generator.integers(0, len(samples), (500, len(samples)))].mean(axis=1) for _ in range(_ROUNDS // 500)]
+    )
+    low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
+    return Difference(
+        mean=float(samples.mean()),
+        low=float(low),
+        high=float(high),
+        sessions=len(samples),
+        deviation=float(samples.std(ddof=1)) if len(samples) > 1 else 0.0,
+        means=tuple(means.tolist()),
+    )
+
+
+def between(arm: Difference, other: Difference) -> Difference:
+    """The difference of two means over different sessions, with its interval; the deviation is that of one of each."""
+    means = np.asarray(arm.means) - np.asarray(other.means)
+    low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
+    return Difference(
+        mean=arm.mean - other.mean,
+        low=float(low),
+        high=float(high),
+        sessions=arm.sessions + other.sessions,
+        deviation=math.hypot(arm.deviation, other.deviation),
+        means=tuple(means.tolist()),
+    )
+
+
+def effective(weights: Sequence[float]) -> float:
+    """Kish's effective number of sessions: their number where all have equal weights, fewer where a few dominate.
+
+    https://en.wikipedia.org/wiki/Effective_sample_size
+    """
+    squares = sum(weight * weight for weight in weights)
+    return sum(weights) ** 2 / squares if squares else 0.0
+
+
+def needed_sessions(deviation: float, effect: float) -> int:
+    """The number of sessions that shows an effect at 5% (one-sided) with a power of 80%."""
+    return math.ceil(((_Z_ALPHA + _Z_POWER) * deviation / effect) ** 2) if effect else 0
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """The p-values of several tests, adjusted for their number by Holm's step-down method.
+
+    https://www.jstor.org/stable/4615733
+    """
+    order = np.argsort(chances, kind="stable")
+    adjusted = np.empty(len(chances))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, np.sort(chances) * np.arange(len(chances), 0, -1)))
+    return list(map(float, adjusted))

@@ -1,0 +1,349 @@
+"""The last resort: whatever is left of a conversation goes out within the input budget.
+
+From the mildest act to the hardest, each only as far as needed: signed thoughts of turns that are over go; responses
+that the model has yet to read become extracts, then whatever else is long; messages beside the request go, and what
+strategies chose to keep; the summary of older cuts becomes shorter or goes; so do the memories and the evidence that
+the payload holds. Then what other agents handed over goes, and an exchange with more calls than there is room for
+becomes one text; the plan's text is cut down; and last of all the request gives way. Only a request that passes the
+window with nothing but system instruction and declarations beside it shares the room with what it is answered from,
+and gives way before that. System instruction and declarations stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from aether_context.canonical import short
+from aether_context.conversation import units
+from aether_context.conversation.extracts import (
+    LEAST_EXTRACT,
+    part_tokens,
+    query_of,
+    quoted_alone,
+    response_tokens,
+    shorten_content,
+)
+from aether_context.conversation.summary import recap
+from aether_context.conversation.turns import is_instruction, protected, turn_start, unread
+from aether_context.pack import RECALLED, Content, ContentForm, Reason
+from aether_context.packing import payload
+from aether_context.packing.compaction import excess_tokens, leave_out, note_contents, request_place
+from aether_context.packing.draft import Chosen, Draft, History
+from aether_context.packing.epoch_state import extract, flatten_exchange, is_past
+from aether_context.text.shorten import level, shorten
+from aether_context.tokens.cache import PackCounter
+
+_LEAST_REQUEST = 96
+_MOST_REQUEST = 0.77
+"""The share of a request that finds no room whole, of what system instruction and declarations leave, where there are
+tools: the calls and their results have to stand beside it. A tenth of it is for the names in what is left out; six and
+eight tenths for the words are as good at one window and worse at another."""
+_MOST_NAMED = 8
+_LEAST_QUOTE = 8
+_ROUNDS = 12
+_MOST_TRIES = 3
+"""So often an act is tried: what is cut down to a number of tokens takes a few more or less."""
+_NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
+
+
+def bring_within_window(draft: Draft) -> None:
+    """Brings the pack within the input budget, wherever anything that may give way holds enough."""
+    if draft.input.host.passthrough_reason:
+        return
+    last = (
+        (_flatten_last_exchange, _shorten_request)
+        if draft.needed_tokens <= draft.budget.input
+        else (_shorten_request, _flatten_last_exchange)
+    )
+    for act in (
+        _leave_out_thoughts,
+        _shorten_responses,
+        _shorten_parts,
+        _drop_other_messages,
+        _shorten_summary,
+        _leave_out_candidates,
+        *last,
+    ):
+        if excess_tokens(draft) <= 0:
+            break
+        act(draft)
+    _tell_thoughtless(draft)
+    # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
+    cut = draft.history.cut or draft.input.epoch.summary
+    told = draft.history.summary or any(one.source == RECALLED for one in draft.chosen.memory)
+    if cut and not told and draft.policy.conversation.summary_share:
+        draft.account = draft.account._replace(degradations=(*draft.account.degradations, _NO_SUMMARY))
+
+
+def _leave_out_thoughts(draft: Draft) -> None:
+    """Signed thoughts of turns that are over go; the rest of their contents stays as it is.
+
+    They go first, since providers ignore or refuse them anyway.
+    """
+    thoughtful = [
+        at
+        for at, item in enumerate(draft.history.items)
+        if item.form in ("whole", "extract")
+        and is_past(draft, item.origin)
+        and any(part.is_thought and part.is_signed for part in item.content.parts)
+    ]
+    # A ceiling of the whole window: thoughts go by the rule for what is signed, and nothing else is long enough.
+    _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window))
+
+
+def _tell_thoughtless(draft: Draft) -> None:
+    """Exchanges of the model's present turn that are sent without their signed thoughts become one text each.
+
+    A cut of what stood behind them puts them there: their turn was over before it.
+    """
+    items = draft.history.items
+    lacking = {
+        at
+        for at, item in enumerate(items)
+        if item.content.calls and _signed_thoughts(item.content) < _signed_thoughts(item.raw)
+    }
+    if not lacking:
+        return
+    contents = [item.content for item in items]
+    start = turn_start(contents, request_place(draft))
+    for unit in units(contents):
+        if unit.indices[0] >= start and lacking.intersection(unit.indices):
+            before, origins = draft.conversation_tokens(), [items[at].origin for at in unit.indices]
+            flatten_exchange(draft, origins, sum(items[at].tokens for at in unit.indices))
+            note_contents(draft, "emergency", origins, before)
+
+
+def _signed_thoughts(content: Content) -> int:
+    return sum(part.is_thought and part.is_signed for part in content.parts)
+
+
+def _shorten_responses(draft: Draft) -> None:
+    """Responses of the exchange that the model has yet to read become extracts."""
+    items, counter, budget = draft.history.items, draft.counter, draft.budget
+    last = unread(units([item.content for item in items]), request_place(draft))
+    tokens = {at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())}
+    targets, sizes = [at for at in tokens if tokens[at]], [size for inside in tokens.values() for size in inside]
+    if not sizes:
+        return
+    beside = draft.conversation_tokens(items) - sum(sizes)
+    enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
+    room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
+    ceiling = max(LEAST_EXTRACT, level(sizes, room))
+    changed = _with_extracts(draft, targets, ceiling)
+    while ceiling > LEAST_EXTRACT and (excess := draft.conversation_tokens(changed.items) - room - beside) > 0:
+        ceiling = max(LEAST_EXTRACT, ceiling - excess)
+        changed = _with_extracts(draft, targets, ceiling)
+    _shorten_to(draft, changed)
+
+
+def _shorten_parts(draft: Draft) -> None:
+    """Whatever is long becomes an extract: texts, arguments, code, media, whoever's they are.
+
+    A request that cannot stay whole is measured with them, so that it gives way before what is shorter than it.
+    """
+    items, request = draft.history.items, _request_tokens(draft) if draft.needed_tokens > draft.budget.input else 0
+    targets = [at for at in _removable_contents(draft) if items[at].form not in ("payload", "told")]
+    sizes = {
+        at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
+    }
+    all_sizes = [request, *(size for part_sizes in sizes.values() for size in part_sizes)]
+    ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - excess_tokens(draft)))
+    for _ in range(_ROUNDS):
+        long = [at for at in targets if max(sizes[at], default=0) > ceiling]
+        changed = _with_extracts(draft, long, ceiling)
+        if excess_tokens(draft, changed.items) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
+            break
+        ceiling = max(LEAST_EXTRACT, ceiling * 4 // 5)
+    _shorten_to(draft, changed)
+
+
+def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> History:
+    """The history, its contents at ``targets`` with parts of at most ``ceiling`` tokens each."""
+    history, items, forms = draft.history, list(draft.history.items), dict(draft.history.forms)
+    raws, place = [item.raw for item in items], request_place(draft)
+    for at in targets:
+        item, change = items[at], forms.get(items[at].origin)
+        # An extract only becomes shorter.
+        most = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
+        stands_in = item.form == "placeholder"
+        raw, query = item.content if stands_in else item.raw, query_of(raws, at, place)
+        content, members = extract(draft, item.origin, raw, most, query)
+        if content.digest != item.content.digest:
+            form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
+            tokens = draft.counter.content(content)
+            items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
+            reason: Reason = change.reason if change is not None and stands_in else "window"
+            forms[item.origin] = ContentForm(form, reason, most)
+    return history._replace(items=tuple(items), forms=forms)
+
+
+def _shorten_to(draft: Draft, changed: History) -> None:
+    """Takes over a history with shorter contents, with their event."""
+    pairs = zip(draft.history.items, changed.items, strict=True)
+    touched = [after.origin for before, after in pairs if before.content is not after.content]
+    if touched:
+        before, draft.history = draft.conversation_tokens(), changed
+        note_contents(draft, "emergency", touched, before)
+
+
+def _drop_other_messages(draft: Draft) -> None:
+    """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
+    parts = units([item.content for item in draft.history.items])
+    protected_units = protected(parts, request_place(draft))
+    going = [at for at in range(len(parts)) if at not in protected_units]
+    # A turn's human message outlives its answers, so that what stays begins with the words of a person.
+    going.sort(key=lambda at: (parts[at].kind == "human", at))
+    leave_out(draft, [parts[at].indices for at in going])
+
+
+def _removable_contents(draft: Draft) -> list[int]:
+    """The places of the contents beside the request that may give way: all but the agent's instruction."""
+    items, asked = draft.history.items, draft.request_index
+    return [at for at, item in enumerate(items) if item.origin != asked and not is_instruction(item.raw)]
+
+
+def _shorten_request(draft: Draft) -> None:
+    """Shortens the human message until the pack is within the budget or nothing more may go."""
+    raw, index = draft.request_content, draft.request_index
+    if raw is None or index is None:
+        return
+    task, over = draft.measured["task"], excess_tokens(draft)
+    for _ in range(_MOST_TRIES):
+        _shorten_message(draft, raw, task, over)
+        payload.write_payload(draft)
+        if (rest := excess_tokens(draft)) <= 0:
+            break
+        over += rest
+    if draft.measured["task"] != task:
+        note_contents(draft, "emergency", [index], task, draft.measured["task"], layer="task")
+
+
+def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
+    """Decides how a human message of ``task`` tokens loses about ``over`` of them.
+
+    The plan's own text is cut down first, where the request finds room without it. The middle of an oversized request,
+    or of what was handed over, leaves a note, and goes to the store. Where that would not be enough, its media go
+    first, the largest first, since words without them say more than they do without words; and where it is not, the
+    plan's own text is cut down, too.
+    """
+    counter, message, freed, note = draft.counter, draft.message, 0, ""
+    size, least = _request_tokens(draft), _least_request(raw, counter)
+    request, largest, max_preamble_tokens = message.request, message.largest, message.max_preamble_tokens
+    instructions = counter.count(payload.instruction_section(draft, draft.instructs))
+    plan = task - size - instructions - sum(map(counter.media, raw.parts))
+    cuts_plan = plan >= 2 * LEAST_EXTRACT and (not draft.epoch.has_chosen or message.is_anew)
+    if cuts_plan and draft.needed_tokens <= draft.budget.input:
+        max_preamble_tokens = max(LEAST_EXTRACT, plan - over)
+        over -= plan - max_preamble_tokens
+    sizes = payload.sizes_beside_text(raw, counter)
+    most = draft.epoch.packed.largest if draft.epoch.packed is not None else None
+    sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
+    if sent and (more := over - max(0, size - least)) > 0:
+        fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
+        largest = max(fitting, default=0)
+        freed = sum(tokens for tokens in sent if tokens > largest)
+    out = [at for at, tokens in sizes.items() if largest is not None and tokens > largest]
+    if out:
+        names = ", ".join(f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out[:_MOST_NAMED])
+        others = f" and {len(out) - _MOST_NAMED} more" if len(out) > _MOST_NAMED else ""
+        note = f"\n[Left out of this message: {names}{others}]"
+    if freed:
+        freed -= counter.count(note)
+        request = f"{raw.text}{note}".lstrip("\n")
+    if over > freed and size > least:
+        text = _shorter_request(draft, raw, size - (over - freed), least)
+        freed += size - counter.count(text)
+        request = f"{text}{note}"
+    if (rest := over - freed) > 0 and cuts_plan:
+        max_preamble_tokens = max(LEAST_EXTRACT, (plan if max_preamble_tokens is None else max_preamble_tokens) - rest)
+    draft.message = draft.message._replace(request=request, largest=largest, max_preamble_tokens=max_preamble_tokens)
+
+
+def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
+    """The request, or what was handed over, with a note in the place of its middle, in about ``room`` tokens."""
+    counter = draft.counter
+    uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
+    records = draft.policy.record == "full"
+    where = f"; the whole of it is {uri}" if records and draft.input.host.can_read else ""
+    note = f"[The middle of this message is left out{where}]"
+    if tools := draft.measured["tools"]:
+        room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))
+    room = max(least, room) - counter.count(note) - 4
+    draft.message = draft.message._replace(saved={uri: raw.text} if records else {})
+    if raw.quotes:
+        # Each thing that is quoted is cut down; where there are too many of them, only what was said last stays.
+        sizes = counter.count_all([quote.text for quote in raw.quotes])
+        left = room - (counter.count(raw.text) - sum(sizes))
+        if left >= _LEAST_QUOTE * len(sizes):
+            return f"{note}\n{shorten_content(raw, level(sizes, left), counter=counter).text}"
+        return f"{note}\n{quoted_alone(raw, room, '', counter).text}"
+    found = shorten(raw.text, max(8, room), counter=counter, names=True)
+    return f"{note[:-1]}; it names {found.names}]\n{found.text}" if found.names else f"{note}\n{found.text}"
+
+
+def _least_request(raw: Content, counter: PackCounter) -> int:
+    """Tokens that are left of a request at least; of another agent's turn as many beside the host's own words."""
+    return _LEAST_REQUEST + (counter.content(quoted_alone(raw, 0, "", counter)) if raw.quotes else 0)
+
+
+def _request_tokens(draft: Draft) -> int:
+    """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
+    raw, packed = draft.request_content, draft.epoch.packed
+    if raw is None:
+        return 0
+    if packed is None or not packed.before:
+        return draft.counter.count(raw.text)
+    return draft.counter.count(payload.answered(packed.after) if packed.after else packed.before)
+
+
+def _shorten_summary(draft: Draft) -> None:
+    """The summary of older cuts keeps the bullets that it would keep at a cut, as many as find room; none of them where
+    that is next to nothing."""
+    history, before, room = draft.history, draft.conversation_tokens(), draft.summary_tokens - excess_tokens(draft)
+    if not history.summary:
+        return
+    sent, summary = [item.content for item in history.items], ""
+    if room >= LEAST_EXTRACT:
+        summary = recap(
+            [], sent, max_tokens=room, counter=draft.counter, earlier=history.summary, prepare=draft.counter.prepare
+        )
+    draft.history = history._replace(summary=summary, summary_place=history.summary_place if summary else 0)
+    note_contents(draft, "emergency", (), before)
+
+
+def _leave_out_candidates(draft: Draft) -> None:
+    """Memories and evidence go from the payload, those that an earlier call of this invocation chose among them."""
+    gone, chosen = {layer: tokens for layer, tokens in draft.payload_tokens.items() if tokens}, draft.chosen
+    if not gone:
+        return
+    draft.chosen = Chosen(dropped=(*chosen.dropped, *chosen.memory, *chosen.evidence))
+    draft.epoch = draft.epoch._replace(packed=None)
+    draft.message = draft.message._replace(is_anew=True)
+    payload.write_payload(draft)
+    for layer, tokens in gone.items():
+        note_contents(draft, "emergency", (), tokens, 0, layer=layer)
+
+
+def _flatten_last_exchange(draft: Draft) -> None:
+    """Leaves out other agents' messages, the oldest first, then writes the last exchange as one text.
+
+    Messages go after what answers them: an answer does not come first. One text, since sending some of its calls would
+    need a record of which of them stay, kept right through whatever a host makes of its history: a call without its
+    response gets the request refused.
+    """
+    parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
+    last, beside = unread(parts, request_place(draft)), _removable_contents(draft)
+    origins = [draft.history.items[at].origin for at in (last.indices if last is not None else ()) if at in beside]
+    leave_out(draft, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
+    over = excess_tokens(draft)
+    if over <= 0 or not origins:
+        return
+    before = draft.conversation_tokens()
+    most = before - draft.summary_tokens
+    for _ in range(_MOST_TRIES):
+        most = max(LEAST_EXTRACT, most - over)
+        flatten_exchange(draft, origins, most)
+        if (over := excess_tokens(draft)) <= 0:
+            break
+    note_contents(draft, "emergency", origins, before)

@@ -1,0 +1,147 @@
+"""An index of a user's calls: copies of manifests and outcomes, so that whoever reads many calls opens few files.
+
+    {base}/{app}/{user}/index/{first}-{last}-{hash8}.json.gz
+
+A block holds the manifests and outcomes of 64 calls as they were written, and is named by the times of its first and
+last pack and by its content. Nothing is appended or replaced: two writers write two blocks, and a call in both is the
+same call twice. Nothing depends on it, either. A copy stands for its file only where the store lists that file, and as
+no younger than the block; whatever no block holds is read from its pack. So a block that is missing, damaged or out of
+date costs time and changes no answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from contextlib import suppress
+from typing import NamedTuple
+
+from aether_context.canonical import canonical_json, hash_bytes, short
+from aether_context.errors import AetherContextError, ManifestError, StoreError
+from aether_context.store.files import File, Files
+from aether_context.store.pack_file import GZIP_ENDING, MANIFEST, add_hash, gunzip_bytes, gzip_bytes, remove_hash
+
+_BLOCK_CALLS, _LEAST_CALLS, _MOST_USERS = 64, 16, 64
+"""Calls of a block; the fewest of one that is written because many other users' calls wait; and so many users."""
+_UNFINISHED_CALLS = 16
+"""So many calls wait for their outcomes when a block is written. One that is later is read from its pack."""
+INDEX = "index"
+_NAME = re.compile(rf"(\d{{8}}T\d{{6}}\.\d{{6}}Z)-(\d{{8}}T\d{{6}}\.\d{{6}}Z)-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}")
+
+
+class CallCopy(NamedTuple):
+    """The files of a pack as a block holds them, and when that was written, seconds since 1970 UTC."""
+
+    manifest: str
+    outcome: str | None
+    modified: float
+
+
+class IndexWriter:
+    """Gathers what is written of packs, by the folder of their user, and writes a block when it has enough of them."""
+
+    def __init__(self) -> None:
+        self._users: dict[str, dict[str, tuple[str, str | None]]] = {}
+
+    def add(self, files: Files, pack_path: str, manifest: bytes) -> None:
+        """Takes in a pack that was written to a place."""
+        owner = pack_path.rsplit("/", 3)[0]
+        calls = self._users[owner] = self._users.pop(owner, {})  # the user of the latest call comes last
+        calls[pack_path] = manifest.decode(), None
+        if len(calls) >= _BLOCK_CALLS + _UNFINISHED_CALLS:
+            _write_block(files, owner, calls, _BLOCK_CALLS)
+        elif len(self._users) > _MOST_USERS:
+            owner = next(iter(self._users))
+            calls = self._users.pop(owner, {})
+            if len(calls) >= _LEAST_CALLS:
+                _write_block(files, owner, calls, len(calls))
+
+    def add_outcome(self, pack_path: str, outcome: bytes) -> None:
+        """Takes in the outcome of a pack that waits for its block."""
+        calls = self._users.get(pack_path.rsplit("/", 3)[0], {})
+        if pack_path in calls:
+            calls[pack_path] = calls[pack_path][0], outcome.decode()
+
+
+def _write_block(files: Files, owner: str, calls: dict[str, tuple[str, str | None]], count: int) -> None:
+    """Writes the first calls and takes them out of what waits. Those of a session that was forgotten meanwhile, which
+    its first pack tells, are passed over."""
+    block = [(pack_path.removeprefix(f"{owner}/"), *calls.pop(pack_path)) for pack_path in list(calls)[:count]]
+    first_of_session = {pack_path.split("/", 1)[0]: pack_path for pack_path, *_ in reversed(block)}
+    forgotten = {
+        session for session, pack_path in first_of_session.items() if files.lacks(f"{owner}/{pack_path}/{MANIFEST}")
+    }
+    block = [call for call in block if call[0].split("/", 1)[0] not in forgotten]
+    if not block:
+        return
+    folder, times = f"{owner}/{INDEX}", sorted(time_of(pack_path) for pack_path, *_ in block)
+    data = gzip_bytes(add_hash(canonical_json(block).encode(), files.below_base(folder)))
+    with suppress(StoreError):
+        files.create(f"{folder}/{times[0]}-{times[-1]}-{short(hash_bytes(data))}{GZIP_ENDING}", data)
+
+
+def read_block(data: bytes, folder: str) -> dict[str, tuple[str, str | None]]:
+    """The manifest and the outcome of each pack in a block, by the pack's place below the folder of the user.
+
+    Args:
+        folder: the block's, below the base of the store.
+
+    Raises:
+        ManifestError: it is damaged.
+        ChecksumMismatch: it is not what was written.
+    """
+    try:
+        calls = json.loads(remove_hash(gunzip_bytes(data), folder))
+        return {pack_path: (manifest, outcome) for pack_path, manifest, outcome in calls}
+    except (ValueError, TypeError) as error:
+        raise ManifestError(f"not a block of calls: {error}") from error
+
+
+class IndexReader:
+    """Copies of packs, for a reader that goes from the oldest to the newest; it holds few blocks at a time.
+
+    Args:
+        places: the packs that will be asked for, by time.
+    """
+
+    def __init__(self, files: Files, places: list[str]) -> None:
+        self._files = files
+        self._copies: dict[str, CallCopy] = {}
+        first, last = (time_of(pack_path) for pack_path in (places[0], places[-1]))
+        folders = dict.fromkeys(f"{pack_path.rsplit('/', 3)[0]}/{INDEX}" for pack_path in places)
+        named = [
+            (name[1], file)
+            for listing in files.at_once(files.files, folders)
+            for file in listing
+            if (name := _NAME.fullmatch(file.name)) and name[1] <= last and first <= name[2]
+        ]
+        # Where there are nearly as many blocks as packs they are not worth reading.
+        self._waiting = deque(sorted(named) if 2 * len(named) < len(places) else [])
+
+    def copies(self, places: list[str]) -> list[CallCopy | None]:
+        """The copies of the next packs, None for those that no block holds."""
+        last = time_of(places[-1])
+        self._copies = {
+            pack_path: copy for pack_path, copy in self._copies.items() if time_of(pack_path) >= time_of(places[0])
+        }
+        blocks = list[File]()
+        while self._waiting and self._waiting[0][0] <= last:
+            blocks.append(self._waiting.popleft()[1])
+        for copies in self._files.at_once(self._read, blocks):
+            self._copies.update(copies)
+        return [self._copies.pop(pack_path, None) for pack_path in places]
+
+    def _read(self, block: File) -> dict[str, CallCopy]:
+        with suppress(AetherContextError, FileNotFoundError):
+            folder = block.path.rpartition("/")[0]
+            copies = read_block(self._files.read(block.path), self._files.below_base(folder))
+            owner = folder.rpartition("/")[0]
+            if block.modified is not None:
+                return {f"{owner}/{pack_path}": CallCopy(*copy, block.modified) for pack_path, copy in copies.items()}
+        return {}
+
+
+def time_of(pack_path: str) -> str:
+    """The time in the id of a pack, which sorts as it passes."""
+    return pack_path.rpartition("/")[2].split("_")[1]

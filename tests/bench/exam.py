@@ -1,0 +1,280 @@
+"""What later requests still answer of recorded runs and chats: the plugin's strategies beside what a user could pick.
+
+    AETHER_CONTEXT_DATA=FOLDER python tests/bench/exam.py [--window 16000] [--limit N] [--files NAME ...]
+                                                          [--ways NAME ...]
+
+The folder holds ``runs.jsonl`` and ``runs-swe.jsonl`` (see tool_runs.py) and ``locomo.json`` (see turn_recall.py),
+whose chats are played as one session each, one speaker the user and the other the agent. Asked are the exam's questions
+at 8, 25 and 70 calls and at the end, in sessions whose whole history passes the window, of every way the same ones.
+
+over       requests of more tokens than the window, in percent: not all that they hold could have been sent
+answered   those whose answer stands with its record in the request, in percent
+or read    with those whose source an ``artifact://`` address in the request leads to
+orders     answered, of what the user asked for or forbade
+tokens     of a request; see tool_runs.py
+
+ADK's compaction is run with a token threshold of 80% of the window and two summarizers that bound any model's: one that
+writes nothing, and one that quotes as much of the end of what it is given as a fifth of the window holds. So are
+LangChain's summaries (a summary in front of the last 20 messages once 80% are passed); its trimming keeps the last
+messages that fit, from a user's on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.base_events_summarizer import BaseEventsSummarizer
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions, EventCompaction
+from google.adk.plugins.base_plugin import BasePlugin
+from google.genai import types
+from peers import PEERS, Contents, Method
+from sessions import PERCENT, Figures, print_table, rows_of
+from tool_runs import Request, play, texts_in, tokens
+from turn_recall import turns
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.exam.marking import HISTORY, AnswerKey
+from aether_context.exam.questions import ADDRESS, Question, plain_text, questions
+from aether_context.exam.recordings import folders, stored_texts
+from aether_context.pack import Content, Part
+
+STRATEGIES = ("epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize")
+DISTANCES = (8, 25, 70)
+COLUMNS = {"over": PERCENT, "answered": PERCENT, "or read": PERCENT, "orders": PERCENT, "tokens": (1.0, 0)}
+_QUOTED = 0.2
+
+Way = Callable[[int, str], tuple[list[BasePlugin], dict[str, Any]]]
+"""The plugins, and the settings of the app, for a window and a store."""
+
+
+class Bound(BaseEventsSummarizer):
+    """Quotes the end of what it is to summarize, up to some characters."""
+
+    def __init__(self, characters: int) -> None:
+        self.characters = characters
+
+    async def maybe_summarize_events(self, *, events: list[Event]) -> Event | None:
+        parts = [part for event in events for part in (event.content.parts if event.content else None) or ()]
+        said = "\n".join(text for part in parts for text in part_texts(part))
+        text = said[-self.characters :] if self.characters else "(summary)"
+        compaction = EventCompaction(
+            start_timestamp=events[0].timestamp,
+            end_timestamp=events[-1].timestamp,
+            compacted_content=types.Content(role="model", parts=[types.Part(text=text)]),
+        )
+        return Event(author="user", invocation_id=Event.new_id(), actions=EventActions(compaction=compaction))
+
+
+class Trimming(Method):
+    """The last messages that fit, from a user's on."""
+
+    def edit(self, contents: Contents, sizes: Sequence[int], room: int) -> Contents:
+        if sum(sizes) <= room:
+            return contents
+        users = [at for at, content in enumerate(contents) if content.role == "user" and not answers_call(content)]
+        fitting = [at for at in users if sum(sizes[at:]) <= room]
+        return contents[(fitting or users[-1:] or [0])[0] :]
+
+
+class Summaries(Method):
+    """A summary in front of the last 20 messages: as much of the end of the others as it may quote."""
+
+    share = 0.8
+    keep = 20
+    quoted = 0.0
+
+    def edit(self, contents: Contents, sizes: Sequence[int], room: int) -> Contents:
+        at = max(0, len(contents) - self.keep)
+        while at < len(contents) and answers_call(contents[at]):
+            at += 1
+        if sum(sizes) <= room or not at:
+            return contents
+        parts = (part for content in contents[:at] for part in content.parts or ())
+        said = "\n".join(text for part in parts for text in part_texts(part))
+        characters = int(4 * self.quoted * self.window)
+        text = "Here is a summary of the conversation to date:\n" + (said[-characters:] if characters else "")
+        return [types.UserContent(text), *contents[at:]]
+
+
+class QuotingSummaries(Summaries):
+    quoted = _QUOTED
+
+
+def answers_call(content: types.Content) -> bool:
+    return any(part.function_response for part in content.parts or ())
+
+
+def part_texts(part: types.Part) -> list[str]:
+    if part.function_call:
+        return [f"{part.function_call.name} {json.dumps(part.function_call.args, default=str)}"]
+    if part.function_response:
+        return list(texts_in(part.function_response.response))
+    return [part.text] if part.text else []
+
+
+def with_strategy(*names: str) -> Way:
+    def way(window: int, url: str) -> tuple[list[BasePlugin], dict[str, Any]]:
+        sliding = {"sliding_turns": {"tokens": int(0.9 * window)}} if names == ("sliding_turns",) else {}
+        policy = PackPolicy(max_input_tokens=window, conversation={"strategy": names, **sliding} if names else {})
+        return [ContextPackPlugin(policy=policy, store=url)], {}
+
+    return way
+
+
+def compaction(share: float) -> Way:
+    def way(window: int, url: str) -> tuple[list[BasePlugin], dict[str, Any]]:
+        config = EventsCompactionConfig(
+            summarizer=Bound(int(4 * share * window)),
+            compaction_interval=10**6,
+            overlap_size=0,
+            token_threshold=int(0.8 * window),
+            event_retention_size=10,
+        )
+        return [], {"events_compaction_config": config}
+
+    return way
+
+
+WAYS: Mapping[str, Way] = {
+    "defaults": with_strategy(),
+    **{f"`{name}`": with_strategy(name) for name in STRATEGIES},
+    "ADK's compaction, an empty summary": compaction(0),
+    "ADK's compaction, quoting": compaction(_QUOTED),
+    **{name: lambda window, url, name=name: (PEERS[name](window), {}) for name in PEERS if "filter" in name},  # type: ignore[misc]
+    "LangChain's summaries, empty": lambda window, url: ([Summaries(window)], {}),
+    "LangChain's summaries, quoting": lambda window, url: ([QuotingSummaries(window)], {}),
+    "LangChain's trimming": lambda window, url: ([Trimming(window)], {}),
+}
+
+
+def contents_of(run: Mapping[str, Any]) -> tuple[list[Content], list[int]]:
+    """A run as messages, and the number of them before each model call."""
+    contents: list[Content] = []
+    lengths: list[int] = []
+
+    def add(role: str, *parts: Part) -> None:
+        contents.append(Content(role=role, parts=parts, wire="", digest=""))
+
+    for turn in run["turns"]:
+        add("user", Part(kind="text", text=turn["user"] or ".", wire=""))
+        for step in turn["steps"]:
+            lengths.append(len(contents))
+            calls = [
+                Part(kind="call", text=json.dumps(one["args"]), wire="", name=one["name"]) for one in step["calls"]
+            ]
+            add("model", *([Part(kind="text", text=step["text"], wire="")] if step["text"] else []), *calls)
+            if calls:
+                add("user", *(Part(kind="response", text=one["result"], wire="") for one in step["calls"]))
+    return contents, lengths
+
+
+def figures(run: Mapping[str, Any], requests: Sequence[Request], stored: Mapping[str, str], window: int) -> Figures:
+    contents, lengths = contents_of(run)
+    key = AnswerKey(questions(contents, {}))
+    first = [
+        next((at for at, end in enumerate(lengths) if end > place), len(lengths)) for place in range(len(contents))
+    ]
+    sums = dict.fromkeys(("asked", "answered", "read", "orders", "orders answered"), 0)
+    last = min(len(lengths), len(requests)) - 1
+    for at in range(last + 1):
+        asked = [number for number, one in enumerate(key.questions) if is_asked(one, at, last, first, lengths)]
+        if not asked:
+            continue
+        plain = plain_text(requests[at].said)
+        addresses = set(ADDRESS.findall(requests[at].said))
+        behind = set[int]().union(*(key.answers(stored[name]) for name in addresses if name in stored))
+        for number in asked:
+            question = key.questions[number]
+            is_answered = question.find(plain) >= 0
+            sums["asked"] += 1
+            sums["answered"] += is_answered
+            sums["read"] += is_answered or number in behind or HISTORY in addresses
+            sums["orders"] += question.kind == "order"
+            sums["orders answered"] += question.kind == "order" and is_answered
+    sizes = [sum(map(tokens, request.blocks)) for request in requests]
+    return {
+        "over": (sum(size > window for size in sizes), len(sizes)),
+        "answered": (sums["answered"], sums["asked"]),
+        "or read": (sums["read"], sums["asked"]),
+        "orders": (sums["orders answered"], sums["orders"]),
+        "tokens": (sum(sizes), len(sizes)),
+    }
+
+
+def is_asked(question: Question, at: int, last: int, first: Sequence[int], lengths: Sequence[int]) -> bool:
+    distance = at - first[question.place]
+    is_current = question.until is None or question.until >= lengths[at]
+    return is_current and (distance in DISTANCES or (at == last and distance > 0))
+
+
+def chats(path: Path) -> list[dict[str, Any]]:
+    """The conversations of LoCoMo as runs."""
+    runs = []
+    for sample in json.loads(path.read_text()):
+        user = sample["conversation"]["speaker_a"]
+        said = [
+            (is_users, "\n".join(turn.text for turn in group))
+            for is_users, group in groupby(turns(sample["conversation"]), key=lambda turn: turn.speaker == user)
+        ]
+        said = said if said[0][0] else [(True, "Hello."), *said]
+        pairs = zip(said[::2], said[1::2], strict=False)
+        runs.append(
+            {"system": "You are a friend of the user.", "tools": [],
+             "turns": [{"user": asked[1], "steps": [{"text": reply[1], "calls": []}]} for asked, reply in pairs]}
+        )  # fmt: skip
+    return runs
+
+
+def long_runs(path: Path, window: int) -> list[Mapping[str, Any]]:
+    """The runs of a file whose whole history passes the window."""
+    runs = chats(path) if path.suffix == ".json" else rows_of(path)
+    return [run for run in runs if size_of(run) > window]
+
+
+def size_of(run: Mapping[str, Any]) -> int:
+    return sum(tokens(part.text) for content in contents_of(run)[0] for part in content.parts)
+
+
+def measured(runs: Sequence[Mapping[str, Any]], name: str, window: int) -> list[Figures]:
+    rows = []
+    for at, run in enumerate(runs):
+        url = f"memory://exam-{len(name)}-{name[:6].strip('`')}-{at}"
+        plugins, settings = WAYS[name](window, url)
+        requests = asyncio.run(play(run, *plugins, **settings))
+        found = folders([url]) if any(isinstance(plugin, ContextPackPlugin) for plugin in plugins) else []
+        stored = {key: text for one in found for key, text in stored_texts(one).items()}
+        rows.append(figures(run, requests, stored, window))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--window", type=int, default=16_000)
+    parser.add_argument("--limit", type=int, help="only so many sessions of each file")
+    parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl", "locomo.json"], metavar="NAME")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="NAME")
+    given = parser.parse_args()
+    if not (data := os.environ.get("AETHER_CONTEXT_DATA")):
+        print("skipped: AETHER_CONTEXT_DATA names no folder with recorded runs")
+        return
+    rows = (
+        ([file, way], measured(runs, way, given.window))
+        for file in given.files
+        if (runs := long_runs(Path(data, file), given.window)[: given.limit])
+        for way in given.ways
+    )
+    print_table(("file", "way"), COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()

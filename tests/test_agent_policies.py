@@ -1,0 +1,112 @@
+"""A policy for each agent: any field of a policy, and whose turns the agent sees."""
+
+from __future__ import annotations
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.workflow import START, Workflow
+from scripted import Chat, Scripted, call
+
+from aether_context import PackPolicy
+from aether_context.errors import PolicyError
+
+
+def agent(name: str, *script: object, **settings: object) -> LlmAgent:
+    return LlmAgent(name=name, model=Scripted(script=list(script), sent=[]), **settings)  # type: ignore[arg-type]
+
+
+def windows(chat: Chat) -> dict[str, int]:
+    return {manifest.agent: manifest.window for manifest in chat.manifests()}
+
+
+def test_a_table_takes_any_field_of_a_policy(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        """max_input_tokens = 9000
+[agents]
+clerk = "research"
+[agents.travel]
+profile = "coding"
+max_input_tokens = 5000
+sees = "own"
+[agents.travel.conversation]
+strategy = "heads_tails"
+[agents.travel.tools]
+scope = "off"
+[agents.travel.budget.shares]
+evidence = { low = 0.2, high = 0.5 }
+"""
+    )
+    policy = PackPolicy.load(path)
+    assert policy.for_agent("clerk") == policy.for_profile("research")
+    assert policy.for_agent("nobody") is policy
+    travel = policy.for_agent("travel")
+    assert (travel.max_input_tokens, travel.sees, travel.profile) == (5_000, "own", "coding")
+    assert travel.conversation.strategy == ("heads_tails",)
+    assert (travel.tools.scope, travel.budget.shares.evidence.high) == ("off", 0.5)
+    assert travel.budget.shares.conversation == policy.for_profile("coding").budget.shares.conversation
+    assert policy.for_agent("travel", "test_cases").profile == "test_cases"
+    assert PackPolicy(**policy.model_dump(mode="json", exclude_unset=True)).digest == policy.digest
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"windw": 1}, "windw"),
+        ({"max_input_tokens": 3}, "max_input_tokens"),
+        ({"record": "off"}, "whole app"),
+        ({"offload": {"mode": "off"}}, "whole app"),
+        ({"sees": "mine"}, "sees"),
+        ("reserch", "agents"),
+    ],
+)
+def test_a_table_with_a_mistake_is_an_error(table, words):
+    with pytest.raises(PolicyError, match=words):
+        PackPolicy(agents={"travel": table})
+
+
+@pytest.mark.parametrize("kind", ["sub-agent", "tool", "node"])
+def test_an_agents_own_window_holds_wherever_it_runs(kind: str):
+    policy = PackPolicy(max_input_tokens=9_000, agents={"travel": {"max_input_tokens": 5_000}})
+    travel = agent("travel", "Booked.")
+    if kind == "sub-agent":
+        root = agent("clerk", call("transfer_to_agent", agent_name="travel"), sub_agents=[travel])
+    elif kind == "tool":
+        root = agent("clerk", call("travel", request="Book it."), "Done.", tools=[AgentTool(agent=travel)])
+    else:
+        clerk = agent("clerk", "On it.")
+        root = Workflow(name="flow", edges=[(START, clerk), (clerk, travel)])  # type: ignore[assignment]
+    chat = Chat(agent=root, policy=policy)
+    chat.say("To Rome, please.")
+    assert windows(chat) == {"clerk": 9_000, "travel": 5_000}
+
+
+def weigh(item: str) -> str:
+    """Weighs an item."""
+    return f"{item} weighs 822 grams"
+
+
+@pytest.mark.parametrize("sees", ["all", "own"])
+def test_own_leaves_other_agents_turns_out_but_for_what_was_handed_over(sees: str):
+    policy = PackPolicy(max_input_tokens=9_000, agents={"travel": {"sees": sees}})
+    travel = agent("travel", "Rome is booked.", "Paris is booked.")
+    script = [
+        "A secret thought.",
+        [call("weigh", item="anchor")],
+        ["The trip goes to Rome in May.", call("transfer_to_agent", agent_name="travel")],
+    ]
+    clerk = agent("clerk", *script, tools=[weigh], sub_agents=[travel])
+    chat = Chat(agent=clerk, policy=policy)
+    chat.say("Hello.", "Plan my trip.", "And Paris?")
+    seen = [sent.text for sent in chat.sent if sent.agent == "travel"]
+    assert len(seen) == 2
+    for text in seen:
+        assert "The trip goes to Rome in May." in text, "it was handed over"
+        assert "Hello." in text
+        assert ("A secret thought." in text) == (sees == "all")
+        assert ("822 grams" in text) == (sees == "all")
+    assert "Rome is booked." in str(chat.sent[-1].contents)
+    noted = [manifest.degradations for manifest in chat.manifests() if manifest.agent == "travel"]
+    assert all(("turns of other agents are left out" in str(one)) == (sees == "own") for one in noted)
+    chat.replays()

@@ -1,0 +1,212 @@
+"""The index of a user's calls saves reads and changes no answer: whatever becomes of its blocks, `list`, `usage`, `why`
+and `manifests` say what the packs say. What is forgotten is forgotten there, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from packs import paths_of, recording, rewrite
+from scripted import Chat
+
+from aether_context import Manifest, PackPolicy, PackStore
+from aether_context.canonical import canonical_json, hash_bytes, short
+from aether_context.cli import main
+from aether_context.errors import ManifestError
+from aether_context.store.files import File, Files
+from aether_context.store.index import read_block
+from aether_context.store.layout import entry_of
+from aether_context.store.pack_file import add_hash, gunzip_bytes, gzip_bytes
+from aether_context.store.retention import all_of, carry_out, older_than
+from aether_context.store.verification import verify
+
+CALLS = 170
+SELECTION: dict[str, str | None] = {"app": None, "user": None, "session": None}
+
+
+class CountedFiles(Files):
+    """Files of a store that count what is read, by name."""
+
+    reads: Counter[str]
+
+    def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        self.reads[path.rsplit("/", 1)[-1].split("-")[0]] += 1
+        return super().read(path, start, end)
+
+
+def counted(store: PackStore) -> tuple[PackStore, Counter[str]]:
+    files = CountedFiles(store.url)
+    files.reads = Counter()
+    return store.through(files), files.reads
+
+
+def fill(store: PackStore, numbers: Sequence[int] = range(CALLS), sessions: int = 2, outcomes: bool = True) -> None:
+    """Packs of several sessions of a user, a second apart."""
+    template = recording()
+    for number in numbers:
+        name = f"pack_20260101T{number // 60:02}{number % 60:02}00.000000Z_{number:08x}"
+        session = f"s{number % sessions}"
+        position = {"number": number // sessions + 1, "turn": number // sessions + 1}
+        made = template.changed(pack_id=name, session=session, last_event_time=1e9 + number, **position)
+        store.write(made, {"input_tokens": 100 + number, "output_tokens": number} if outcomes else None)
+
+
+def blocks(store: PackStore) -> list[File]:
+    entries = (entry_of(file, store.files.root) for file in store.files.below(store.files.root))
+    return [entry.file for entry in entries if entry is not None and entry.kind == "index"]
+
+
+def answers(store: PackStore) -> list[object]:
+    """All that commands say of a store's calls."""
+    runs = [
+        CliRunner().invoke(main, [*words.split(), "--store", store.url]) for words in ("list --json", "usage --json")
+    ]
+    return [*((run.exit_code, run.output) for run in runs), list(store.manifests())]
+
+
+def in_block(store: PackStore, block: File) -> dict[str, tuple[str, str | None]]:
+    return read_block(store.files.read(block.path), store.files.below_base(block.path.rpartition("/")[0]))
+
+
+def rewrite_block(store: PackStore, block: File, way: Callable[[str, str | None], tuple[str, str | None]]) -> None:
+    """Writes a block with other copies, as whoever can write to the store could."""
+    folder = block.path.rpartition("/")[0]
+    calls = [(place, *way(*copy)) for place, copy in in_block(store, block).items()]
+    data = gzip_bytes(add_hash(canonical_json(calls).encode(), store.files.below_base(folder)))
+    store.files.delete(block.path)
+    name = block.name.split("-")[:2]
+    store.files.create(f"{folder}/{'-'.join(name)}-{short(hash_bytes(data))}.json.gz", data)
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> PackStore:
+    return PackStore(tmp_path / "store" if request.param == "folder" else f"memory://calls-{tmp_path.name}")
+
+
+def test_many_calls_are_read_from_few_files_and_say_the_same(store: PackStore) -> None:
+    fill(store)
+    through, reads = counted(store)
+    calls = list(through.calls(through.listed(), outcomes=True))
+    assert len(calls) == CALLS
+    copied = 64 * len(blocks(store))
+    assert (copied, sum(reads.values())) == (128, 2 + 2 * (CALLS - 128))
+    assert verify(store).faults == {}
+    said = answers(store)
+    assert [call.outcome and call.outcome["output_tokens"] for call in calls] == list(range(CALLS))
+    for block in blocks(store):
+        store.files.delete(block.path)
+    assert answers(store) == said
+    assert verify(store).faults == {}
+
+
+def test_a_session_of_few_calls_reads_no_more_blocks_than_packs(store: PackStore) -> None:
+    fill(store)
+    template = recording()
+    store.write(template.changed(pack_id="pack_20260101T000100.500000Z_00abcdef", session="short"))
+    through, reads = counted(store)
+    assert [one.session for one in through.manifests(session="short")] == ["short"]
+    assert sum(reads.values()) == 1
+
+
+@pytest.mark.parametrize("fault", ["torn", "empty", "of another user", "other text"])
+def test_a_damaged_block_changes_no_answer_and_is_told(store: PackStore, fault: str) -> None:
+    fill(store)
+    said = answers(store)
+    for block in blocks(store):
+        data = store.files.read(block.path)
+        path = block.path.replace("/user/", "/other/") if fault == "of another user" else block.path
+        changed = {
+            "torn": data[:-40],
+            "empty": b"",
+            "other text": gzip_bytes(gunzip_bytes(data).replace(b"dog", b"cat")),
+        }
+        store.files.replace(path, changed.get(fault, data))
+    assert answers(store) == said
+    assert len(verify(store).faults) == (2 if fault != "of another user" else 0)
+
+
+def test_what_changed_after_its_block_is_read_from_its_pack(store: PackStore) -> None:
+    fill(store)
+    manifests = list(store.manifests())
+    rewrite(store, manifests[5], lambda data: data.replace(b'"writer"', b'"editor"'))
+    rewrite(store, manifests[7], lambda data: data[:-30])
+    with pytest.raises(ManifestError):
+        list(store.manifests())
+    store.files.delete(paths_of(store, manifests[7])[0])
+    agents = [manifest.agent for manifest in store.manifests()]
+    assert (len(agents), agents.index("editor")) == (CALLS - 1, 5)
+
+
+def test_an_outcome_that_came_after_its_block_is_read(store: PackStore) -> None:
+    fill(store, outcomes=False)
+    assert len(blocks(store)) == 2
+    for manifest in list(store.manifests()):
+        store.write_outcome(manifest, {"input_tokens": 5})
+    assert all(
+        call.outcome == {"input_tokens": 5, **call.outcome}
+        for call in store.calls(store.listed(), outcomes=True)
+        if call.outcome is not None
+    )
+    assert sum(call.outcome is not None for call in store.calls(store.listed(), outcomes=True)) == CALLS
+
+
+def test_two_writers_of_a_session_lose_nothing_of_each_other(store: PackStore) -> None:
+    writers = [store, PackStore(store.url)]
+    for number in range(2 * CALLS):
+        fill(writers[number % 2], [number], sessions=1)
+    places = [place for block in blocks(store) for place in in_block(store, block)]
+    assert (len(places), len(set(places))) == (4 * 64, 4 * 64)
+    assert [manifest.number for manifest in store.manifests()] == list(range(1, 2 * CALLS + 1))
+    assert verify(store).faults == {}
+
+
+def test_a_copy_that_is_not_what_the_pack_holds_is_told(store: PackStore) -> None:
+    fill(store)
+    first, second = blocks(store)
+    rewrite_block(store, first, lambda manifest, outcome: (manifest.replace('"writer"', '"editor"'), outcome))
+    rewrite_block(store, second, lambda manifest, outcome: (manifest, (outcome or "").replace("100", "999")))
+    faults = verify(store).faults
+    assert set(faults) <= {store.files.below_base(block.path) for block in blocks(store)}
+    assert all("is not what the pack holds" in fault for fault in faults.values())
+    assert faults
+
+
+def test_what_is_forgotten_is_in_no_block(store: PackStore) -> None:
+    fill(store)
+    carry_out(store, all_of(store, "app", "user", "s0"))
+    assert blocks(store) == []  # both held calls of both sessions
+    assert {manifest.session for manifest in store.manifests()} == {"s1"}
+    assert verify(store).faults == {}
+    carry_out(store, all_of(store, "app", "user"))
+    assert store.files.below(store.files.root) == []
+
+
+def test_what_goes_for_its_age_goes_from_blocks(store: PackStore) -> None:
+    fill(store)
+    owner = store.files.place("app", "user")
+    assert not [file for file in older_than(store, owner, 1e6, 0.0).files if "/index/" in file.path]
+    carry_out(store, older_than(store, owner, -1e12, 0.0))
+    assert store.files.below(store.files.root) == []
+
+
+def test_calls_that_wait_for_their_block_while_they_are_forgotten_are_not_written(store: PackStore) -> None:
+    fill(store, range(70))
+    carry_out(store, all_of(PackStore(store.url), "app", "user", "s0"))
+    fill(store, range(70, 90))
+    assert len(blocks(store)) == 1
+    assert {place.split("/")[0] for place in in_block(store, blocks(store)[0])} == {"s1"}
+
+
+def test_nothing_unmasked_is_in_a_block() -> None:
+    chat = Chat(policy=PackPolicy(redact=["secrets"]), script=["ok"] * 90)
+    for at in range(82):
+        chat.say(f"My password = hunter2swordfish{at}")
+    (block,) = blocks(chat.store)
+    text = gunzip_bytes(chat.store.files.read(block.path)).decode()
+    assert "[password]" in text
+    assert "hunter2" not in text
+    manifests: list[Manifest] = list(chat.store.manifests())
+    assert [manifest.number for manifest in manifests] == list(range(1, 83))

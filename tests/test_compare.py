@@ -1,0 +1,81 @@
+"""Arms are compared by what their sessions came to: a known difference is found, and none is not."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+from recorded_sessions import edit, read_file
+from scripted import Chat, call, new_store
+
+from aether_context.adk import ContextPackPlugin
+from aether_context.cli import main
+from aether_context.tuning.arms import LEAST_SESSIONS, compare_arms, report_arms
+
+SEEDS = range(20)
+
+
+def simulated(seed: int, *, effect: float) -> dict[str, list[dict[str, float]]]:
+    """400 sessions of two arms whose costs are long-tailed; the second costs more by a share."""
+    chance = random.Random(seed)
+    arms: dict[str, list[dict[str, float]]] = {"a": [], "b": []}
+    for number in range(400):
+        arm = "ab"[number % 2]
+        cost = chance.lognormvariate(-3, 0.6) * (1 + effect * (arm == "b"))
+        recall = min(100.0, max(0.0, chance.gauss(70, 15) - 100 * effect / 2 * (arm == "b")))
+        others = {"cached": chance.uniform(60, 95), "refused": chance.choice((0.0,) * 9 + (5.0,))}
+        accepted = 100.0 * (chance.random() < 0.8)
+        arms[arm].append({**others, "cost": cost, "overflows": 0.0, "recall": recall, "accepted": accepted})
+    return arms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_known_difference_is_found(seed: int) -> None:
+    report = report_arms(simulated(seed, effect=0.5))
+    shown = {one.measure for one in report.contrasts if one.more_sessions is None}
+    assert {"cost", "recall"} <= shown
+    (cost,) = [one for one in report.contrasts if one.measure == "cost"]
+    assert cost.difference.low > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_there_is_none_none_is_seen(seed: int) -> None:
+    report = report_arms(simulated(seed, effect=0.0))
+    assert [one.measure for one in report.contrasts if one.more_sessions is None] == []
+    assert all("no difference seen yet, about" in str(one) for one in report.contrasts)
+
+
+def test_few_sessions_show_nothing() -> None:
+    few = {arm: sessions[:10] for arm, sessions in simulated(1, effect=3.0).items()}
+    report = report_arms(few)
+    assert all(one.more_sessions for one in report.contrasts)
+    (cost,) = [one for one in report.contrasts if one.measure == "cost"]
+    assert cost.more_sessions >= 2 * (LEAST_SESSIONS - 10)
+
+
+def test_the_arms_of_recorded_sessions_are_told_apart() -> None:
+    store = new_store()
+    for number in range(8):
+        plugin = ContextPackPlugin(store=store, arms={"chat": 0.5, "observe": 0.5}, on_error="raise")
+        script = [call("read_file", name=f"src/file_{number}.py"), "It holds values.", "Yes."]
+        Chat(plugin=plugin, tools=[read_file, edit], script=script, session=f"s{number}").say("Read it.", "Sure?")
+    report = compare_arms(store)
+    assert sum(report.sessions.values()) == 8
+    assert set(report.sessions) == {"chat", "observe"}
+    assert all(means["recall"].mean == 100 for means in report.means.values())
+    found = CliRunner().invoke(main, ["compare", store.url, "--json"], catch_exceptions=False)
+    assert found.exit_code == 0
+    assert {name: arm["sessions"] for name, arm in json.loads(found.stdout)["arms"].items()} == report.sessions
+    assert "no difference seen yet" in CliRunner().invoke(main, ["compare", store.url]).stdout
+
+
+def test_a_store_without_arms_says_so() -> None:
+    store = new_store()
+    Chat(store=store, script=["one"]).say("Hello.")
+    found = CliRunner().invoke(main, ["compare", store.url])
+    assert found.exit_code == 3
+    assert "has an arm" in found.output

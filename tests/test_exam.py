@@ -1,0 +1,152 @@
+"""The exam: what it asks, how it marks, and that it sees what a cut loses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from recorded_sessions import SMALL, STARVED, record
+from scripted import Chat, call, new_store
+
+from aether_context import PackPolicy
+from aether_context.cli import main
+from aether_context.exam import hold_exam, questions
+from aether_context.exam.questions import lines_of, plain_text
+from aether_context.pack import Content, Part
+
+
+def content(role: str, kind: str, text: str, name: str = "") -> Content:
+    return Content(role=role, parts=(Part(kind=kind, text=text, wire="", name=name),), wire="", digest="")  # type: ignore[arg-type]
+
+
+def todos(status: str) -> str:
+    return json.dumps({"todos": [{"content": "update the ledger tests", "status": status}]})
+
+
+TALK = (
+    content("user", "text", "Never push to main without a review. Please fix the invoice of order ORD-1183."),
+    content("model", "call", json.dumps({"path": "src/billing/invoice.py", "text": "x = 1\ny = 2"}), "write_file"),
+    content("user", "response", json.dumps({"result": "ok\nORD-1183 total 4,250.75\nValueError: bad currency code"})),
+    content("model", "text", "We decided to round half even for invoices. The audit is on 9 June 2025."),
+    content(
+        "model", "call", json.dumps({"todos": [{"content": "update the ledger tests", "status": "pending"}]}), "plan"
+    ),
+    content("model", "call", json.dumps({"todos": [{"content": "update the ledger tests", "status": "done"}]}), "plan"),
+    content("user", "response", json.dumps({"result": "ORD-1183 total 99.10"})),
+)
+
+
+def of_kind(kind: str):
+    return [question for question in questions(TALK, {}) if question.kind == kind]
+
+
+def test_each_kind_is_asked_for() -> None:
+    (first, second) = [one for one in of_kind("value") if one.record == ("ord-1183",)]
+    assert (first.answer, first.place, first.until) == (("4,250.75",), 2, 6)
+    assert (second.answer, second.place, second.until) == (("99.10",), 6, None)
+    assert [one.answer for one in of_kind("file")] == [("src/billing/invoice.py",)]
+    assert [one.answer for one in of_kind("date")] == [("9 june 2025",)]
+    (forbidden, asked) = sorted(of_kind("order"), key=lambda one: "never" not in one.answer)
+    assert {"never", "push", "main", "review"} <= set(forbidden.answer)
+    assert "invoice" in asked.answer
+    assert "decided" in of_kind("decision")[0].answer
+    assert "currency" in of_kind("error")[0].answer
+    (todo,) = of_kind("todo")
+    assert (todo.place, todo.until) == (4, 5)
+
+
+def test_an_answer_stands_only_beside_its_record() -> None:
+    (first, _) = [one for one in of_kind("value") if one.record == ("ord-1183",)]
+    assert first.find(plain_text("- order ORD-1183: total 4,250.75 EUR")) > 0
+    assert first.find(plain_text("ORD-1183 is late. " + "word " * 60 + "4,250.75")) == -1
+    assert first.find(plain_text("ORD-1183 total 14,250.75")) == -1
+    assert first.is_right("It is 4,250.75.")
+    (order, *_) = sorted(of_kind("order"), key=lambda one: "never" not in one.answer)
+    assert order.find(plain_text("- user: Never push to main without a review.")) >= 0
+    assert order.find(plain_text("- user: push it")) == -1
+    (file,) = of_kind("file")
+    assert file.find(plain_text("written: src/billing/invoice.py")) > 0
+    assert file.find(plain_text("see src/billing/invoice.py")) == -1
+
+
+def test_json_is_read_as_keys_and_values() -> None:
+    text = json.dumps({"a": 1, "rows": [{"id": "C-1", "n": 42}, {"id": "C-2", "n": 43}], "said": "one\ntwo"})
+    assert {"a: 1", "id: C-1, n: 42", "one", "two"} <= set(lines_of(text))
+    assert plain_text("{broken") == "{broken"
+
+
+def test_odd_texts_are_read_too() -> None:
+    odd = [
+        '{"status": "pending", broken', "[" * 900 + "]" * 900,
+        '{"a":' * 400 + '{"status": "open", "text": "x"}' + "}" * 400,
+        " " * 200_000, "- " * 50_000, "\ud800 12.5 ORD-1", "artifact://" + "." * 100_000, "a" * 100_000 + "=12",
+        '"12"', "", "9" * 5_000,
+    ]  # fmt: skip
+    for text in odd:
+        for role, kind in (("user", "text"), ("model", "call"), ("user", "response")):
+            for question in questions([content(role, kind, text, "write")], {}):
+                question.find(plain_text(text))
+
+
+def test_what_is_said_twice_differently_in_one_message_is_not_asked() -> None:
+    unclear = content("user", "response", json.dumps({"result": "ORD-1183 total 17.20\nORD-1183 total 18.30"}))
+    assert not [one for one in questions([unclear], {}) if one.record == ("ord-1183",)]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    stores = {}
+    for name, policy in (("small", SMALL), ("starved", STARVED), ("large", PackPolicy(max_input_tokens=60_000))):
+        stores[name] = new_store()
+        record(stores[name], 3, policy=policy)
+    return stores
+
+
+def test_a_wide_window_loses_nothing_and_a_narrow_one_does(recorded) -> None:
+    shares = {}
+    for name, store in recorded.items():
+        exam = hold_exam(store)
+        assert not exam.unusable
+        assert exam == hold_exam(store)
+        shares[name] = exam.share("whole", "answered", of=("whole", "answered", "readable", "lost"))
+        assert shares[name].sessions == 3
+    assert shares["large"].mean == 100
+    assert shares["large"].mean > shares["small"].mean > shares["starved"].mean
+
+
+def test_what_stands_behind_an_address_is_readable(tmp_path) -> None:
+    def listing() -> str:
+        return "\n".join(f"ORD-{at} total {at * 7}.25" for at in range(900))
+
+    store = new_store()
+    chat = Chat(
+        store=store, policy=PackPolicy(max_input_tokens=8_000), tools=[listing],
+        script=[call("listing"), "There are many.", "Yes.", "Yes."],
+    )  # fmt: skip
+    chat.say("List all orders.", "Really?", "Sure?")
+    exam = hold_exam(store, app="shop", user="ann", session="s1")
+    total = exam.total
+    assert total.count("readable", kind="value") > 0
+    assert total.count("lost", kind="value") == 0
+    assert total.read_calls >= total.count("readable")
+    asked = []
+    read = hold_exam(store, reader=lambda request, question: asked.append((request, question)) or "nothing").total
+    assert (read.right, read.wrong) == (0, len(asked)) != (0, 0)
+
+
+def test_the_command_says_what_the_exam_says(recorded) -> None:
+    def run(*arguments: str):
+        return CliRunner().invoke(main, ["exam", recorded["small"].url, *arguments], catch_exceptions=False)
+
+    found = run("--json")
+    assert found.exit_code == 0
+    report = json.loads(found.stdout)
+    exam = hold_exam(recorded["small"])
+    assert report["sessions"] == 3
+    assert report["rows"]["all"]["asked"] == exam.total.count("whole", "answered", "readable", "lost")
+    assert report["rows"]["value"]["lost"] == exam.total.count("lost", kind="value")
+    printed = run()
+    assert re.search(r"^all +[\d,]+ ", printed.stdout, re.MULTILINE)
+    assert run("--session", "nobody").exit_code == 3

@@ -1,0 +1,139 @@
+"""``artifact://history``: all that an agent was shown in its session, read and searched by the agent itself."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from plans import small, turns
+from scripted import Chat, Scripted, call
+
+from aether_context.conversation.summary import SUMMARY_TITLE
+from aether_context.reading.why import why
+from aether_context.text.entities import HISTORY
+
+
+def weigh(item: str) -> dict[str, Any]:
+    """Weighs an item, or fails."""
+    if item == "ghost":
+        return {"error": "scale E-4711: nothing on the plate"}
+    return {"grams": len(item) * 137}
+
+
+def search(query: str) -> Any:
+    return call("search_artifact", uri=HISTORY, query=query)
+
+
+def found(chat: Chat, tool: str = "search_artifact") -> str:
+    """The latest answer of a reader, as it was sent."""
+    return str(chat.sent[-1].answers(tool)[-1])
+
+
+def long_session(**settings: Any) -> Chat:
+    """A session that is cut, in whose beginning an item was weighed."""
+    script = [call("weigh", item="anchor"), "It weighs 822 grams.", call("weigh", item="ghost"), "It failed."]
+    chat = Chat(script=script, tools=[weigh], policy=small(4_000, **settings))
+    chat.say("Weigh the anchor, order ZX-99.", "Weigh the ghost.", *turns(30))
+    return chat
+
+
+def test_a_summary_names_the_past_and_words_a_call_and_a_date_find_it():
+    chat = long_session()
+    assert HISTORY in chat.sent[-1].text[chat.sent[-1].text.index(SUMMARY_TITLE) :]
+    assert all(len(sent.readers) == 2 for sent in chat.sent), (
+        "from the first call on, so that no cut ends a prefix twice"
+    )
+    today = datetime.now(UTC).date().isoformat()
+    for query, words in (
+        ("E-4711", "weigh gave"),
+        ("call 1", "order ZX-99"),
+        ("anchor", "822"),
+        (today, "order ZX-99"),
+    ):
+        chat.llm.script[:] = [search(query), "Found."]
+        chat.say("Look it up.")
+        assert words in found(chat), query
+    assert "call 10," not in found(chat).split("order ZX-99")[0]
+    chat.llm.script[:] = [call("read_artifact", uri=HISTORY, start_line=1, max_lines=2), "Read."]
+    chat.say("Read it.")
+    lines = found(chat, "read_artifact")
+    assert re.search(r"call 1, \d{4}-\d\d-\d\d \d\d:\d\d, user: Weigh the anchor, order ZX-99\.", lines)
+    assert "clerk called weigh" in lines
+    assert "search_artifact" not in lines
+
+
+def test_why_says_that_the_past_was_read_back():
+    chat = long_session()
+    chat.llm.script[:] = [search("ZX-99"), "Found."]
+    chat.say("Look it up.")
+    import asyncio
+
+    asyncio.run(chat.plugin.close())
+    answer = why(chat.store, "order ZX-99")
+    place = next(place for place in answer.places if place.kind == "message" and "Weigh the anchor" in place.text)
+    assert place.read_back, place
+
+
+def test_an_agent_without_tools_gets_the_readers_with_its_first_cut():
+    chat = Chat(policy=small(4_000))
+    chat.say(*turns(40))
+    first = next(at for at, sent in enumerate(chat.sent) if SUMMARY_TITLE in sent.text)
+    assert [len(sent.readers) for sent in chat.sent] == [0] * first + [2] * (len(chat.sent) - first)
+    assert HISTORY in chat.sent[first].text
+    assert HISTORY not in chat.sent[first - 1].text
+
+
+def test_a_window_too_small_for_the_readers_names_no_address():
+    chat = Chat(policy=small(2_000))
+    chat.say(*turns(30))
+    assert SUMMARY_TITLE in chat.sent[-1].text
+    assert HISTORY not in chat.sent[-1].text
+    assert not chat.sent[-1].readers
+
+
+@pytest.mark.parametrize("record", ["full", "hashes", "off"])
+def test_without_a_store_the_past_is_read_from_the_loaded_events(record: str):
+    chat = Chat(policy=small(4_000, record=record))
+    chat.say("My boat is called Wanda.", *turns(40))
+    chat.llm.script[:] = [search("Wanda"), "Found."]
+    chat.say("And my boat?")
+    assert "My boat is called Wanda." in found(chat)
+
+
+def test_what_the_host_does_not_load_is_read_from_the_store():
+    chat = Chat(policy=small(4_000))
+    chat.say("My boat is called Wanda.", *turns(40), recent_events=8)
+    chat.llm.script[:] = [search("boat is called"), "Found."]
+    chat.say("And my boat?", recent_events=8)
+    assert found(chat).count("My boat is called Wanda.") == 1
+    chat.llm.script[:] = [call("read_artifact", uri=HISTORY, start_line=-6), "Read."]
+    chat.say("And the end?", recent_events=8)
+    assert "And my boat?" in found(chat, "read_artifact")
+
+
+def test_the_past_is_this_sessions_and_masked_as_it_is_recorded():
+    chat = Chat(policy=small(4_000, redact=["email"]))
+    chat.say("I am eve@example.org, call me Eve.", *turns(40), user="eve", session="e1")
+    chat.say("I am bob.", *turns(40), user="bob", session="b1")
+    for uri in (HISTORY, f"{HISTORY}/eve/e1", "artifact://history?user=eve", "artifact://../eve/e1/history"):
+        chat.llm.script[:] = [call("search_artifact", uri=uri, query="Eve"), "Found."]
+        chat.say("Who am I?", user="bob", session="b1")
+        assert "call me Eve" not in found(chat)
+    chat.llm.script[:] = [search("call me Eve"), "Found."]
+    chat.say("Who am I?", user="eve", session="e1")
+    assert "call me Eve" in found(chat)
+    assert "eve@example.org" not in found(chat)
+
+
+def test_an_agent_that_is_shown_no_history_reads_none():
+    writer = LlmAgent(name="writer", model=Scripted(script=["Noted."], sent=[]), include_contents="none")
+    chat = Chat(agent=writer, policy=small(4_000))
+    chat.say("My boat is called Wanda.")
+    model = writer.model
+    assert isinstance(model, Scripted)
+    model.script[:] = [search("Wanda"), "Found."]
+    chat.say("And my boat?")
+    assert "Wanda" not in str([sent.answers() for sent in chat.sent])
