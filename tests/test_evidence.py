@@ -20,7 +20,7 @@ from aether_context.evidence.show import show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import decoded, read_json
 from aether_context.text.json_lines import outlined, rendered
-from aether_context.text.shorten import view_of
+from aether_context.text.shorten import lines_view
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("")
@@ -52,13 +52,13 @@ def missing(text):
 def test_an_extract_is_made_of_the_texts_own_lines_and_counts_what_is_missing(text, budget, query):
     shown = extract_of(text, query, budget)
     if shown.is_whole:
-        assert shown.text in (text, view_of(text).whole)
+        assert shown.text in (text, lines_view(text).whole)
         return
-    lines = set(view_of(text).lines)
+    lines = set(lines_view(text).lines)
     assert COUNTER.count(shown.text) <= budget
-    if shown.kept and not view_of(text).outline:
+    if shown.kept and not lines_view(text).outline:
         assert all(GAP.fullmatch(line) or line in lines for line in shown.text.split("\n"))
-        assert shown.kept + missing(shown.text) == shown.total == len(view_of(text).lines)
+        assert shown.kept + missing(shown.text) == shown.total == len(lines_view(text).lines)
 
 
 def test_errors_stay_with_the_lines_that_belong_to_them():
@@ -90,7 +90,7 @@ def test_any_lines_of_an_outline_are_json(value, data):
 @given(st.lists(st.fixed_dictionaries({"id": st.integers(), "name": st.text(max_size=40)}), min_size=30, max_size=200))
 @settings(max_examples=30)
 def test_rows_become_a_table_and_a_table_says_the_same(rows):
-    view = view_of(json.dumps(rows))
+    view = lines_view(json.dumps(rows))
     table = json.loads(view.whole)
     assert [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] == rows
 
@@ -136,7 +136,7 @@ def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):
 def test_what_is_no_json_is_not_read_up_to_its_fault(text):
     assert read_json(text) is None
     assert read_json(text, as_written=True) is None
-    assert "".join(view_of(text).lines) == text.replace("\n", "")
+    assert "".join(lines_view(text).lines) == text.replace("\n", "")
 
 
 @given(JSON_VALUES, st.booleans(), st.integers(0, 40))
@@ -221,7 +221,7 @@ def test_a_search_finds_words_as_they_stand_then_by_relevance():
     rows = log(2_000).split("\n")
     rows[700] = "payment 8841 was refused because the card had expired"
     rows[1500] = "PAYMENT gateway answered 503"
-    searcher = Searcher(view_of("\n".join(rows)))
+    searcher = Searcher(lines_view("\n".join(rows)))
     literal = searcher.search("payment", max_tokens=600, counter=COUNTER)
     assert (literal.how, literal.matches) == ("literal", 2)
     assert rows[700] in "\n".join(one.text for one in literal.passages)
@@ -250,7 +250,7 @@ def test_a_search_finds_words_across_the_pieces_of_a_line(kind, holder):
         "JSON in a list": json.dumps([{"id": 1, "body": f"{text}\nend"}, {"id": 2}], ensure_ascii=False),
     }
     whole = holders[holder]
-    searcher = Searcher(view_of(whole), embedder="none")
+    searcher = Searcher(lines_view(whole), embedder="none")
     for start in range(100, len(text) - 600, 23):
         for size in (8, 25, 450):
             query = text[start : start + size]
@@ -264,7 +264,7 @@ def test_a_search_finds_words_across_the_pieces_of_a_line(kind, holder):
 
 def test_a_search_finds_words_that_stand_in_two_pieces_of_a_line():
     line = "x" * 190 + " alpha " + "y" * 100 + " omega " + "z" * 150
-    searcher = Searcher(view_of(line), embedder="none")
+    searcher = Searcher(lines_view(line), embedder="none")
     assert not any("alpha" in piece and "omega" in piece for piece in searcher.view.lines)
     found = searcher.search("omega alpha", max_tokens=1_000, counter=COUNTER)
     assert (found.how, found.matches) == ("words", 1)
@@ -276,12 +276,12 @@ def test_a_search_finds_nothing_across_two_lines():
     rows = ["a" * 250 + "head", "tail" + "b" * 250]
     for text in ("\n".join(rows), json.dumps({"text": "\n".join(rows)})):
         assert (
-            Searcher(view_of(text), embedder="none").search("headtail", max_tokens=300, counter=COUNTER).how
+            Searcher(lines_view(text), embedder="none").search("headtail", max_tokens=300, counter=COUNTER).how
             != "literal"
         )
 
 
 def test_a_search_that_looks_like_a_pattern_is_literal():
-    searcher = Searcher(view_of(("a" * 300 + "\n") * 200 + "cost (a+)+$ here\n" + log(20)))
+    searcher = Searcher(lines_view(("a" * 300 + "\n") * 200 + "cost (a+)+$ here\n" + log(20)))
     found = searcher.search("(a+)+$", max_tokens=300, counter=COUNTER)
     assert (found.how, found.matches) == ("literal", 1)

@@ -11,7 +11,7 @@ import pytest
 
 from aether_context.errors import KnowledgeError
 from aether_context.state import read_state
-from aether_context.state.knowledge import add_evidence, add_note, covered
+from aether_context.state.knowledge import add_evidence, append_note, covered
 
 PLAN: dict[str, Any] = {
     "steps": [
@@ -30,7 +30,7 @@ def fresh() -> dict[str, Any]:
 
 def test_a_note_is_read_as_it_was_written() -> None:
     state = fresh()
-    note = add_note(state, "The limit is 200", time=1_000.0, ttl_seconds=60, step_id="draft")
+    note = append_note(state, "The limit is 200", time=1_000.0, ttl_seconds=60, step_id="draft")
     read = read_state(state)
     assert read.problems == ()
     (found,) = read.candidates
@@ -54,15 +54,15 @@ def test_a_note_is_read_as_it_was_written() -> None:
 def test_a_wrong_note_is_not_written(given: dict[str, Any], said: str) -> None:
     state = fresh()
     with pytest.raises(KnowledgeError, match=said):
-        add_note(state, **given)
+        append_note(state, **given)
     assert state == fresh()
 
 
 @pytest.mark.parametrize(
     ("held", "write"),
     [
-        ("text", lambda state: add_note(state, "x")),
-        ({"notes": "text"}, lambda state: add_note(state, "x")),
+        ("text", lambda state: append_note(state, "x")),
+        ({"notes": "text"}, lambda state: append_note(state, "x")),
         ({"evidence": 3}, lambda state: add_evidence(state, uri="artifact://x", summary="x")),
     ],
 )

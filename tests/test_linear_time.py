@@ -26,7 +26,7 @@ from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
 from aether_context.adk.call import Contents
 from aether_context.adk.request import reader
-from aether_context.adk.request.history import History
+from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.session import storable
 from aether_context.conversation import summary
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
@@ -172,7 +172,7 @@ def criticized(text: str) -> object:
 
 def spoken_turns(text: str) -> object:
     """The turns of a history of one content and its event."""
-    known = History(reader.Reader())
+    known = AgentHistory(reader.Reader())
     known.take(Contents([words_of(text)]), [Event(author="user", content=words_of(text))], 1)
     return known.turns(1, masker(()))
 
@@ -232,16 +232,16 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "read_json": decoding.read_json,
     "kind_of": lines.kind_of,
     "is_data": lines.is_data,
-    "view_of": shorten.view_of,
+    "view_of": shorten.lines_view,
     "show": lambda text: show(
         text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
     ),
-    "sampled": lambda text: shorten.sampled(shorten.view_of(text).lines, shorten.query_words(text[:2_000])),
+    "sampled": lambda text: shorten.sampled(shorten.lines_view(text).lines, shorten.query_words(text[:2_000])),
     "query_words": shorten.query_words,
     "offload": lambda text: offload(
         {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query="x"
     ),
-    "search an artifact": lambda text: Searcher(shorten.view_of(text), embedder="none").search(
+    "search an artifact": lambda text: Searcher(shorten.lines_view(text), embedder="none").search(
         text[:200], max_tokens=300, counter=COUNTER
     ),
     "media_in": lambda text: list(media.media_in({"mimeType": "image/png", "data": text, "b": f"data:{text}"})),

@@ -21,7 +21,7 @@ from scripted import Chat, Failure, Scripted, call, faults, look_up, set_state
 
 from aether_context import PackPolicy, PackStore, why
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.history import History
+from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.recall import Recall
 from aether_context.cli.commands import main
 from aether_context.pack import noted
@@ -123,7 +123,7 @@ def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() ->
 def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, late = long_chat(small(3_000), on_error="raise"), long_chat(small(3_000), on_error="raise")
     jobs: list[Any] = []
-    save, compared = History.save, Recall._compared
+    save, compared = AgentHistory.save, Recall._compared
 
     async def behind(recall: Recall, read: Any, act: Any) -> Any:
         while len(jobs) > 6:
@@ -133,7 +133,7 @@ def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: py
     for message in [*messages(60), QUESTION]:
         prompt.say(message, recent_events=20)
         with monkeypatch.context() as patched:
-            patched.setattr(History, "save", lambda *given: jobs.append(given))
+            patched.setattr(AgentHistory, "save", lambda *given: jobs.append(given))
             patched.setattr(Recall, "_compared", behind)
             late.say(message, recent_events=20)
             late.manifests()  # waits for what is queued

@@ -12,7 +12,14 @@ from aether_context import PackPolicy
 from aether_context.canonical import hash_text
 from aether_context.conversation.summary import summary_message
 from aether_context.pack import AcceptanceItem, Candidate, Step, Tool
-from aether_context.packing.payload import FIRST_LINE, HEADERS, SYSTEM_CONTRACT, evidence_line, memory_line, render
+from aether_context.packing.payload import (
+    FIRST_LINE,
+    HEADERS,
+    SYSTEM_CONTRACT,
+    evidence_line,
+    memory_line,
+    payload_text,
+)
 from aether_context.policy import PayloadSettings
 
 STEP = Step(
@@ -48,7 +55,7 @@ def text_of(**changes: object) -> str:
         "memory": (candidate("Prefers short answers", time=1_768_900_000.0),),
         "settings": PayloadSettings(),
     }
-    payload = render(**{**arguments, **changes})
+    payload = payload_text(**{**arguments, **changes})
     assert payload is not None
     return payload.before + payload.after
 
@@ -73,7 +80,7 @@ def test_top_evidence_is_moved_not_repeated():
 
 
 def test_where_only_the_request_would_be_there_is_no_payload():
-    assert render(step=Step(), request="hi", tools=(), evidence=(), memory=(), settings=PayloadSettings()) is None
+    assert payload_text(step=Step(), request="hi", tools=(), evidence=(), memory=(), settings=PayloadSettings()) is None
 
 
 def test_every_header_that_the_contract_names_exists():

@@ -20,7 +20,7 @@ from aether_context import Manifest
 from aether_context.adk import bounds
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents
-from aether_context.adk.request.history import History
+from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.reader import Reader
 from aether_context.canonical import hash_text
 from aether_context.conversation.summary import SUMMARY_TITLE
@@ -132,7 +132,7 @@ def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() 
 
 
 def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
-    end, known = len(history) if end is None else end, History(Reader())
+    end, known = len(history) if end is None else end, AgentHistory(Reader())
     known.take(Contents(history), events, end)
     return known.turns(end, masker(()))
 

@@ -15,21 +15,21 @@ from aether_context import PackPolicy
 from aether_context.cli import main
 from aether_context.cli.tuning import policy_file
 from aether_context.errors import MissingExtra, StoreUnavailable
-from aether_context.exam.recordings import Folder, folders
+from aether_context.exam.recordings import SessionFolder, folders
 from aether_context.pack import FLEXIBLE_LAYERS
 from aether_context.policy import PROFILES
 from aether_context.tuning.grid import grid
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.tuner import Recordings, executor
 from aether_context.tuning.verdict import (
-    Verdict,
+    TuningVerdict,
     adjusted,
     compare,
     decide,
-    difference,
     effective,
     holm,
     needed_sessions,
+    paired_difference,
     search,
 )
 
@@ -91,7 +91,7 @@ def test_a_file_holds_the_tuned_policy(tmp_path):
         assert grid(recordings.base)
         for name, policy in grid(recordings.base).items():
             for kind, expected in (("more kept", policy), ("no change", recordings.base)):
-                verdict = Verdict(kind=kind, reason="two\nlines", trials={}, chosen=name)
+                verdict = TuningVerdict(kind=kind, reason="two\nlines", trials={}, chosen=name)
                 path.write_text(policy_file(recordings, verdict, "a store"), encoding="utf-8")
                 assert PackPolicy.load(path) == expected
 
@@ -102,14 +102,14 @@ def test_known_figures():
     assert effective([91, 3, 3, 3]) == pytest.approx(1.2, abs=0.05)
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert needed_sessions(10, 5) == 25
-    found = difference([1.0, 2.0, 3.0, 4.0] * 10, 0)
+    found = paired_difference([1.0, 2.0, 3.0, 4.0] * 10, 0)
     assert (found.mean, found.sessions) == (2.5, 40)
     assert found.low == pytest.approx(2.15, abs=0.05)
     assert found.high == pytest.approx(2.85, abs=0.05)
     assert found.chance_of(below=0.0) == pytest.approx(1e-4, rel=0.1)
 
 
-SESSIONS = tuple(Folder(url="u", places=(f"r/app/ann/s{number}/packs/p",)) for number in range(80))
+SESSIONS = tuple(SessionFolder(url="u", places=(f"r/app/ann/s{number}/packs/p",)) for number in range(80))
 
 
 def of(cost, kept, needed=100):
@@ -172,10 +172,10 @@ def test_a_policy_that_passes_the_window_or_fails_a_session_is_out():
 
 
 def test_of_several_profiles_each_has_to_hold_beside_the_others():
-    (found,) = adjusted([Verdict(kind="more kept", reason="", trials={}, chosen="other", chance=0.03)])
+    (found,) = adjusted([TuningVerdict(kind="more kept", reason="", trials={}, chosen="other", chance=0.03)])
     assert found.kind == "more kept"
     of_two = [
-        Verdict(kind="more kept", reason="", trials={}, chosen="other", chance=chance) for chance in (0.001, 0.03)
+        TuningVerdict(kind="more kept", reason="", trials={}, chosen="other", chance=chance) for chance in (0.001, 0.03)
     ]
     assert [verdict.kind for verdict in adjusted([*of_two, of_two[1]])] == ["more kept", "no change", "no change"]
 

@@ -33,7 +33,14 @@ from aether_context.packing import build_pack
 from aether_context.packing.compaction import sent_bytes
 from aether_context.store import Manifest
 from aether_context.usage import CallUsage, TokenLedger
-from aether_context.usage.calibration import RATIO, TokenRatio, UsageBaseline, calibration, estimated, report
+from aether_context.usage.calibration import (
+    RATIO,
+    TokenRatio,
+    UsageBaseline,
+    calibration,
+    estimated,
+    learn_report,
+)
 
 pack_input = partial(usual_input, cached_price=1.0)
 EAGER = {"compact_at": 0.8}
@@ -246,7 +253,7 @@ def anchored(reported: int, counted: int, **more: Any) -> UsageBaseline:
 
 
 def test_the_next_estimate_is_the_last_report_plus_what_was_added():
-    anchor, ratio = report(None, TokenRatio(), model=MODEL, epoch=1, counted=1_000, reported=1_400)
+    anchor, ratio = learn_report(None, TokenRatio(), model=MODEL, epoch=1, counted=1_000, reported=1_400)
     known = calibration(anchor, ratio, model=MODEL, epoch=1, here=True, uncounted_tokens=0)
     assert known is not None
     assert known.anchored
@@ -257,11 +264,13 @@ def test_the_next_estimate_is_the_last_report_plus_what_was_added():
 
 @pytest.mark.parametrize("jump", [90_000, 100])
 def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
-    anchor, ratio = report(anchored(20_000, 20_000), TokenRatio(), model=MODEL, epoch=1, counted=20_000, reported=jump)
+    anchor, ratio = learn_report(
+        anchored(20_000, 20_000), TokenRatio(), model=MODEL, epoch=1, counted=20_000, reported=jump
+    )
     assert anchor.reported == 20_000
-    once, _ = report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=20_480)
+    once, _ = learn_report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=20_480)
     assert (once.reported, once.doubted) == (20_480, None)
-    twice, _ = report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=jump + 510)
+    twice, _ = learn_report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=jump + 510)
     assert twice.reported == jump + 510
 
 

@@ -24,7 +24,7 @@ from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.policy import AcceptanceSettings
-from aether_context.state.acceptance import Judgement, Verdict, covers_of, examine
+from aether_context.state.acceptance import AcceptanceVerdict, Judgement, covers_of, examine
 from aether_context.text.entities import SCHEME, artifact_uris
 
 ACCEPTANCE = "acceptance"
@@ -107,7 +107,7 @@ class Reviewer:
         settings: AcceptanceSettings,
         evidence: Sequence[Candidate] = (),
         events: Sequence[Event] = (),
-    ) -> Verdict | None:
+    ) -> AcceptanceVerdict | None:
         """The verdict on a pack's final answer; None where there is nothing to look at. Never raises for a check or a
         Critic that fails: that is noted, and their items count as not looked at.
 

@@ -28,14 +28,14 @@ from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key, evidence_uri
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
-from aether_context.evidence.offload import data_of
+from aether_context.evidence.offload import stored_bytes
 from aether_context.evidence.record import READ, SEARCH, STORED, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import artifact_owner
 from aether_context.store.layout import pack_at
 from aether_context.text.entities import HISTORY, SCHEME
-from aether_context.text.shorten import view_of
+from aether_context.text.shorten import lines_view
 from aether_context.tokens import counter_for, family_of
 from aether_context.tokens.counters import SharedLRU
 
@@ -90,7 +90,7 @@ class Readers:
         copied = (uuid4().hex, store, redact)
         _live[copied[0]] = self
         answers = ((_READ_DECLARATION, self._read), (_SEARCH_DECLARATION, self._search))
-        self.tools = tuple(Reader(declaration, records, answer, copied) for declaration, answer in answers)
+        self.tools = tuple(ReaderTool(declaration, records, answer, copied) for declaration, answer in answers)
 
     async def _read(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
@@ -175,7 +175,7 @@ class Readers:
             raise ArtifactError("it is too large to be read here")
         from aether_context.evidence.passages import Searcher
 
-        found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
+        found = Searcher(await asyncio.to_thread(lines_view, text), redact=self._mask)
         if key is not None:
             self._texts.put(key, found)
         return found
@@ -207,7 +207,7 @@ class Readers:
             for event in reversed(session.events):
                 for answer in event.get_function_responses():
                     content = as_json(answer.response or {}) if answer.name == record.source else None
-                    if content and hash_bytes(data := data_of(content)) == record.digest:
+                    if content and hash_bytes(data := stored_bytes(content)) == record.digest:
                         return data
             for medium in _sent_media(context):
                 if hash_bytes(medium.data) == record.digest:
@@ -229,7 +229,7 @@ _live: WeakValueDictionary[str, Readers] = WeakValueDictionary()
 _UNKNOWN_ROOM = 500
 
 
-def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -> Reader:
+def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -> ReaderTool:
     """The reader that was copied; in another process one that reads the same store and the session at hand, and
     answers with little, since it does not know the window."""
     readers = _live.get(name) or Readers(
@@ -282,7 +282,7 @@ _SEARCH_DECLARATION = types.FunctionDeclaration(
 )
 
 
-class Reader(BaseTool):
+class ReaderTool(BaseTool):
     """One of the two tools. Whatever a model asks for, it gets an answer."""
 
     def __init__(

@@ -32,7 +32,7 @@ from aether_context.adk.results import (
     medium_tokens,
     model_of,
     split,
-    unread,
+    unread_results,
     with_parts,
 )
 from aether_context.adk.session import SessionRecords, has_cut, put_records
@@ -43,7 +43,7 @@ from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, evidence_uri, extractor_of, offload
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in, with_marks
-from aether_context.evidence.offload import CITE_KEY, data_of, free_key, is_error, superseding
+from aether_context.evidence.offload import CITE_KEY, free_key, is_error, stored_bytes, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import summary_of, tokens_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
@@ -141,7 +141,7 @@ class Offloader:
             return not _uses_computer(tools.get(given.tool))
 
         results: list[_Evidence] = []
-        for given in [*filter(is_wanted, unread(call))][-_MOST_AT_ONCE:]:
+        for given in [*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
                 results.append(await self._describe(call.context, given, settings, window, needs_proof))
@@ -465,7 +465,7 @@ class Offloader:
         told = self._told.get(same)
         if told is None:
             size = len(canonical_json(content).encode("utf-8", "surrogatepass"))
-            told = hash_bytes(data_of(self._mask.json(content))), size
+            told = hash_bytes(stored_bytes(self._mask.json(content))), size
             self._told.put(same, told)
         return same, *told
 
@@ -485,7 +485,7 @@ class Offloader:
             for answer in (answer for event in reversed(events) for answer in event.get_function_responses()):
                 content = as_json(answer.response or {}) if missing else None
                 if content is not None and (key := missing.pop(self._hashed(content)[1], None)) is not None:
-                    data = data_of(self._mask.json(content))
+                    data = stored_bytes(self._mask.json(content))
                     self._summaries.put(key, summary_of(data, self._counter, query))
             for key in missing.values():
                 self._summaries.put(key, "")

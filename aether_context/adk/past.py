@@ -23,7 +23,7 @@ from aether_context.adk.results import as_json
 from aether_context.adk.session import live_events
 from aether_context.canonical import canonical_json
 from aether_context.errors import StoreError
-from aether_context.evidence.offload import data_of
+from aether_context.evidence.offload import stored_bytes
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import pack_of_event
 from aether_context.redaction import Masker
@@ -109,5 +109,5 @@ def _texts(turn: _Turn) -> Iterator[str]:
             yield f"{turn.author} called {call.name} {canonical_json(as_json(call.args or {}) or {})}"
         elif (answer := part.function_response) is not None and answer.name not in (READ, SEARCH):
             response = as_json(answer.response or {})
-            text = data_of(response).decode("utf-8", "surrogatepass") if response else "nothing"
+            text = stored_bytes(response).decode("utf-8", "surrogatepass") if response else "nothing"
             yield f"{answer.name} gave {text}"

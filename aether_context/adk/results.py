@@ -38,7 +38,7 @@ class ToolResult(NamedTuple):
     time: float | None
 
 
-def unread(call: ModelCall) -> list[ToolResult]:
+def unread_results(call: ModelCall) -> list[ToolResult]:
     """The results of tools since an agent's last answer, the oldest first, as the session has them now.
 
     The event of an answer names the pack that was made for it, beside what its call wrote into the session's state. So

@@ -319,7 +319,7 @@ def add_note(text: str, tool_context: ToolContext, step_id: str = "", keep_secon
         step_id: The step it is for; the note goes with that step when it is done. Empty for a note of the whole task.
         keep_seconds: How long it stays true; 0 for ever.
     """
-    note = knowledge.add_note(
+    note = knowledge.append_note(
         Declared(tool_context),
         _text(text),
         time=time_of(tool_context),

@@ -33,7 +33,7 @@ from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
 from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
-from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, report
+from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, learn_report
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
 #
@@ -438,7 +438,7 @@ class Calibrations:
             return
         ratio = self._ratios.get(owner) or TokenRatio()
         counted, epoch = pack.tokens.counted, pack.epoch.number
-        baseline, learned = report(
+        baseline, learned = learn_report(
             reports.baseline, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens
         )
         self._reports.put(key, reports._replace(baseline=baseline, here=True))

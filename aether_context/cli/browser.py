@@ -10,12 +10,14 @@ from pathlib import Path
 import click
 
 from aether_context.cli import packs
-from aether_context.cli.terminal import tell
+from aether_context.cli.terminal import say_error
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 
 
-def show(url: str, *, file: str | None, host: str, port: int, token: str | None, **selection: str | None) -> None:
+def serve_pages(
+    url: str, *, file: str | None, host: str, port: int, token: str | None, **selection: str | None
+) -> None:
     if file is not None:
         _write_report(url, file, selection)
     elif any(selection.values()):
@@ -40,7 +42,7 @@ def _serve(url: str, host: str, port: int, token: str | None) -> None:
     store = packs.require(PackStore(url))
     # Without a token only the host name protects from requests that a web site makes the browser send (DNS rebinding).
     app = create_app(store, token=token, hosts=None if token else (*LOOPBACK, _in_url(host)))
-    tell(f"{store.url} at http://{_in_url(host)}:{port}/{'?token=…' if token else ''}, until Ctrl-C")
+    say_error(f"{store.url} at http://{_in_url(host)}:{port}/{'?token=…' if token else ''}, until Ctrl-C")
     with suppress(KeyboardInterrupt):
         uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
 
@@ -58,7 +60,7 @@ def _in_url(host: str) -> str:
 
 def _write_report(url: str, file: str, selection: Mapping[str, str | None]) -> None:
     from aether_context.viewer import report
-    from aether_context.viewer.calls import Calls, Session, by_session
+    from aether_context.viewer.calls import CallReader, Session, by_session
 
     store, folder = packs.require(PackStore(url)), Path(file).parent
     if not folder.is_dir():
@@ -68,10 +70,10 @@ def _write_report(url: str, file: str, selection: Mapping[str, str | None]) -> N
         raise PackNotFound(f"no packs{whose} in {store.url}: `{store.command('list')}` shows what is there")
     if len(sessions) > 1:
         raise PackNotFound(f"{len(sessions)} sessions are{whose or ' there'}: say which by --session, --app and --user")
-    text = report(store, *Session(Calls(store).of(sessions[0][-20:])).owner)
+    text = report(store, *Session(CallReader(store).of(sessions[0][-20:])).owner)
     try:
         with click.open_file(file, "w", encoding="utf-8", atomic=True) as output:
             output.write(text)
     except OSError as error:
         raise click.UsageError(f"--report {file} cannot be written: {error.strerror or error}") from error
-    tell(f"{file}: {len(text.encode()):,} bytes; it holds what the agent was sent: mind whom you give it to")
+    say_error(f"{file}: {len(text.encode()):,} bytes; it holds what the agent was sent: mind whom you give it to")

@@ -37,9 +37,9 @@ class _Commands(click.Group):
         try:
             code = super().invoke(ctx)
         except AetherContextError as error:
-            from aether_context.cli.terminal import exit_code, tell
+            from aether_context.cli.terminal import exit_code, say_error
 
-            tell(f"Error: {error}")
+            say_error(f"Error: {error}")
             code = exit_code(error)
         ctx.exit(code or 0)
 
@@ -114,7 +114,7 @@ def main() -> None:
     """
 
 
-@_command("packs.show", "list", "list --limit 20", "list --store s3://bucket/packs --app shop --json")
+@_command("packs.show_list", "list", "list --limit 20", "list --store s3://bucket/packs --app shop --json")
 @_store_option
 @_packs_of
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The N newest packs only.")
@@ -123,7 +123,7 @@ def list_packs() -> None:
     """Lists packs, the oldest first."""
 
 
-@_command("inspection.show", "inspect", "inspect 23", "inspect 9f86d081 --all", "inspect --json | jq .rows")
+@_command("inspection.show_pack", "inspect", "inspect 23", "inspect 9f86d081 --all", "inspect --json | jq .rows")
 @click.argument("pack", required=False)
 @_store_option
 @_session_option
@@ -146,7 +146,7 @@ def inspect() -> None:
 )
 @_all_option
 @_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
-def replay() -> None:
+def replay_command() -> None:
     """Builds a pack's request again, checks it against the recorded checksum, and prints it.
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
@@ -180,7 +180,7 @@ def diff() -> None:
 @click.option("--call", type=click.IntRange(min=1), metavar="N", help="The call with this number only.")
 @_all_option
 @_json_option("The same as JSON.")
-def why() -> None:
+def why_command() -> None:
     """Tells why the model saw some words, or did not.
 
     TEXT is looked for in everything that a session's packs know: messages, tool calls and results, also those that
@@ -198,7 +198,7 @@ def why() -> None:
 @_packs_of
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again, and compare it and its rows.")
 @_json_option("A JSON object with what was found.")
-def verify() -> None:
+def verify_command() -> None:
     """Checks that a store holds what was written: every byte of every file, and all that manifests name.
 
     A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked. The exit code
@@ -221,7 +221,7 @@ def verify() -> None:
 @click.option("--request", is_flag=True, help="The request itself, not its description.")
 @_all_option
 @_json_option("The manifest as JSON; with --request, the request.")
-def preview() -> None:
+def preview_command() -> None:
     """Shows the pack that a session's next model call would be sent. No model is called and the session is not touched.
 
     SESSION.json is a file from `Session.model_dump_json()` or ADK's web page. Where the session waits for a user's
@@ -260,7 +260,7 @@ def preview() -> None:
     help="Writes a policy for each profile there, as PROFILE.toml.",
 )
 @_json_option("A JSON list, an object for each profile.")
-def tune() -> None:
+def tune_command() -> None:
     """Tunes the budgets of each task profile on recorded sessions, and says "no change" where it finds nothing better.
 
     The sessions of each store are simulated from their first call on, with the recorded answers, under a grid of
@@ -273,7 +273,7 @@ def tune() -> None:
     """
 
 
-@_command("exam.show", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-2.5-flash")
+@_command("exam.show_exam", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-2.5-flash")
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @_packs_of
 @click.option("--reader", metavar="MODEL", help="Also ask this model, by its name in ADK's registry; it costs money.")
@@ -290,7 +290,7 @@ def exam() -> None:
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @_packs_of
 @_json_option("The same as JSON.")
-def compare() -> None:
+def compare_command() -> None:
     """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, refused calls, exam recall,
     acceptance, each with its interval over sessions.
 
@@ -299,7 +299,7 @@ def compare() -> None:
     """
 
 
-@_command("usage.show", "usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
+@_command("usage.show_usage", "usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
 @_store_option
 @_packs_of
 @click.option(
@@ -345,7 +345,9 @@ def forget() -> None:
     """
 
 
-@_command("browser.show", "serve s3://bucket/packs --port 9000", "serve artifacts --report bug.html --session s1")
+@_command(
+    "browser.serve_pages", "serve s3://bucket/packs --port 9000", "serve artifacts --report bug.html --session s1"
+)
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
 @click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")

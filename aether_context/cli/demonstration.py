@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import FAILED, WRONG_USAGE, head, print_table, say, tell
+from aether_context.cli.terminal import FAILED, WRONG_USAGE, head, print_table, say, say_error
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.reading import Comparison
@@ -61,7 +61,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     model_name = model or "a script in the model's place, offline"
     head(f"A research agent reads this package's source (model: {model_name})")
     if sys.stderr.isatty():
-        tell("about 21 calls …")
+        say_error("about 21 calls …")
     plugin = ContextPackPlugin(policy=policy, store=store)
     session, _ = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
     manifests = list(store.manifests("demo", "reader", session))

@@ -6,8 +6,8 @@ import asyncio
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import NOT_THERE, print_json, print_table, say, tell
-from aether_context.exam import Difference, Exam, hold_exam
+from aether_context.cli.terminal import NOT_THERE, print_json, print_table, say, say_error
+from aether_context.exam import Exam, Interval, hold_exam
 from aether_context.exam.marking import DISTANCES, LAST, MARKS, NOTES, AnswerReader, Mark
 from aether_context.exam.questions import KINDS
 from aether_context.store import PackStore
@@ -19,7 +19,7 @@ The user message is JSON: what a model was sent in a conversation, and a questio
 Answer from what was sent alone, in its own words. Answer with JSON only: {"answers": [{"text": "…"}]}"""
 
 
-def show(url: str, *, reader: str | None, as_json: bool, **selection: str | None) -> int:
+def show_exam(url: str, *, reader: str | None, as_json: bool, **selection: str | None) -> int:
     store = packs.require(PackStore(url))
     exam = hold_exam(store, reader=None if reader is None else _reader(reader), **selection)
     rows = [("all", _figures(exam)), *((kind, _figures(exam, kind=kind)) for kind in KINDS)]
@@ -47,7 +47,7 @@ def show(url: str, *, reader: str | None, as_json: bool, **selection: str | None
         if reader is not None:
             say(f"{reader} answers {total.right:,} of {total.right + total.wrong:,} questions right")
         for name, problem in exam.unusable.items():
-            tell(f"left out: {name}: {problem}", "red")
+            say_error(f"left out: {name}: {problem}", "red")
     return NOT_THERE if exam.unusable else 0
 
 
@@ -71,11 +71,11 @@ def show_arms(url: str, *, as_json: bool, **selection: str | None) -> int:
         rows = [(name, report.sessions[name], *map(_cell, means.values())) for name, means in report.means.items()]
         print_table(("arm", ">sessions", *columns), rows)
         for name, problem in report.unusable.items():
-            tell(f"left out: {name}: {problem}", "red")
+            say_error(f"left out: {name}: {problem}", "red")
     return NOT_THERE if report.unusable else 0
 
 
-def _figures(exam: Exam, **which: str) -> dict[str, int | Difference]:
+def _figures(exam: Exam, **which: str) -> dict[str, int | Interval]:
     """The figures of a row, by column."""
     return {
         "asked": exam.total.count(*MARKS, **which),
@@ -87,7 +87,7 @@ def _figures(exam: Exam, **which: str) -> dict[str, int | Difference]:
     }
 
 
-def _cell(figure: int | Difference) -> str:
+def _cell(figure: int | Interval) -> str:
     if isinstance(figure, int):
         return f"{figure:,}"
     digits = 1 if abs(figure.mean) >= 1 or not figure.mean else 5
@@ -95,7 +95,7 @@ def _cell(figure: int | Difference) -> str:
     return f"{figure.mean:.{digits}f}{interval}" if figure.sessions else ""
 
 
-def _json(row: dict[str, int | Difference]) -> dict[str, JSON]:
+def _json(row: dict[str, int | Interval]) -> dict[str, JSON]:
     return {name: figure if isinstance(figure, int) else figure.to_json() for name, figure in row.items()}
 
 

@@ -11,7 +11,7 @@ import click
 
 from aether_context.cli import packs
 from aether_context.cli.rendering import difference_json, print_difference, print_pack, print_request
-from aether_context.cli.terminal import FAILED, NOT_THERE, head, plain, print_json, say, tell
+from aether_context.cli.terminal import FAILED, NOT_THERE, head, one_line, print_json, say, say_error
 from aether_context.errors import ChecksumMismatch, PackNotFound
 from aether_context.packing.payload import minute
 from aether_context.policy import PackPolicy
@@ -35,7 +35,7 @@ from aether_context.store.replay import Replayer
 from aether_context.store.verification import Verifier
 
 
-def show(url: str, pack: str | None, *, session: str | None, everything: bool, as_json: bool) -> int:
+def show_pack(url: str, pack: str | None, *, session: str | None, everything: bool, as_json: bool) -> int:
     """Prints a pack.
 
     What is missing or unreadable is reported on stderr. Where a pack before it is, only its own rows are shown.
@@ -62,11 +62,11 @@ def show(url: str, pack: str | None, *, session: str | None, everything: bool, a
 def _faults(manifest: Manifest, gaps: tuple[str, ...]) -> int:
     """Reports what could not be read of a pack, and whether it verifies; returns the exit code."""
     for gap in gaps:
-        tell(gap, "red")
+        say_error(gap, "red")
     try:
         manifest.verify()
     except ChecksumMismatch as error:
-        tell(error, "red")
+        say_error(error, "red")
         return FAILED
     return NOT_THERE if gaps else 0
 
@@ -95,7 +95,7 @@ def show_replay(
             digest = manifest.masked_checksum or manifest.checksum
             say(f"{manifest.request_tokens:,} tokens; the request is the {what}: {digest}", "green")
     if fault:
-        tell(f"Error: nobody can tell whether this was sent, since the pack does not verify: {fault}", "red")
+        say_error(f"Error: nobody can tell whether this was sent, since the pack does not verify: {fault}", "red")
     return FAILED if fault else 0
 
 
@@ -150,7 +150,7 @@ def _print_answer(answer: Answer, everything: bool) -> None:
     for place in answer.places if everything else answer.places[:_FEW]:
         who, when = place.who != place.kind and f" of {place.who}", place.time and f", {minute(place.time)}"
         head(f"{place.kind}{who or ''}, for {place.agent} in session {place.session}{when or ''}")
-        say(f"  “{plain(answer.excerpt(place))}”")
+        say(f"  “{one_line(answer.excerpt(place))}”")
         for span in place.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")
         if place.uri:
@@ -160,7 +160,7 @@ def _print_answer(answer: Answer, everything: bool) -> None:
     if len(answer.places) > _FEW and not everything:
         say(f"… and {len(answer.places) - _FEW} more places (--all shows them)")
     for note in answer.notes:
-        tell(note)
+        say_error(note)
 
 
 def _span(span: Span) -> str:

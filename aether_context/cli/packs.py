@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aether_context.canonical import JSON
-from aether_context.cli.terminal import NOT_THERE, moment, plain, print_json, print_table, progress, say, tell
+from aether_context.cli.terminal import NOT_THERE, moment, one_line, print_json, print_table, progress, say, say_error
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
@@ -59,7 +59,7 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 # `aether-context list`: a row per pack.
 
 
-def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
+def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
     listed = store.listed(**selection)
     places = list(listed)
@@ -68,7 +68,7 @@ def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None)
     for place, manifest, _ in progress(store.calls(shown), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
-            values.append({"pack_id": name_of(place), "error": plain(manifest)})
+            values.append({"pack_id": name_of(place), "error": one_line(manifest)})
         elif as_json:
             values.append(_value(store, manifest))
         else:
@@ -76,7 +76,7 @@ def show(url: str, *, limit: int | None, as_json: bool, **selection: str | None)
     if as_json:
         print_json(values)
     elif not places:
-        tell(f"no packs{whose(**selection)} in {store.url}")
+        say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
         columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
         print_table(columns, rows)
@@ -91,7 +91,7 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.counted_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
-    asked = plain(manifest.words, 60)
+    asked = one_line(manifest.words, 60)
     return manifest.number, manifest.pack_id, time, manifest.app, manifest.session, agent, room, epoch, asked
 
 

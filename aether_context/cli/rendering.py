@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 
 from aether_context.canonical import JSON, short
-from aether_context.cli.terminal import aligned, head, increase, moment, percent, plain, print_table, say
+from aether_context.cli.terminal import aligned, head, increase, moment, one_line, percent, print_table, say
 from aether_context.pack import LAYERS, LayerTokens, Row
 from aether_context.reading import Comparison, Difference, Fate, PackView, Piece, TextChange
 from aether_context.reading.sessions import reads_told
@@ -170,7 +170,7 @@ def _candidates(view: PackView, reads: Mapping[str, Sequence[int]] | None, every
             yield note
         yield lines[number + 1]
         if row.id in view.texts:
-            yield f"    “{plain(view.texts[row.id], None if everything else _LONG)}”"
+            yield f"    “{one_line(view.texts[row.id], None if everything else _LONG)}”"
     yield from notes.values()
     if not everything and any(len(view.texts.get(row.id, "")) > _LONG for row in shown):
         yield "long texts are shortened: --all shows them whole"
@@ -260,7 +260,7 @@ def _print_lines(lines: Sequence[tuple[str, str]], everything: bool) -> bool:
     if len(lines) > 10 and not everything:
         selected = [*lines[:4], ("", f"… {len(lines) - 8:,} lines …"), *lines[-4:]]
     for mark, line in selected:
-        say(f"    {mark}{plain(line, None if everything else _LONG)}", _COLOURS.get(mark[:1]))
+        say(f"    {mark}{one_line(line, None if everything else _LONG)}", _COLOURS.get(mark[:1]))
     return not everything and (len(selected) < len(lines) or any(len(line) > _LONG for _, line in lines))
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, say, tell
+from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, say, say_error
 from aether_context.errors import PackNotFound, PolicyError, StoreError
 from aether_context.store import PackStore
 from aether_context.store.packs import name_of
@@ -110,4 +110,4 @@ def _show(store: PackStore, plans: dict[str, Removal], whose: str, delete: bool,
     if foreign:
         say(f"{foreign:,} files that are not ours {'were left' if delete else 'stay'}")
     if not delete:
-        tell("nothing was deleted: add --yes")
+        say_error("nothing was deleted: add --yes")

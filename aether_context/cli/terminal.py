@@ -1,6 +1,6 @@
 """Output for people, as lines and aligned columns, and for programs, as UTF-8 JSON; and the exit codes of commands.
 
-Names and texts in a manifest come from users, models and tools. Whatever is printed goes through `plain`: characters
+Names and texts in a manifest come from users, models and tools. Whatever is printed goes through `one_line`: characters
 that move the cursor, hide or reorder text become escapes, so that a name cannot forge output.
 """
 
@@ -33,7 +33,7 @@ def exit_code(error: errors.AetherContextError) -> int:
     return FAILED if isinstance(error, failures) and not isinstance(error, errors.ReplayIncomplete) else NOT_THERE
 
 
-def plain(text: object, limit: int | None = None) -> str:
+def one_line(text: object, limit: int | None = None) -> str:
     """A text on one line: control, format and line break characters as escapes, cut to ``limit`` characters."""
     line = str(text)
     if limit is not None and len(line) > limit:
@@ -43,16 +43,16 @@ def plain(text: object, limit: int | None = None) -> str:
 
 def say(text: object = "", colour: str | None = None) -> None:
     """Prints a line, in a colour on a terminal."""
-    click.secho(plain(text), fg=colour)
+    click.secho(one_line(text), fg=colour)
 
 
 def head(text: object) -> None:
-    click.secho(plain(text), bold=True)
+    click.secho(one_line(text), bold=True)
 
 
-def tell(text: object, colour: str | None = None) -> None:
+def say_error(text: object, colour: str | None = None) -> None:
     """Prints a line on stderr."""
-    click.secho(plain(text), fg=colour, err=True)
+    click.secho(one_line(text), fg=colour, err=True)
 
 
 def progress(items: Iterator[_Item], total: int) -> Iterator[_Item]:
@@ -87,7 +87,7 @@ def aligned(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[st
 
 
 def _cell(value: object, limit: int | None = None) -> str:
-    return "unknown" if value is None else f"{value:,}" if type(value) is int else plain(value, limit)
+    return "unknown" if value is None else f"{value:,}" if type(value) is int else one_line(value, limit)
 
 
 def _width(text: str) -> int:

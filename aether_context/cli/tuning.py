@@ -11,11 +11,11 @@ import tomli_w
 
 from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
-from aether_context.cli.terminal import FAILED, head, print_json, print_table, say, tell
+from aether_context.cli.terminal import FAILED, head, print_json, print_table, say, say_error
 from aether_context.policy import PackPolicy, differing, merged
 from aether_context.tuning.grid import grid as policies_of
 from aether_context.tuning.tuner import Recordings, Tuner, executor
-from aether_context.tuning.verdict import Compared, Verdict, adjusted
+from aether_context.tuning.verdict import Compared, TuningVerdict, adjusted
 
 
 def tune(
@@ -52,11 +52,11 @@ def tune(
             path = output / f"{recordings.profile}.toml"
             origin = f"{', '.join(urls)}, seed {seed}, margin {margin:g}"
             path.write_text(policy_file(recordings, verdict, origin), encoding="utf-8")
-            tell(f"{path} holds the policy and what it stands on")
+            say_error(f"{path} holds the policy and what it stands on")
     return FAILED if any(verdict.kind == "loses" for verdict in verdicts) else 0
 
 
-def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
+def _show(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict) -> None:
     profile = recordings.profile
     head(f"{profile}: {verdict}")
     say(f"{len(recordings.searched) + len(recordings.tested)} sessions of the profile {profile}")
@@ -75,7 +75,7 @@ def _show(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> None:
     print_table(columns, rows)
 
 
-def _json(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> dict[str, JSON]:
+def _json(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict) -> dict[str, JSON]:
     def figures(compared: Compared) -> dict[str, JSON]:
         means = {"cost_percent": compared.cost.to_json(), "retention_points": compared.retention.to_json()}
         bill = {"bill_percent": compared.bill, "effective_sessions_of_bill": compared.weight}
@@ -93,7 +93,7 @@ def _json(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> dict[str, J
     }
 
 
-def policy_file(recordings: Recordings, verdict: Verdict, origin: str) -> str:
+def policy_file(recordings: Recordings, verdict: TuningVerdict, origin: str) -> str:
     """The policy of a verdict as TOML, the base where nothing changes, headed by what it stands on."""
     profile, policy = recordings.profile, recordings.base
     names = sorted(folder.name for folder in (*recordings.searched, *recordings.tested))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, progress, say, tell
+from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, progress, say, say_error
 from aether_context.errors import AetherContextError
 from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
@@ -63,7 +63,7 @@ class _Group:
         }
 
 
-def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
+def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls, grouped ``by`` some columns."""
     store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
@@ -99,13 +99,13 @@ def show(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None)
         }
         print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
     elif not groups:
-        tell(f"no packs{packs.whose(**selection)} in {store.url}")
+        say_error(f"no packs{packs.whose(**selection)} in {store.url}")
     else:
         _print(by, rows, all_calls.figures(), acts)
         say()
         print_comparison(compared)
     for fault in () if as_json else unreadable:
-        tell(f"unreadable: {fault}", "red")
+        say_error(f"unreadable: {fault}", "red")
     return NOT_THERE if unreadable else 0
 
 

@@ -97,7 +97,7 @@ def identify(
         ]
     for rule in rules:
         anchors += selected(rule, contents, range(len(contents)))
-    return ranked(anchors)
+    return ranked_anchors(anchors)
 
 
 def selected(rule: AnchorDefinition, contents: Sequence[Content], positions: Sequence[int]) -> list[Anchor]:
@@ -111,7 +111,7 @@ def selected(rule: AnchorDefinition, contents: Sequence[Content], positions: Seq
     ]
 
 
-def ranked(anchors: Iterable[Anchor]) -> tuple[Anchor, ...]:
+def ranked_anchors(anchors: Iterable[Anchor]) -> tuple[Anchor, ...]:
     """Anchors by priority, the highest first, then by place; of several at one place, the highest."""
     best: dict[int, Anchor] = {}
     for anchor in sorted(anchors, key=lambda anchor: (-anchor.priority, anchor.place, anchor.kind, anchor.description)):
@@ -141,7 +141,7 @@ def hold(
     held_units: set[int] = set()
     notes: list[str] = []
     used = sum(tokens[index] for at in stay for index in units[at].indices)
-    for anchor in ranked(anchors):
+    for anchor in ranked_anchors(anchors):
         home = unit_of.get(anchor.place)
         if home is None:
             continue

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.extracts import placeholder
 from aether_context.conversation.strategy import Conversation, Decision
-from aether_context.conversation.turns import Unit, cut, units, unread
+from aether_context.conversation.turns import Unit, cut, units, unread_exchange
 from aether_context.pack import Content, ContentForm, Part, Reason, Tool
 from aether_context.policy import StablePrefixSettings
 
@@ -68,7 +68,7 @@ class StablePrefix:
         end = begin
         pressure = conversation.pressure
         if pressure == "by_hand" or (over and pressure == "marks"):
-            final = unread(units(contents), conversation.request_index)
+            final = unread_exchange(units(contents), conversation.request_index)
             # What the model has yet to read is never replaced.
             most = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
             replies = [at for at, content in enumerate(contents) if content.role == "model"]

@@ -134,7 +134,7 @@ def turn_start(contents: Sequence[Content], request_index: int | None) -> int:
     return 0
 
 
-def unread(parts: Sequence[Unit], request_index: int | None) -> Unit | None:
+def unread_exchange(parts: Sequence[Unit], request_index: int | None) -> Unit | None:
     """The unit that the model has yet to answer: the last one, or the last of the loop behind the final human message,
     whatever the host puts behind that for one call alone."""
     loop = [unit for unit in parts if unit.kind in ("exchange", "message") and unit.indices[-1] > (request_index or 0)]
@@ -145,7 +145,7 @@ def protected(parts: Sequence[Unit], request_index: int | None) -> frozenset[int
     """Positions in ``parts`` that no cut takes: the agent's instruction, the final human message, what other agents
     handed over since then, the last exchange while nothing of the model's follows it, that is, while the model has yet
     to read it, and what stands behind that."""
-    last = unread(parts, request_index)
+    last = unread_exchange(parts, request_index)
     end = last.indices[-1] if last is not None else 0
     asked = {at for at, unit in enumerate(parts) if request_index in unit.indices}
     turn = min((parts[at].turn for at in asked), default=parts[-1].turn if parts else 0)

@@ -20,7 +20,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from aether_context.canonical import Path, replaced
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.record import READ, EvidenceRecord, size_words
-from aether_context.text.json_lines import compact
+from aether_context.text.json_lines import compact_json
 from aether_context.tokens.media import sniffed
 
 _TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,80}")
@@ -102,7 +102,7 @@ def media_in(value: object, path: Path = (), media_type: str = "") -> Iterator[M
             yield from media_in(item, (*path, key), kind if key in ("data", "blob") else "")
     elif isinstance(value, list) and len(path) <= _DEEPEST:
         if len(value) >= _LEAST_NUMBERS and {*map(type, value)} <= {int, float}:
-            written, names = compact(value), " ".join(map(str, path[-3:]))
+            written, names = compact_json(value), " ".join(map(str, path[-3:]))
             if (numbers := _of_numbers([*map(repr, value)], written, names)) is not None:
                 yield Medium(*numbers, path, written)
             return

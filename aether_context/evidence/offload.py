@@ -13,7 +13,7 @@ from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, Form, e
 from aether_context.evidence.show import extractor_of, show, tokens_of
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import said_once
-from aether_context.text.shorten import Excerpt, view_of
+from aether_context.text.shorten import Excerpt, lines_view
 from aether_context.tokens import TokenCounter
 
 ARTIFACT_KEY = "artifact"
@@ -87,7 +87,7 @@ def offload(
         )
     else:
         chosen = extractor(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
-        view = view_of(text)
+        view = lines_view(text)
         shown = Excerpt(text=chosen, kept=0, total=len(view.lines))
         kind = "json" if view.outline else kind_of(view.whole or text)
     media_type, ending = MEDIA_TYPES[kind]
@@ -117,7 +117,7 @@ def offload(
     return StoredResult(changed, data, record.model_copy(update={"form": form}), used)
 
 
-def data_of(response: Mapping[str, JSON]) -> bytes:
+def stored_bytes(response: Mapping[str, JSON]) -> bytes:
     """The bytes that the store keeps of a response, see `StoredResult.data`; JSON values only."""
     return _dominant(said_once(response))[1].encode("utf-8", "surrogatepass")
 

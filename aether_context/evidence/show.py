@@ -9,12 +9,12 @@ from aether_context.evidence.lines import Kind, data_type, kind_of
 from aether_context.text import Counts
 from aether_context.text.shorten import (
     Excerpt,
+    lines_view,
     query_words,
     sampled,
     shorten,
     shorten_line,
     tokens_per_character,
-    view_of,
 )
 from aether_context.tokens import TokenCounter
 
@@ -78,7 +78,7 @@ def show(
         data_tokens: the same for tables and lists, and for JSON that is not mostly prose.
         query: what the agent is after: the request and the arguments of the call.
     """
-    view = view_of(text)
+    view = lines_view(text)
     whole = view.whole or text
     kind = "json" if view.outline else kind_of(whole)
     if kind == "data":
@@ -99,7 +99,7 @@ _SUMMARY_TOKENS = 48
 def summary_of(data: bytes, counter: TokenCounter, query: str) -> str:
     """The lines of a stored text that answer a query best, in at most 48 tokens."""
     # Without what databases refuse in the JSON of a session's state.
-    lines = view_of(data.decode("utf-8", "replace").replace("\0", "\ufffd")).lines
+    lines = lines_view(data.decode("utf-8", "replace").replace("\0", "\ufffd")).lines
     text = "\n".join(lines[at] for at in sampled(lines, query_words(query)))
     return shorten_line(text, _SUMMARY_TOKENS, counter=counter, query=query)
 

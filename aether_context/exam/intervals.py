@@ -17,7 +17,7 @@ _Z_ALPHA, _Z_POWER = 1.645, 0.842
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Interval:
     """The mean of paired differences, one per session, with its 95% interval; ``means`` are those of the bootstrap."""
 
     mean: float = 0.0
@@ -44,17 +44,17 @@ class Difference:
         return (int(beyond.sum()) + 1) / (len(means) + 1)
 
 
-def difference(values: Sequence[float], seed: int) -> Difference:
+def paired_difference(values: Sequence[float], seed: int) -> Interval:
     """The mean with its interval by bootstrap over sessions; without values the interval is infinite."""
     if not values:
-        return Difference()
+        return Interval()
     samples = np.asarray(values, dtype=np.float64)
     generator = np.random.default_rng(seed)
     means = np.concatenate(
         [samples[generator.integers(0, len(samples), (500, len(samples)))].mean(axis=1) for _ in range(_ROUNDS // 500)]
     )
     low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
-    return Difference(
+    return Interval(
         mean=float(samples.mean()),
         low=float(low),
         high=float(high),
@@ -64,11 +64,11 @@ def difference(values: Sequence[float], seed: int) -> Difference:
     )
 
 
-def between(arm: Difference, other: Difference) -> Difference:
+def between(arm: Interval, other: Interval) -> Interval:
     """The difference of two means over different sessions, with its interval; the deviation is that of one of each."""
     means = np.asarray(arm.means) - np.asarray(other.means)
     low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
-    return Difference(
+    return Interval(
         mean=arm.mean - other.mean,
         low=float(low),
         high=float(high),

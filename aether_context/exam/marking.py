@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias, get_args
 from aether_context.canonical import hash_text
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.exam.intervals import Difference, difference
+from aether_context.exam.intervals import Interval, paired_difference
 from aether_context.exam.questions import ADDRESS, Kind, Question, plain_text, questions
-from aether_context.exam.recordings import Folder, RecordedSession, folders, recorded_sessions, stored_texts
+from aether_context.exam.recordings import RecordedSession, SessionFolder, folders, recorded_sessions, stored_texts
 from aether_context.pack import RECALLED, Content, Pack, Part
 from aether_context.store import PackStore
 from aether_context.store.replay import Replayer
@@ -180,13 +180,13 @@ class Exam:
 
     def share(
         self, *marks: Mark, of: tuple[Mark, ...], kind: str | None = None, distance: str | None = None
-    ) -> Difference:
+    ) -> Interval:
         """The share of questions with some marks among those with any ``of`` these, in percent, over sessions."""
         pairs = [
             (session.count(*marks, kind=kind, distance=distance), session.count(*of, kind=kind, distance=distance))
             for session in self.sessions
         ]
-        return difference([100 * part / whole for part, whole in pairs if whole], 0)
+        return paired_difference([100 * part / whole for part, whole in pairs if whole], 0)
 
 
 def hold_exam(store: PackStore | str, *, reader: AnswerReader | None = None, **selection: str | None) -> Exam:
@@ -209,7 +209,7 @@ def hold_exam(store: PackStore | str, *, reader: AnswerReader | None = None, **s
     )
 
 
-def mark_session(folder: Folder, reader: AnswerReader | None = None) -> SessionMarks | str:
+def mark_session(folder: SessionFolder, reader: AnswerReader | None = None) -> SessionMarks | str:
     """The marks of one session; a text says why it cannot be examined."""
     marks = SessionMarks(name=folder.name)
     try:

@@ -21,7 +21,7 @@ from aether_context.text.entities import SCHEME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class SessionFolder:
     """A session of a store: the places of its packs."""
 
     url: str
@@ -33,16 +33,16 @@ class Folder:
         return "/".join(self.places[0].split("/")[-5:-2])
 
 
-def folders(urls: Sequence[str], **selection: str | None) -> list[Folder]:
+def folders(urls: Sequence[str], **selection: str | None) -> list[SessionFolder]:
     """The sessions of stores, all or those of an app, a user or a session."""
     return [
-        Folder(url=url, places=tuple(places))
+        SessionFolder(url=url, places=tuple(places))
         for url in dict.fromkeys(urls)
         for _, places in groupby(sorted(PackStore(url).places(**selection)), key=lambda place: place.rpartition("/")[0])
     ]
 
 
-def recorded_policies(folder: Folder) -> Mapping[tuple[str, str], int] | str:
+def recorded_policies(folder: SessionFolder) -> Mapping[tuple[str, str], int] | str:
     """The number of calls by profile and policy, as canonical JSON; or why the session cannot be read."""
     try:
         replayer = Replayer(PackStore(folder.url))
@@ -83,7 +83,7 @@ class RecordedSession:
     counts: Mapping[str, int]
 
 
-def stored_texts(folder: Folder) -> Mapping[str, str]:
+def stored_texts(folder: SessionFolder) -> Mapping[str, str]:
     """The whole texts of the results and messages of which a session's packs show extracts, by their addresses."""
     store = PackStore(folder.url)
     manifests = list(store.files.at_once(store.read, folder.places))
@@ -100,7 +100,7 @@ def stored_texts(folder: Folder) -> Mapping[str, str]:
     return texts
 
 
-def recorded_sessions(folder: Folder, replayer: Replayer | None = None) -> Iterator[RecordedSession]:
+def recorded_sessions(folder: SessionFolder, replayer: Replayer | None = None) -> Iterator[RecordedSession]:
     """The recorded calls of one session, for each branch and agent.
 
     Args:

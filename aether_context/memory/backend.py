@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from aether_context.memory.records import Known, Row, changed
+from aether_context.memory.records import Known, MemoryRow, changed
 
 MOST_PREFERENCES, AT_ONCE = 20, 1_000
 
 
 class Backend(ABC):
-    """Three tables: ``owners``, ``memories`` with the columns of a `Row`, and ``forgotten``, the keys of deleted ones.
+    """Three tables: ``owners``, ``memories`` with the columns of a `MemoryRow`, and ``forgotten``, keys that are gone.
 
     An owner is an app's user, as of `owner_of`; every statement about memories names one. Methods raise `StoreError`
     where rows cannot be read or written; nothing of the call was written then.
@@ -31,7 +31,7 @@ class Backend(ABC):
         """A cursor in a transaction, the one that is under way in this thread if there is; of a writer for an owner."""
 
     @abstractmethod
-    def insert(self, cursor: Any, owner: str, rows: Sequence[Row]) -> None:
+    def insert(self, cursor: Any, owner: str, rows: Sequence[MemoryRow]) -> None:
         """Writes rows that are not there."""
 
     def known(self, owner: str, names: Sequence[int]) -> Known:
@@ -41,7 +41,7 @@ class Backend(ABC):
         gone = self.read(f"SELECT named, thread, NULL FROM forgotten {where}", owner, json.dumps(names))
         return {(named, thread): record for named, thread, record in (*there, *gone)}
 
-    def put(self, owner: str, who: str, rows: Sequence[Row], *, revive: bool) -> int:
+    def put(self, owner: str, who: str, rows: Sequence[MemoryRow], *, revive: bool) -> int:
         """Writes those that are new or other than before, all or none; how many these are."""
         with self.transaction(owner) as cursor:
             cursor.execute(self.sql("INSERT INTO owners VALUES (?, ?) ON CONFLICT DO NOTHING"), (owner, who))

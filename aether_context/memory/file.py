@@ -20,7 +20,7 @@ import numpy as np
 
 from aether_context.errors import StoreError
 from aether_context.memory.backend import Backend
-from aether_context.memory.records import Candidates, Remembered, Row, made_by
+from aether_context.memory.records import Candidates, MemoryRow, Remembered, made_by
 from aether_context.retrieval.embedders import Embedder, Rows
 
 logger = logging.getLogger("aether_context")
@@ -44,8 +44,8 @@ CREATE INDEX by_standing ON memories (owner) WHERE standing;
 CREATE TABLE forgotten (owner text, named int, thread int, PRIMARY KEY (owner, named, thread));
 PRAGMA user_version = {_FORMAT}
 """
-_INSERT = f"""INSERT INTO memories (number, owner, {", ".join(Row._fields)})
-    VALUES (?, ?{", ?" * len(Row._fields)})"""
+_INSERT = f"""INSERT INTO memories (number, owner, {", ".join(MemoryRow._fields)})
+    VALUES (?, ?{", ?" * len(MemoryRow._fields)})"""
 
 
 class MemoryFile(Backend):
@@ -84,7 +84,7 @@ class MemoryFile(Backend):
             except sqlite3.Error as error:
                 raise StoreError(f"the memories in {self.name} cannot be used: {error}") from error
 
-    def insert(self, cursor: sqlite3.Cursor, owner: str, rows: Sequence[Row]) -> None:
+    def insert(self, cursor: sqlite3.Cursor, owner: str, rows: Sequence[MemoryRow]) -> None:
         # By the clock, a backup that was put back does not give numbers again that indexes know.
         (last,) = cursor.execute("SELECT max(seq, 0) FROM sqlite_sequence").fetchone() or (0,)
         first = max(last + 1, time.time_ns())
@@ -188,7 +188,7 @@ class _Connection(sqlite3.Connection):
         self.close()
 
 
-def located(path: str | os.PathLike[str]) -> Path:
+def memory_path(path: str | os.PathLike[str]) -> Path:
     """The file that a path means: itself, or the one in the folder that it is or, having no suffix, is going to be."""
     found = Path(os.path.expanduser(path))
     return found / "memories.sqlite" if os.path.isdir(found) or not (found.suffix or os.path.exists(found)) else found

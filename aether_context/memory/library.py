@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 from aether_context.errors import EmbeddingError, MissingExtra, StoreError
-from aether_context.memory.file import MemoryFile, located
+from aether_context.memory.file import MemoryFile, memory_path
 from aether_context.memory.records import (
     Memory,
+    MemoryRow,
     Remembered,
-    Row,
     changed,
     made_by,
     memory_of,
@@ -28,7 +28,7 @@ from aether_context.memory.records import (
 )
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, embedder_for, vectors_of
-from aether_context.retrieval.terms import hashed
+from aether_context.retrieval.terms import hash_terms
 
 if TYPE_CHECKING:
     from aether_context.memory.postgres import PostgresMemories
@@ -79,7 +79,7 @@ class Memories:
             uri, options = without(place, ["schema"])
             self.database = PostgresMemories(uri, self._embedder, **options)
         else:
-            self.database = MemoryFile(None if place is None else located(place), self._embedder, max_users)
+            self.database = MemoryFile(None if place is None else memory_path(place), self._embedder, max_users)
 
     @property
     def embedder(self) -> str:
@@ -163,12 +163,12 @@ class Memories:
                 logger.warning("vectors are not kept: %s", error)
                 return
 
-    def _searched(self, rows: Sequence[Row]) -> list[Row]:
+    def _searched(self, rows: Sequence[MemoryRow]) -> list[MemoryRow]:
         """Rows with what they are searched by; without vectors where these cannot be made now."""
         memories = [memory_of(row.record) for row in rows]
         texts = [self.mask(memory.text) for memory in memories]
         said = [
-            row._replace(terms=hashed(text, memory.author))
+            row._replace(terms=hash_terms(text, memory.author))
             for row, text, memory in zip(rows, texts, memories, strict=True)
         ]
         with contextlib.suppress(EmbeddingError):

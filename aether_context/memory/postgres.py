@@ -24,7 +24,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from aether_context.errors import StoreError, StoreUnavailable
 from aether_context.memory.backend import Backend
-from aether_context.memory.records import Candidates, Remembered, Row, made_by
+from aether_context.memory.records import Candidates, MemoryRow, Remembered, made_by
 from aether_context.retrieval.embedders import Embedder, Rows
 from aether_context.retrieval.terms import hash_of, query_terms
 
@@ -61,7 +61,7 @@ CREATE INDEX by_standing ON memories (owner, number) WHERE standing;
 CREATE INDEX by_words ON memories USING gin (words) WITH (gin_pending_list_limit = 1024);
 CREATE TABLE forgotten (owner uuid, named bigint, thread bigint, PRIMARY KEY (owner, named, thread))
 """
-_INSERT = f"COPY memories (owner, {', '.join(Row._fields)}, words) FROM STDIN".encode()
+_INSERT = f"COPY memories (owner, {', '.join(MemoryRow._fields)}, words) FROM STDIN".encode()
 _SEARCH = """WITH by_word AS (
         SELECT number, ln(%(most)s * 1.0 / count(*) OVER (PARTITION BY asked)) AS weight
         FROM unnest(%(terms)s::tsquery[]) AS asked, LATERAL (
@@ -140,7 +140,7 @@ class PostgresMemories(Backend):
         finally:
             self._local.connection = None
 
-    def insert(self, cursor: psycopg.Cursor[tuple[Any, ...]], owner: str, rows: Sequence[Row]) -> None:
+    def insert(self, cursor: psycopg.Cursor[tuple[Any, ...]], owner: str, rows: Sequence[MemoryRow]) -> None:
         with cursor.copy(_INSERT) as copy:
             for row in rows:
                 words = {_word(owner, row.terms[at : at + 4]) for at in range(0, len(row.terms), 4)}

@@ -82,7 +82,7 @@ class Memory:
 _FIELDS = tuple(field.name for field in fields(Memory))
 
 
-class Row(NamedTuple):
+class MemoryRow(NamedTuple):
     """A memory as it is kept, known by the hashes of its name and session; and what it is searched by."""
 
     named: int
@@ -205,13 +205,13 @@ def memory_of(record: str) -> Memory:
     return Memory(**json.loads(record))
 
 
-def row_of(memory: Memory) -> Row:
+def row_of(memory: Memory) -> MemoryRow:
     """A memory as it is kept, without what it is searched by."""
     standing = is_preference(memory.metadata) and len(memory.text) <= _LONGEST_PREFERENCE
-    return Row(number_of(memory.name), number_of(memory.session), standing, memory.time, memory.record)
+    return MemoryRow(number_of(memory.name), number_of(memory.session), standing, memory.time, memory.record)
 
 
-def changed(rows: Iterable[Row], known: Known, *, revive: bool) -> list[Row]:
+def changed(rows: Iterable[MemoryRow], known: Known, *, revive: bool) -> list[MemoryRow]:
     """Those rows that are new or other than what is known; deleted ones where they are to be revived."""
     there = ((row, known.get(row[:2], "")) for row in rows)
     return [row for row, record in there if (revive if record is None else record != row.record)]

@@ -10,7 +10,7 @@ from copy import copy
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
-from aether_context.packing.compaction import compact, leave_out_media, trim_early
+from aether_context.packing.compaction import compact_conversation, leave_out_media, trim_early
 from aether_context.packing.compression import compress, trim_tools_and_step
 from aether_context.packing.demand import allocate_window
 from aether_context.packing.draft import Draft
@@ -19,7 +19,7 @@ from aether_context.packing.inputs import next_input, turns_to_find
 from aether_context.packing.instructions import absent_instructions
 from aether_context.packing.last_resort import bring_within_window
 from aether_context.packing.payload import write_payload
-from aether_context.packing.rendering import render
+from aether_context.packing.rendering import render_pack
 from aether_context.packing.selection import choose, leave_out_summarized
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
@@ -79,7 +79,7 @@ def build_pack(
         base.instructs = (*draft.instructs, *sorted(absent))
         draft = fit_to_window(base, draft.history.items)
     leave_out_summarized(draft)
-    return render(draft)
+    return render_pack(draft)
 
 
 def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
@@ -118,7 +118,7 @@ def fit_to_window(draft: Draft, sent_contents: Sequence[Outgoing]) -> Draft:
     compress(draft)
     write_payload(draft)
     # After all other layers, since the water marks are what these leave of the input budget.
-    compact(draft)
+    compact_conversation(draft)
     bring_within_window(draft)
     return draft
 

@@ -15,7 +15,7 @@ from aether_context.conversation import (
     Conversation,
     Strategy,
     policy_anchors,
-    ranked,
+    ranked_anchors,
     strategies_of,
     units,
 )
@@ -65,7 +65,7 @@ def leave_out_media(draft: Draft) -> None:
         note_contents(draft, "replace", new, before, reason="provider_limit")
 
 
-def compact(draft: Draft) -> None:
+def compact_conversation(draft: Draft) -> None:
     """Applies the policy's late strategies in their order, then the net where too much is left.
 
     A cut by hand goes down to the low-water mark, or to that share of what there is where that is less.
@@ -206,7 +206,7 @@ def _host_conversation(draft: Draft) -> Conversation:
         request=request,
         budget=budget._replace(most=max(0, budget.most + spare)),
         counter=counter,
-        anchors=ranked(source.host.anchors),
+        anchors=ranked_anchors(source.host.anchors),
         state=source.epoch.strategies,
         pressure="by_hand" if draft.manual_cut else "usage_is_low" if is_low else "marks",
     )
@@ -234,7 +234,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
             payload_tokens=payload_tokens, request_tokens=request_tokens, cached_price=source.host.cached_price
         ),
         counter=draft.counter,
-        anchors=ranked([*source.host.anchors, *standing]),
+        anchors=ranked_anchors([*source.host.anchors, *standing]),
         state=draft.history.states,
         recap=Recap(
             summary=draft.history.summary if settings.summary_share else "",

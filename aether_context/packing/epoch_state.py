@@ -33,7 +33,7 @@ from aether_context.packing.draft import Draft, EpochState, History, Message, oc
 from aether_context.packing.instructions import protect_instructions
 from aether_context.plans import without_plan
 from aether_context.text.pairing import pair_results
-from aether_context.text.shorten import shorten, view_of
+from aether_context.text.shorten import lines_view, shorten
 from aether_context.tokens.cache import PackCounter
 
 _REASONS: Mapping[str, EpochReason] = {
@@ -258,14 +258,14 @@ def flattened(contents: Sequence[Content], max_tokens: int, query: str, counter:
     if quoting is not None:
         return quoted_alone(quoting, max_tokens, query, counter)
     results = [answer for found in pair_results(contents) for answer in found]
-    returned = {answer.call.number: "\n".join(view_of(answer.part.text).lines) for answer in results if answer.call}
+    returned = {answer.call.number: "\n".join(lines_view(answer.part.text).lines) for answer in results if answer.call}
     numbers, texts_told = count(), list[str]()
     for part in (part for content in contents for part in content.parts if part.kind != "response"):
         text = returned.get(next(numbers)) if part.kind == "call" else None
         call = f"{part.name}({part.text})" if part.kind == "call" else part.text or f"[{part.mime_type} is left out]"
         if not part.is_thought:
             texts_told.append(call if text is None else f"{call}: {text}")
-    texts_told += ["\n".join(view_of(answer.part.text).lines) for answer in results if answer.call is None]
+    texts_told += ["\n".join(lines_view(answer.part.text).lines) for answer in results if answer.call is None]
     text = "\n".join("- " + payload.indented(told_text) for told_text in texts_told)
     chosen = shorten(text, max_tokens - counter.count(_FLATTENED), counter=counter, query=query).text
     return content_of_parts("user", [text_part(f"{_FLATTENED}\n{chosen}")])

@@ -25,7 +25,7 @@ from aether_context.conversation.extracts import (
     shorten_content,
 )
 from aether_context.conversation.summary import recap
-from aether_context.conversation.turns import is_instruction, protected, turn_start, unread
+from aether_context.conversation.turns import is_instruction, protected, turn_start, unread_exchange
 from aether_context.pack import RECALLED, Content, ContentForm, Reason
 from aether_context.packing import payload
 from aether_context.packing.compaction import excess_tokens, leave_out, note_contents, request_place
@@ -121,7 +121,7 @@ def _signed_thoughts(content: Content) -> int:
 def _shorten_responses(draft: Draft) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
     items, counter, budget = draft.history.items, draft.counter, draft.budget
-    last = unread(units([item.content for item in items]), request_place(draft))
+    last = unread_exchange(units([item.content for item in items]), request_place(draft))
     tokens = {at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())}
     targets, sizes = [at for at in tokens if tokens[at]], [size for inside in tokens.values() for size in inside]
     if not sizes:
@@ -333,7 +333,7 @@ def _flatten_last_exchange(draft: Draft) -> None:
     response gets the request refused.
     """
     parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
-    last, beside = unread(parts, request_place(draft)), _removable_contents(draft)
+    last, beside = unread_exchange(parts, request_place(draft)), _removable_contents(draft)
     origins = [draft.history.items[at].origin for at in (last.indices if last is not None else ()) if at in beside]
     leave_out(draft, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
     over = excess_tokens(draft)

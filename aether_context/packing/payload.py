@@ -154,7 +154,7 @@ class Payload(NamedTuple):
     after: str
 
 
-def render(
+def payload_text(
     *,
     step: Step,
     request: str,
@@ -528,7 +528,7 @@ def _message(draft: Draft) -> PackedMessage | None:
     if draft.epoch.has_chosen and shortened is None and not (instructs or draft.message.is_anew):
         return packed
     request = raw.text if shortened is None else shortened
-    rendered = render(
+    rendered = payload_text(
         step=draft.step,
         request=request,
         tools=draft.tools.listed,

@@ -79,7 +79,7 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 """Why an epoch begins with a cut for a reason, where that is not that a mark was passed."""
 
 
-def render(draft: Draft) -> Pack:
+def render_pack(draft: Draft) -> Pack:
     """Puts the contents in order, and writes down what became of each of them and of every candidate."""
     source, scope, counter, packed = draft.input, draft.tools, draft.counter, draft.message.packed
     history, account, uncounted = draft.history, draft.account, source.usage.uncounted_tokens

@@ -20,10 +20,10 @@ from aether_context.plans.schema import (
     PlanShape,
     Problems,
     StepShape,
-    data_of,
     each,
     entries,
     known_fields,
+    model_data,
     opened,
     raw_items,
     shape_of,
@@ -95,7 +95,7 @@ def parse_plan(value: object) -> ParsedPlan:
 
 
 def _parse(value: object, problems: Problems) -> ParsedPlan:
-    raw = opened(data_of(value))
+    raw = opened(model_data(value))
     if raw in (None, "", []):
         return ParsedPlan()
     if not isinstance(raw, str):
@@ -105,7 +105,7 @@ def _parse(value: object, problems: Problems) -> ParsedPlan:
         problems.reject("plan", "it is not a mapping")
         return ParsedPlan(faults=("the plan cannot be read",), may_list_tools=isinstance(raw, list) or lists_tools(raw))
     for data, ends_early in readings(raw):
-        located = _locate(data_of(data))
+        located = _locate(model_data(data))
         if located is not None and (ends_early or located[0].keys() & {"step", "steps", "open", "doing"}):
             return _Reader(problems).read(*located, ends_early)
     is_broken = raw.lstrip().startswith(("{", "[", "```"))
@@ -119,7 +119,7 @@ def _parse(value: object, problems: Problems) -> ParsedPlan:
 
 def read_step(value: object, path: str, problems: Problems) -> StepShape | None:
     """A single step; None where it cannot be read."""
-    leaf = _Reader(problems).leaf(data_of(value), path)
+    leaf = _Reader(problems).leaf(model_data(value), path)
     return leaf.step if leaf is not None else None
 
 
@@ -142,7 +142,7 @@ def without_plan(text: str) -> str:
 def lists_tools(plan: object) -> bool:
     """Tells whether a plan without a readable step lists tools anywhere, under any name that models use for such a
     list. One too large to be searched is assumed to list some."""
-    text = plan if isinstance(plan, str) else canonical_json(plain(data_of(plan)))
+    text = plan if isinstance(plan, str) else canonical_json(plain(model_data(plan)))
     text = re.sub(r"\\+n", "\n", text).replace("\\", "")  # JSON in a text is escaped once for each text around it
     return len(text) > _MOST_SEARCHED or _NAMES_TOOLS.search(text) is not None
 

@@ -43,7 +43,7 @@ _ARGUMENTS = re.compile(r"\([^()]*\)")
 # Values, before pydantic checks them.
 
 
-def data_of(value: object, parents: tuple[int, ...] = ()) -> Any:
+def model_data(value: object, parents: tuple[int, ...] = ()) -> Any:
     """A value as mappings with keys that are texts, as lists and single values. What contains itself, or is nested
     deeper than any plan, is None."""
     if isinstance(value, BaseModel):
@@ -58,8 +58,8 @@ def data_of(value: object, parents: tuple[int, ...] = ()) -> Any:
         return None
     inside = (*parents, id(value))
     if isinstance(value, Mapping):
-        return {str(key): data_of(item, inside) for key, item in value.items()}
-    return [data_of(item, inside) for item in value]
+        return {str(key): model_data(item, inside) for key, item in value.items()}
+    return [model_data(item, inside) for item in value]
 
 
 def opened(value: object) -> Any:
@@ -68,7 +68,7 @@ def opened(value: object) -> Any:
     if not text.startswith(("{", "[", "```")):
         return value
     parsed, ends_early = json_in(text.strip("`").removeprefix("json") if text.startswith("```") else text)
-    return value if parsed is None or ends_early else data_of(parsed)
+    return value if parsed is None or ends_early else model_data(parsed)
 
 
 def entries(value: object) -> list[tuple[str, Any]] | None:
@@ -389,7 +389,7 @@ def _says_none(words: str, name: str, value: object) -> bool:
 
 def read_shape(kind: type[_Any], value: object, path: str, problems: Problems) -> _Any | None:
     """A shape with the fields that can be read; None where it is no mapping or text, or lacks a required text."""
-    value = opened(data_of(value))
+    value = opened(model_data(value))
     value = {kind.short_for: value} if isinstance(value, str) else value
     if not isinstance(value, Mapping):
         problems.reject(path, "it is neither a mapping nor a text")
@@ -550,7 +550,7 @@ def read_tools(tool_values: Iterable[object], path: str, problems: Problems) -> 
     is given. A list in which nothing can be read, or a word for none, is no tools, rather than all."""
     named: list[str] | None = None
     unread = 0
-    for value in map(data_of, tool_values):
+    for value in map(model_data, tool_values):
         if value in (None, [], {}) or (isinstance(value, str) and value.strip().casefold() in _ALL_TOOLS):
             continue
         names = [] if means_nothing(value) else [_tool_names(item) for item in _tool_items(value)]

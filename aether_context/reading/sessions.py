@@ -10,7 +10,7 @@ from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.store import Manifest, PackStore
-from aether_context.store.index import time_of
+from aether_context.store.index import write_time
 from aether_context.store.packs import Listing, StoredCall
 from aether_context.store.replay import contents_of
 from aether_context.text.entities import artifact_uris
@@ -35,16 +35,16 @@ def session_packs(
         sessions[_folder(place)][place] = files
     folder, keys = f"{store.files.place(*owner)}/packs", {owner}
     chosen = dict(sessions.pop(folder, {}) or listed)
-    first, last = (time_of(place) for place in (min(chosen, key=time_of), max(chosen, key=time_of)))
+    first, last = (write_time(place) for place in (min(chosen, key=write_time), max(chosen, key=write_time)))
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
     heads = {
-        place: of_user[place] for place in map(next, map(iter, sessions.values())) if first <= time_of(place) <= last
+        place: of_user[place] for place in map(next, map(iter, sessions.values())) if first <= write_time(place) <= last
     }
-    for head in store.calls(dict(sorted(heads.items(), key=lambda item: time_of(item[0])))):
+    for head in store.calls(dict(sorted(heads.items(), key=lambda item: write_time(item[0])))):
         if (manifest := _readable(head)).caller in keys:
             keys.add(manifest.session_key)
             chosen |= sessions[_folder(head.place)]
-    manifests = map(_readable, store.calls(dict(sorted(chosen.items(), key=lambda item: time_of(item[0])))))
+    manifests = map(_readable, store.calls(dict(sorted(chosen.items(), key=lambda item: write_time(item[0])))))
     return sorted(manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
 

@@ -63,7 +63,7 @@ class HybridIndex:
             known.add(entry.id)
         numbers = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in new]
         texts = [self._redact(entry.text) for entry in new]
-        said = [terms.hashed(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
+        said = [terms.hash_terms(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
         self._texts.extend(said, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
         self._ids, self._entries, self._said = known, self._entries + new, self._said + texts
 

@@ -91,7 +91,7 @@ def _is_word(character: str) -> bool:
     return character >= "\u3400" and character not in _PARTICLES and character not in _SYLLABLES
 
 
-def hashed(text: str, speaker: str | None = None) -> bytes:
+def hash_terms(text: str, speaker: str | None = None) -> bytes:
     """The terms of a text as an index stores them: a mark of its speaker, one of whether it ends in a question, and
     `hash_of` each term in its order."""
     ends = QUESTION if text.rstrip().endswith("?") else _MARK
@@ -306,20 +306,20 @@ _RECENT = re.compile(
 )
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """From ``start`` up to, but not including, ``end``."""
 
     start: float
     end: float
 
 
-def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
+def named_times(question: str, *, asked: float) -> tuple[TimeSpan, ...]:
     """The spans that a question names, each once, in the order of their beginnings.
 
     Args:
         asked: when it was asked; a day or a month without its year is the last one before that.
     """
-    found: set[Span] = set()
+    found: set[TimeSpan] = set()
 
     def read(match: re.Match[str]) -> str:
         span = _span(match, asked) if _names_month(match) else None
@@ -333,16 +333,16 @@ def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
         rest = form.sub(read, rest)
     today = math.floor(asked / DAY_SECONDS) * DAY_SECONDS
     if re.search(r"\byesterday\b", question, re.I):
-        found.add(Span(today - DAY_SECONDS, today))
+        found.add(TimeSpan(today - DAY_SECONDS, today))
     if re.search(r"\btoday\b", question, re.I):
-        found.add(Span(today, today + DAY_SECONDS))
+        found.add(TimeSpan(today, today + DAY_SECONDS))
     for match in _LAST.finditer(question):
-        found.add(Span(today - _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS, today))
+        found.add(TimeSpan(today - _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS, today))
     for match in _AGO.finditer(question):
         length = _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS
         many = _NUMBERS.get(match["many"].lower()) or int(match["many"])
         middle = today - min(many, 10_000) * length
-        found.add(Span(middle - length / 2, middle + length / 2 + DAY_SECONDS))
+        found.add(TimeSpan(middle - length / 2, middle + length / 2 + DAY_SECONDS))
     return tuple(sorted(found))
 
 
@@ -356,7 +356,7 @@ def asks_when(question: str) -> bool:
     return _WHEN.search(question) is not None
 
 
-def closeness(times: NDArray[np.float64], spans: Sequence[Span]) -> NDArray[np.float64]:
+def closeness(times: NDArray[np.float64], spans: Sequence[TimeSpan]) -> NDArray[np.float64]:
     """Scores how well times agree with any of the spans: 1 inside, less the later they are after one, 0 before it.
 
     NaN is an unknown time and agrees with nothing.
@@ -389,7 +389,7 @@ def _names_month(match: re.Match[str]) -> bool:
     return bool(word.istitle() and inside) or _NO_VERB_NEXT.match(text, match.end()) is not None
 
 
-def _span(match: re.Match[str], asked: float) -> Span | None:
+def _span(match: re.Match[str], asked: float) -> TimeSpan | None:
     """The span of time that one of the forms names; None where there is no such day."""
     named = {name: text for name, text in match.groupdict().items() if text}
     day = int(named["day"]) if "day" in named else None
@@ -402,7 +402,7 @@ def _span(match: re.Match[str], asked: float) -> Span | None:
     elif "month" in named:
         month = next(number for number, name in enumerate(_MONTHS, 1) if name.startswith(named["month"].lower()[:3]))
 
-    def dated(year: int) -> Span | None:
+    def dated(year: int) -> TimeSpan | None:
         try:
             start = datetime.datetime(year, month or 1, day or 1, tzinfo=datetime.UTC)
         except ValueError:
@@ -414,7 +414,7 @@ def _span(match: re.Match[str], asked: float) -> Span | None:
         else:
             later = month - 1 + months
             end = start.replace(year=year + later // 12, month=later % 12 + 1)
-        return Span(start.timestamp(), end.timestamp())
+        return TimeSpan(start.timestamp(), end.timestamp())
 
     if "year" in named:
         return dated(int(named["year"]))

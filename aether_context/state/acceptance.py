@@ -39,7 +39,7 @@ def proven_items(addresses: Iterable[str], covers: Mapping[str, Collection[str]]
     return frozenset(item for uri in addresses for item in covers.get(uri, ()))
 
 
-class Verdict(NamedTuple):
+class AcceptanceVerdict(NamedTuple):
     """The result for an answer: a judgement for each item, and the URIs that it cites.
 
     ``problems`` say what went wrong on the way to it, and ``critic`` what the critic cost.
@@ -86,7 +86,7 @@ def examine(
     covers: Mapping[str, Collection[str]],
     judged: Mapping[str, Sequence[Judgement]],
     invented: Collection[str] = (),
-) -> Verdict:
+) -> AcceptanceVerdict:
     """Judges an answer item by item.
 
     Args:
@@ -111,4 +111,4 @@ def examine(
         last = judgements[-1] if judgements else Judgement(None, "nothing")
         judged_items.append((item, next((judgement for judgement in judgements if not judgement.passed), last)))
     fabricated = tuple(uri for uri in cited if uri not in request_uris)
-    return Verdict(tuple(judged_items), cited, fabricated)
+    return AcceptanceVerdict(tuple(judged_items), cited, fabricated)

@@ -26,7 +26,7 @@ from aether_context.state.candidates import evidence_id, note_id, read_state
 _Shape = TypeVar("_Shape", bound=Shape)
 
 
-def add_note(
+def append_note(
     state: SessionState,
     text: str,
     *,

@@ -75,7 +75,7 @@ def _write_block(files: Files, owner: str, calls: dict[str, tuple[str, str | Non
     block = [call for call in block if call[0].split("/", 1)[0] not in forgotten]
     if not block:
         return
-    folder, times = f"{owner}/{INDEX}", sorted(time_of(pack_path) for pack_path, *_ in block)
+    folder, times = f"{owner}/{INDEX}", sorted(write_time(pack_path) for pack_path, *_ in block)
     data = gzip_bytes(add_hash(canonical_json(block).encode(), files.below_base(folder)))
     with suppress(StoreError):
         files.create(f"{folder}/{times[0]}-{times[-1]}-{short(hash_bytes(data))}{GZIP_ENDING}", data)
@@ -108,7 +108,7 @@ class IndexReader:
     def __init__(self, files: Files, places: list[str]) -> None:
         self._files = files
         self._copies: dict[str, CallCopy] = {}
-        first, last = (time_of(pack_path) for pack_path in (places[0], places[-1]))
+        first, last = (write_time(pack_path) for pack_path in (places[0], places[-1]))
         folders = dict.fromkeys(f"{pack_path.rsplit('/', 3)[0]}/{INDEX}" for pack_path in places)
         named = [
             (name[1], file)
@@ -121,9 +121,11 @@ class IndexReader:
 
     def copies(self, places: list[str]) -> list[CallCopy | None]:
         """The copies of the next packs, None for those that no block holds."""
-        last = time_of(places[-1])
+        last = write_time(places[-1])
         self._copies = {
-            pack_path: copy for pack_path, copy in self._copies.items() if time_of(pack_path) >= time_of(places[0])
+            pack_path: copy
+            for pack_path, copy in self._copies.items()
+            if write_time(pack_path) >= write_time(places[0])
         }
         blocks = list[File]()
         while self._waiting and self._waiting[0][0] <= last:
@@ -142,6 +144,6 @@ class IndexReader:
         return {}
 
 
-def time_of(pack_path: str) -> str:
+def write_time(pack_path: str) -> str:
     """The time in the id of a pack, which sorts as it passes."""
     return pack_path.rpartition("/")[2].split("_")[1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aether_context.errors import AetherContextError, StoreError
 from aether_context.store.files import File
-from aether_context.store.index import read_block, time_of
+from aether_context.store.index import read_block, write_time
 from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import MANIFEST
@@ -198,7 +198,7 @@ def _manifests(store: PackStore, packs: Sequence[StoreEntry]) -> tuple[dict[str,
     """
     manifests: dict[str, Manifest] = {}
     damaged: list[str] = []
-    in_order = sorted(packs, key=lambda entry: time_of(entry.place))
+    in_order = sorted(packs, key=lambda entry: write_time(entry.place))
     for place, manifest, _ in store.calls({entry.place: Listing(entry.file, None) for entry in in_order}):
         if not isinstance(manifest, AetherContextError):
             manifests[name_of(place)] = manifest

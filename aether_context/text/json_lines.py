@@ -87,7 +87,7 @@ def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: in
     if isinstance(value, str) and len(value) > _LONG_TEXT:
         value = [piece for line in value.split("\n") for piece in pieces(line, LONGEST)]
     is_open = isinstance(value, (dict, list)) and depth <= _DEEPEST
-    whole = "" if is_open and _is_long(value) else compact(value)
+    whole = "" if is_open and _is_long(value) else compact_json(value)
     if whole and (not is_open or len(whole) <= LONGEST):
         lines.append(Line(LinePiece(whole) if isinstance(value, LinePiece) else whole, parent, key))
         return
@@ -168,7 +168,7 @@ def tabled(value: JSON, depth: int = 0) -> JSON:
     return [tabled(item, depth + 1) for item in value]
 
 
-def compact(value: JSON) -> str:
+def compact_json(value: JSON) -> str:
     return in_pieces(value, _COMPACT)
 
 

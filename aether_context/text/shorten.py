@@ -18,7 +18,7 @@ from aether_context.text.json_lines import (
     LONGEST,
     PIECE,
     Line,
-    compact,
+    compact_json,
     outlined,
     pieces,
     rendered,
@@ -48,7 +48,7 @@ class View(NamedTuple):
         return printable(self.lines[at])
 
 
-def view_of(text: str) -> View:
+def lines_view(text: str) -> View:
     """A text in lines: those of the JSON or the text that it holds, long ones in pieces."""
     is_long = len(text) > _MOST_DECODED
     inside = text if is_long else decoded(text)
@@ -60,7 +60,7 @@ def view_of(text: str) -> View:
         return View(lines=lines, whole=inside if inside != text else "")
     value, is_complete = found
     outline = outlined(value)
-    whole = "" if is_long else min(compact(value), compact(tabled(value)), key=len)
+    whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
     return View(
         lines=rendered(outline, range(len(outline))).split("\n"),
         outline=outline,
@@ -111,7 +111,7 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         if counter.count(text) <= max_tokens:
             size = text.count("\n") + 1
             return Excerpt(text=text, kept=size, total=size)
-        view = view_of(text)
+        view = lines_view(text)
         lines, places, total = _renumbered(view.lines)
         if view.whole and counter.count(view.whole) <= max_tokens:
             return Excerpt(text=view.whole, kept=total, total=total, ends_early=view.ends_early)

@@ -142,7 +142,7 @@ def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places
     Contexts are uint32[n] below 2**16; starts and ends are equally long, ends exclusive, indices without the padding.
     """
     points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), "<u4")
-    starts, ends = _known_words(_edges(points, letters), fold(points), known)
+    starts, ends = _known_words(_edges(points, letters), fold_case(points), known)
     return _contexts(points, known), starts, ends
 
 
@@ -205,7 +205,7 @@ def _costs(chunks: Sequence[str], table: Table, names: tuple[str, ...]) -> list[
     return result
 
 
-def fold(points: Ints) -> bytes:
+def fold_case(points: Ints) -> bytes:
     """A byte for each code point: ASCII as it is, letters of other scripts mapped to different bytes."""
     return ((points + (points >> np.uint32(8)) * np.uint32(0x35)) & np.uint32(255)).astype(np.uint8).tobytes()
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.exam.intervals import Difference, between, difference, holm, needed_sessions
+from aether_context.exam.intervals import Interval, between, holm, needed_sessions, paired_difference
 from aether_context.exam.marking import MARKS, SessionMarks, mark_session
 from aether_context.exam.recordings import folders
 from aether_context.store import Manifest, PackStore
@@ -79,7 +79,7 @@ class Contrast:
 
     arm: str
     measure: str
-    difference: Difference
+    difference: Interval
     chance: float
     more_sessions: int | None
 
@@ -95,7 +95,7 @@ class ArmReport:
     first, which has most sessions."""
 
     sessions: Mapping[str, int]
-    means: Mapping[str, Mapping[str, Difference]]
+    means: Mapping[str, Mapping[str, Interval]]
     contrasts: tuple[Contrast, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
 
@@ -144,7 +144,7 @@ def report_arms(arms: Mapping[str, Sequence[Measured]], seed: int = 0) -> ArmRep
     names = sorted(arms, key=lambda name: (-len(arms[name]), name))
     means = {
         name: {
-            measure: difference([one[measure] for one in arms[name] if measure in one], seed + number)
+            measure: paired_difference([one[measure] for one in arms[name] if measure in one], seed + number)
             for measure in MEASURES
         }
         for number, name in enumerate(names)

@@ -12,7 +12,7 @@ from functools import partial
 
 from aether_context.errors import AetherContextError
 from aether_context.exam.marking import MARKS, Examiner, SessionMarks
-from aether_context.exam.recordings import Folder, RecordedCall, RecordedSession, recorded_sessions, stored_texts
+from aether_context.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions, stored_texts
 from aether_context.pack import Epoch, Pack, PackInput, Previous
 from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy
@@ -60,7 +60,7 @@ class Played:
         )
 
 
-def play(folder: Folder, profile: str, policies: Sequence[PackPolicy]) -> list[Played | str]:
+def play(folder: SessionFolder, profile: str, policies: Sequence[PackPolicy]) -> list[Played | str]:
     """Plays a session under each policy; a text says why it cannot be played.
 
     The policies are those of the profile's calls, which alone count; other calls keep the recorded ones.

@@ -14,11 +14,11 @@ from multiprocessing import get_context
 
 from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, StoreUnavailable
-from aether_context.exam.recordings import Folder, folders, recorded_policies
+from aether_context.exam.recordings import SessionFolder, folders, recorded_policies
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid
 from aether_context.tuning.simulation import Played, play
-from aether_context.tuning.verdict import Compared, Outcomes, Verdict, checked, compare, decide, search
+from aether_context.tuning.verdict import Compared, Outcomes, TuningVerdict, checked, compare, decide, search
 
 
 @contextmanager
@@ -61,8 +61,8 @@ class Recordings:
     profile: str
     base: PackPolicy
     policies: int
-    searched: tuple[Folder, ...]
-    tested: tuple[Folder, ...]
+    searched: tuple[SessionFolder, ...]
+    tested: tuple[SessionFolder, ...]
 
 
 class Tuner:
@@ -86,7 +86,7 @@ class Tuner:
         found = folders(urls)
         if not found:
             raise PackNotFound(f"no packs in {', '.join(urls)}: give the store that a plugin writes to")
-        self._recorded: dict[Folder, Mapping[tuple[str, str], int]] = {}
+        self._recorded: dict[SessionFolder, Mapping[tuple[str, str], int]] = {}
         self.unusable: dict[str, str] = {}
         self.calls, self.same = Counter[str](), Counter[str]()
         for folder, policies in zip(found, executor.map(recorded_policies, found), strict=True):
@@ -109,7 +109,7 @@ class Tuner:
             PackNotFound: there is none.
         """
         calls = Counter[str]()
-        of_profile: list[Folder] = []
+        of_profile: list[SessionFolder] = []
         for folder, policies in self._recorded.items():
             counts = {policy: count for (name, policy), count in policies.items() if name == profile}
             calls.update(counts)
@@ -126,7 +126,7 @@ class Tuner:
             tested=tuple(of_profile[1::2]),
         )
 
-    def tune(self, recordings: Recordings, *, margin: float = 1.0, spend: float = 0.0) -> Verdict:
+    def tune(self, recordings: Recordings, *, margin: float = 1.0, spend: float = 0.0) -> TuningVerdict:
         """Searches on one half of the sessions, and tests the result on the other."""
         policies = grid(recordings.base)
         base, *others = self._play(recordings, recordings.searched, [recordings.base, *policies.values()])
@@ -138,15 +138,17 @@ class Tuner:
         trials = search(base, dict(zip(policies, others, strict=True)), self._seed)
         return decide(trials, test, margin=margin, spend=spend)
 
-    def check(self, recordings: Recordings, policy: PackPolicy, *, margin: float = 1.0) -> Verdict:
+    def check(self, recordings: Recordings, policy: PackPolicy, *, margin: float = 1.0) -> TuningVerdict:
         """Compares a policy with the base, over all sessions: what it names, on top of the base."""
         policies = recordings.base, policy.over(recordings.base).for_profile(recordings.profile)
         before, after = self._play(recordings, [*recordings.searched, *recordings.tested], policies)
         return checked(compare(before, after, self._seed), margin)
 
-    def _play(self, recordings: Recordings, chosen: Sequence[Folder], policies: Sequence[PackPolicy]) -> list[Outcomes]:
+    def _play(
+        self, recordings: Recordings, chosen: Sequence[SessionFolder], policies: Sequence[PackPolicy]
+    ) -> list[Outcomes]:
         """The results of sessions under each policy, the base first."""
-        outcomes: list[dict[Folder, Played]] = [{} for _ in policies]
+        outcomes: list[dict[SessionFolder, Played]] = [{} for _ in policies]
         results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), chosen)
         for folder, played in zip(chosen, results, strict=True):
             if isinstance(played[0], str):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from aether_context.exam.intervals import Difference, difference, effective, holm, needed_sessions
-from aether_context.exam.recordings import Folder
+from aether_context.exam.intervals import Interval, effective, holm, needed_sessions, paired_difference
+from aether_context.exam.recordings import SessionFolder
 from aether_context.tuning.simulation import Played
 
 # What the results of policies say.
@@ -16,7 +16,7 @@ LEAST_SESSIONS = 30
 """The smallest number of differing sessions for a result."""
 _ALPHA = 0.05
 
-Outcomes: TypeAlias = Mapping[Folder, Played]
+Outcomes: TypeAlias = Mapping[SessionFolder, Played]
 """The results of sessions under one policy."""
 Kind: TypeAlias = Literal["cheaper at the same retention", "more kept", "no change", "holds", "loses"]
 """The last two are those of a policy that was given to be checked."""
@@ -36,8 +36,8 @@ class Compared:
         unplayed: number of sessions that cannot be played under the other policy.
     """
 
-    cost: Difference
-    retention: Difference
+    cost: Interval
+    retention: Interval
     bill: float
     sessions: int
     weight: float
@@ -50,7 +50,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TuningVerdict:
     """The result for one profile.
 
     ``trials`` are the policies of the grid on the sessions that were searched, ``chosen`` is the name of the one that
@@ -70,7 +70,7 @@ class Verdict:
         return f"{self.kind}{price}: {self.reason}"
 
 
-def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[Folder] | None = None) -> Compared:
+def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[SessionFolder] | None = None) -> Compared:
     """Compares two policies over the sessions in which they differ, or over others that count."""
     counting = _differing(before, after) if counting is None else counting
     pairs = {folder: (before[folder], after[folder]) for folder in before if folder in after}
@@ -78,8 +78,8 @@ def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[Fo
     retentions = [(base.retention, other.retention) for base, other in counted]
     total = sum(base.cost for base, _ in pairs.values())
     return Compared(
-        cost=difference([_percent(base.cost, other.cost) for base, other in counted], seed),
-        retention=difference([b - a for a, b in retentions if a is not None and b is not None], seed + 1),
+        cost=paired_difference([_percent(base.cost, other.cost) for base, other in counted], seed),
+        retention=paired_difference([b - a for a, b in retentions if a is not None and b is not None], seed + 1),
         bill=_percent(total, sum(other.cost for _, other in pairs.values())),
         sessions=len(pairs),
         weight=effective([base.cost for base, _ in pairs.values()]),
@@ -88,7 +88,7 @@ def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[Fo
     )
 
 
-def _differing(before: Outcomes, after: Outcomes) -> frozenset[Folder]:
+def _differing(before: Outcomes, after: Outcomes) -> frozenset[SessionFolder]:
     pairs = ((folder, played, after[folder]) for folder, played in before.items() if folder in after)
     return frozenset(folder for folder, a, b in pairs if (a.cost, a.kept) != (b.cost, b.kept))
 
@@ -99,13 +99,13 @@ def _percent(before: float, after: float) -> float:
 
 def search(base: Outcomes, others: Mapping[str, Outcomes], seed: int) -> Mapping[str, Compared]:
     """Policies against the base, over the sessions that any of them changes: many are never near their window."""
-    counting = frozenset[Folder]().union(*(_differing(base, outcomes) for outcomes in others.values()))
+    counting = frozenset[SessionFolder]().union(*(_differing(base, outcomes) for outcomes in others.values()))
     return {name: compare(base, outcomes, seed, counting) for name, outcomes in others.items()}
 
 
 def decide(
     trials: Mapping[str, Compared], test: Callable[[str], Compared], *, margin: float = 1.0, spend: float = 0.0
-) -> Verdict:
+) -> TuningVerdict:
     """Chooses a policy by some sessions, and says whether it holds on others.
 
     It is the cheapest whose retention is within the margin of the base's, or else the one that keeps most for what may
@@ -142,7 +142,7 @@ def decide(
             reason += f"; {name!r} keeps {trial.retention.mean:.1f} points more for {trial.cost.mean:.1f}% (--spend)"
         if not any(trial.sessions for trial in trials.values()):
             reason = "no session can be played"
-        return Verdict(kind="no change", reason=reason, trials=trials)
+        return TuningVerdict(kind="no change", reason=reason, trials=trials)
     reason = f"{chosen!r} holds on sessions that were not searched"
     takes = f"to show this effect takes about {max(LEAST_SESSIONS, needs)} sessions that differ"
     # Where answers used nothing, nothing is known of what a policy keeps.
@@ -157,10 +157,10 @@ def decide(
         kind, reason = "no change", f"{chosen!r} does not hold on sessions that were not searched; {takes}"
     elif faults := _faults(check):
         kind, reason = "no change", f"with {chosen!r} {faults}"
-    return Verdict(kind=kind, reason=reason, trials=trials, chosen=chosen, check=check, chance=chance)
+    return TuningVerdict(kind=kind, reason=reason, trials=trials, chosen=chosen, check=check, chance=chance)
 
 
-def checked(comparison: Compared, margin: float) -> Verdict:
+def checked(comparison: Compared, margin: float) -> TuningVerdict:
     """Tells whether a policy is worse by more than the margin, over all sessions."""
     reason = _faults(comparison)
     if max(-comparison.retention.mean, comparison.cost.mean) > margin:
@@ -168,7 +168,7 @@ def checked(comparison: Compared, margin: float) -> Verdict:
     if not comparison.sessions:
         reason = "no session can be played"
     kind: Kind = "loses" if reason else "holds"
-    return Verdict(kind=kind, reason=reason or f"margin {margin:g}", trials={"all sessions": comparison})
+    return TuningVerdict(kind=kind, reason=reason or f"margin {margin:g}", trials={"all sessions": comparison})
 
 
 def _faults(compared: Compared) -> str:
@@ -177,7 +177,7 @@ def _faults(compared: Compared) -> str:
     return f"{compared.unplayed} sessions cannot be played" if compared.unplayed else ""
 
 
-def adjusted(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def adjusted(verdicts: Sequence[TuningVerdict]) -> list[TuningVerdict]:
     """The verdicts of several profiles, with p-values adjusted for their number."""
     tested = [number for number, verdict in enumerate(verdicts) if verdict.chance < 1]
     found = list(verdicts)

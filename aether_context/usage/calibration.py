@@ -96,7 +96,7 @@ RATIO = TypeAdapter(TokenRatio)
 """Reads and writes ratios in session state and the store."""
 
 
-def report(
+def learn_report(
     baseline: UsageBaseline | None, ratio: TokenRatio, *, model: str, epoch: int, counted: int, reported: int
 ) -> tuple[UsageBaseline, TokenRatio]:
     """The baseline and the ratio after a provider reported ``reported`` input tokens for a request of ``counted``."""

@@ -62,7 +62,7 @@ class Session:
         return Comparison(call.manifest for call in self.calls if call.manifest is not None)
 
 
-class Calls:
+class CallReader:
     """The calls of a store. Those that are answered are read once: their packs are not written again."""
 
     def __init__(self, store: PackStore) -> None:

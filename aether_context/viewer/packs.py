@@ -27,7 +27,7 @@ _MOST_LINES = 1_500
 """Most lines of two texts that are compared; of longer ones the beginnings are shown."""
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """A stretch of a request: its layer and text, and the id of the row that it shows, empty without one."""
 
     layer: Layer
@@ -35,31 +35,31 @@ class Span(NamedTuple):
     row: str = ""
 
 
-def spans(piece: Piece, view: PackView) -> Iterator[Span]:
+def spans(piece: Piece, view: PackView) -> Iterator[TextSpan]:
     """The stretches of a piece; a packed message has one for each section and each line of evidence and memory."""
     if piece.part != "content":
-        yield Span("system" if piece.part == "system" else "tools", piece.text)
+        yield TextSpan("system" if piece.part == "system" else "tools", piece.text)
         return
     own = view.summary.id if view.summary and piece.form == "summary" else ""
     row = next((name for name in piece.rows if name in view.rows), own)
     layer: Layer = view.rows[row].layer if row in view.rows else "conversation"
     before, packed, after = piece.text.partition(f"{payload.FIRST_LINE}\n")
     if piece.form not in ("payload", "merged") or not packed:
-        yield Span(layer, piece.text, row)
+        yield TextSpan(layer, piece.text, row)
         return
     if before:
-        yield Span(layer, before, row)
+        yield TextSpan(layer, before, row)
     # Content cannot imitate the headers of sections, since text from outside is indented.
     head, *sections = _SECTION.split(packed + after)
-    yield Span("task", head)
+    yield TextSpan("task", head)
     for index, section in enumerate(sections):
         if section.startswith((payload.REQUEST, payload.HANDED)):
-            yield Span("task", "".join(sections[index:]), row)
+            yield TextSpan("task", "".join(sections[index:]), row)
             return
         layer = _LAYERS.get(section.partition(":")[0], "task")
         head, *bullets = _BULLET.split(section) if layer in ("evidence", "memory") else (section,)
-        yield Span(layer, head)
-        yield from (Span(layer, bullet, _candidate_shown(bullet, layer, view)) for bullet in bullets)
+        yield TextSpan(layer, head)
+        yield from (TextSpan(layer, bullet, _candidate_shown(bullet, layer, view)) for bullet in bullets)
 
 
 def _candidate_shown(bullet: str, layer: Layer, view: PackView) -> str:

@@ -48,7 +48,7 @@ class Links(NamedTuple):
         return f"{self.base}/{quote(path)}{parameters and '?' + parameters}"
 
 
-def render(template: str, links: Links, **values: Any) -> str:
+def render_page(template: str, links: Links, **values: Any) -> str:
     """A page; with ``fragment`` only what it has inside ``main``."""
     return environment().get_template(template).render(links=links, **{"fragment": False, **values})
 

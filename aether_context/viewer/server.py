@@ -26,9 +26,9 @@ from aether_context.reading.packs import is_shortened
 from aether_context.reading.sessions import read_back
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
-from aether_context.viewer.calls import Calls, Session, by_session
+from aether_context.viewer.calls import CallReader, Session, by_session
 from aether_context.viewer.packs import changed_lines, raw_of, spans
-from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render
+from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render_page
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -95,13 +95,13 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
         name, layout = place.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
         try:
             values = _of_pack(replayer, store.read(place), reads)
-            packs.append((name, render("pack.html", links, **layout, **values)))
+            packs.append((name, render_page("pack.html", links, **layout, **values)))
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
-            packs.append((name, render("base.html", links, **layout, **fault)))
-    shown = Session(Calls(store).of(places))
+            packs.append((name, render_page("base.html", links, **layout, **fault)))
+    shown = Session(CallReader(store).of(places))
     values = {"shown": shown, "calls": [*enumerate(shown.calls, 1)], "paging": (1, 1), "packs": packs, "answer": None}
-    return render("session.html", links, title=session, **values)
+    return render_page("session.html", links, title=session, **values)
 
 
 def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manifest | None = None) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class _Viewer:
 
     def __init__(self, store: PackStore) -> None:
         self.store = store
-        self.calls = Calls(store)
+        self.calls = CallReader(store)
         self._lock = threading.Lock()
 
     def route(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
@@ -230,7 +230,7 @@ class _Viewer:
 
     def _page(self, request: Request, template: str, **values: Any) -> Response:
         links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
-        text = render(template, links, store=_masked(self.store.url), **values)
+        text = render_page(template, links, store=_masked(self.store.url), **values)
         return Response(text, values.get("status", 200), media_type="text/html; charset=utf-8")
 
     def sessions(self, request: Request) -> Response:

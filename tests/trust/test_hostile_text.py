@@ -27,7 +27,7 @@ from timing import of_unit
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.canonical import canonical_json
-from aether_context.text.json_lines import compact
+from aether_context.text.json_lines import compact_json
 
 Figure = Callable[[str, float], None]
 
@@ -252,4 +252,4 @@ def test_json_in_pieces_is_the_same_json(kind: str) -> None:
     value = {"b": WIDE[kind](20_000), 'a"é\ud800': [WIDE[kind](9), list(range(5_000))]}
     whole = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert canonical_json(value) == whole.replace("\ud800", "\\ud800")
-    assert compact(value) == json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    assert compact_json(value) == json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -16,7 +16,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import AgentKey, Contents, PreviousCall
-from aether_context.adk.request.history import History
+from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.reader import Reader, key_of
 from aether_context.adk.second_try import FirstTry
 from aether_context.pack import Content
@@ -123,7 +123,7 @@ class AgentState:
     key: AgentKey
     last: PreviousCall | None = None
     first_try: FirstTry | None = None
-    history: History | None = None
+    history: AgentHistory | None = None
     contents: AgentContents = field(default_factory=AgentContents)
     archived_end: int = 0
     growth: tuple[str, int | None] = ("", None)

@@ -16,7 +16,7 @@ from aether_context.adk.acceptance import REPAIR
 from aether_context.adk.bounds import Waits, in_thread
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, looks_quoted
 from aether_context.adk.request.contents import AgentContents, AgentState, CallContents
-from aether_context.adk.request.history import History, Row, first_position, origins_of
+from aether_context.adk.request.history import AgentHistory, HistoryRow, first_position, origins_of
 from aether_context.adk.request.host_request import host_request, request_index_of, transient_contents
 from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.marks import CUT, anchors_of, last_unread
@@ -80,12 +80,12 @@ class Gatherer:
         self._waits = waits
         self._plans: SharedLRU[object, PlannedCall] = SharedLRU(_MOST_PLANS)
 
-    def history(self, state: AgentState, rewound: str | None = None) -> History:
+    def history(self, state: AgentState, rewound: str | None = None) -> AgentHistory:
         """The contents that an agent was shown in its session and branch."""
         history = state.history
         if history is None or rewound not in (None, history.rewound):
             files = None if self._files is None else TurnFiles(self._files, *state.key, rewound or "")
-            history = state.history = History(self.reader, files, rewound or "")
+            history = state.history = AgentHistory(self.reader, files, rewound or "")
         return history
 
     def planned(self, call: ModelCall) -> PlannedCall:
@@ -286,7 +286,7 @@ class Gatherer:
         loads: str,
         raw: Sequence[types.Content],
         live: Sequence[Event],
-    ) -> tuple[History, str]:
+    ) -> tuple[AgentHistory, str]:
         """The agent's history since the event that last rewrote it, and that event's id.
 
         Args:
@@ -322,7 +322,7 @@ class Gatherer:
         self,
         call: ModelCall,
         events: Sequence[Event],
-        history: History,
+        history: AgentHistory,
         epoch: Epoch,
         loaded: Sequence[types.Content],
         loads: str,
@@ -342,7 +342,7 @@ class Gatherer:
         return placed
 
     async def _filled(
-        self, call: ModelCall, history: History, contents: Contents, positions: Collection[int]
+        self, call: ModelCall, history: AgentHistory, contents: Contents, positions: Collection[int]
     ) -> tuple[Contents, int, list[str]]:
         """The contents with those at positions before the loaded ones, as they were sent last or as the store holds
         them; the first that is sent, a user's message where some are lost; and what is lost, in words."""
@@ -476,7 +476,7 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
 
 
 def _growth_of(
-    state: AgentState, events: Sequence[Event], rows: Sequence[Row | None], identity: Identity
+    state: AgentState, events: Sequence[Event], rows: Sequence[HistoryRow | None], identity: Identity
 ) -> int | None:
     """The growth of a session before an invocation, which is the same at each of its calls."""
     if rows or state.growth[0] != identity.invocation:
@@ -484,7 +484,7 @@ def _growth_of(
     return state.growth[1]
 
 
-def _growth(events: Sequence[Event], rows: Sequence[Row | None], identity: Identity) -> int | None:
+def _growth(events: Sequence[Event], rows: Sequence[HistoryRow | None], identity: Identity) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
     began; None where nothing was said before. The latest messages tell, and before the first event ``rows``."""
     sizes: list[int] = []

@@ -46,7 +46,7 @@ class Origin(NamedTuple):
     mark: Any = None
 
 
-class Row(NamedTuple):
+class HistoryRow(NamedTuple):
     """The facts that are stored of a content.
 
     ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is the content's, as it was before it
@@ -61,13 +61,13 @@ class Row(NamedTuple):
     digest: str = ""
 
 
-class History:
+class AgentHistory:
     """The contents of one agent's history, kept in ``files``. Threads may share it, and hold ``lock`` meanwhile."""
 
     def __init__(self, reader: Reader, files: TurnFiles | None = None, rewound: str = "") -> None:
         self.rewound = rewound
         """The id of the session's last rewind; empty for none."""
-        self.rows: list[Row | None] = []
+        self.rows: list[HistoryRow | None] = []
         """None stands for a content that is not known."""
         self.live: Mapping[int, types.Content] = {}
         """What the last request sent of a history that was not loaded whole."""
@@ -113,7 +113,7 @@ class History:
             if words and any(part.inline_data or part.file_data for part in content.parts or ()):
                 words = " ".join([words, *media_marks(self._reader.content(content, "")).values()])
             sizes = len(_words(_texts(content))), characters(content), characters(content, written=True)
-            self.rows.append(Row(hash(key_of(content)), words, origin, sizes))
+            self.rows.append(HistoryRow(hash(key_of(content)), words, origin, sizes))
 
     def _is(self, at: int, content: types.Content) -> bool:
         """Tells whether a row is of a content, which is then known by its key."""
@@ -122,7 +122,7 @@ class History:
             row = self.rows[at] = row._replace(key=key)
         return row is not None and row.key == key
 
-    def surviving(self, live: Collection[str], after: History) -> None:
+    def surviving(self, live: Collection[str], after: AgentHistory) -> None:
         """Hands on to the history ``after`` a rewind what comes before the first content that none of the events says
         which are still there; off the event loop, since it copies files."""
         rewound_places = (at for at, row in enumerate(self.rows) if row and row.origin and row.origin.event not in live)
@@ -155,14 +155,14 @@ class History:
             return
         live: dict[int, types.Content] = {}
 
-        def taken(one: Stored) -> Row:
+        def taken(one: Stored) -> HistoryRow:
             if one["at"] in wanted:
                 live[one["at"]] = types.Content.model_validate_json(json.dumps(one["content"]))
             origin = Origin(*one["origin"]) if "origin" in one else None
-            return Row(0, one.get("words", ""), origin, tuple(one["sizes"]), one["digest"])
+            return HistoryRow(0, one.get("words", ""), origin, tuple(one["sizes"]), one["digest"])
 
         self.problem = "the policy records no texts" if self._files is None else "the store does not hold them"
-        stored: Mapping[int, Row] = {}
+        stored: Mapping[int, HistoryRow] = {}
         if self._files is not None:
             try:
                 reading = in_thread(partial(self._files.read, start, 2**62 if end is None else end, taken))
@@ -208,7 +208,7 @@ class History:
                     self.rows[at] = row._replace(digest=new[at]["digest"])
             self._unsaved = end if self._unsaved == unsaved else self._unsaved
 
-    def _stored(self, at: int, content: types.Content, row: Row, mask: Masker) -> Stored:
+    def _stored(self, at: int, content: types.Content, row: HistoryRow, mask: Masker) -> Stored:
         """A content as the store keeps it: masked, and a note in the place of media."""
         parts: list[dict[str, Any]]
         frozen = self._reader.content(content, "")

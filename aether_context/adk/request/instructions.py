@@ -19,7 +19,7 @@ from aether_context.adk.bounds import Waits
 from aether_context.adk.call import ModelCall
 from aether_context.adk.request.reader import Reader
 from aether_context.canonical import canonical_json, hash_text, short
-from aether_context.evidence.offload import data_of, is_error
+from aether_context.evidence.offload import is_error, stored_bytes
 from aether_context.pack import Candidate
 from aether_context.policy import PackPolicy
 from aether_context.text.pairing import pair_results
@@ -57,7 +57,7 @@ async def active_instructions(
         if asked is None or not isinstance(response, dict) or is_error(response):
             continue
         is_skill = tools[part.name] is not None
-        text = response.get("instructions") if is_skill else data_of(response).decode("utf-8", "surrogatepass")
+        text = response.get("instructions") if is_skill else stored_bytes(response).decode("utf-8", "surrogatepass")
         skill = response.get("skill_name") if is_skill else ""
         instruction = _instruction(part.name, asked.part.text, str(text or ""), str(skill))
         loaded.pop(instruction.id, None)

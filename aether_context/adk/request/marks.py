@@ -16,10 +16,10 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.call import ModelCall
-from aether_context.adk.request.history import Row
+from aether_context.adk.request.history import HistoryRow
 from aether_context.adk.request.reader import Reader, without_client_ids
 from aether_context.adk.session import ANCHORS, Records
-from aether_context.conversation import ranked, registered_anchors, selected
+from aether_context.conversation import ranked_anchors, registered_anchors, selected
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Anchor, Content, Pack, valid
 
@@ -81,7 +81,7 @@ def anchors_of(
     reader: Reader,
     contents: Sequence[Content],
     positions: Sequence[int],
-    rows: Sequence[Row | None],
+    rows: Sequence[HistoryRow | None],
     problems: list[str],
 ) -> tuple[Anchor, ...]:
     """The contents that the session's state, an event's metadata or a registered rule marks.
@@ -125,4 +125,4 @@ def anchors_of(
             found += selected(rule, contents, positions)
         except Exception as error:
             problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
-    return ranked(found)
+    return ranked_anchors(found)

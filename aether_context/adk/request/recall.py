@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
 from aether_context.adk.call import PreparedCall
-from aether_context.adk.request.history import History, Row
+from aether_context.adk.request.history import AgentHistory, HistoryRow
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.session import live_events
 from aether_context.pack import Candidate, turn_place
@@ -53,7 +53,7 @@ class Recall:
         return await self._compared(read, rank)
 
     async def turns(
-        self, read: PreparedCall, history: History, sent: Collection[int], most: int | None = None
+        self, read: PreparedCall, history: AgentHistory, sent: Collection[int], most: int | None = None
     ) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
@@ -71,11 +71,11 @@ class Recall:
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return read
         contents = read.history
-        history = history if read.settled else History(self._reader)
+        history = history if read.settled else AgentHistory(self._reader)
         end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
         events = live_events(read.call.context.session.events)[0]
 
-        def look() -> tuple[int, list[Entry], list[Row | None]]:
+        def look() -> tuple[int, list[Entry], list[HistoryRow | None]]:
             with history.lock:
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), most_tokens)

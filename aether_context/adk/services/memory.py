@@ -78,7 +78,7 @@ class HybridMemoryService(BaseMemoryService):
     ) -> None:
         from aether_context.memory import Memories
 
-        place, options = parsed(os.fspath(path or ""), agents_dir)
+        place, options = parse_address(os.fspath(path or ""), agents_dir)
         number = options.get("limit", str(limit))
         if not number.isdecimal() or int(number) < 1:
             raise SearchIndexError(f"limit={number!r} of a memory service is no whole number above 0")
@@ -203,7 +203,7 @@ def register_memory_service() -> None:
         get_service_registry().register_memory_service(scheme, lambda uri, **given: HybridMemoryService(uri, **given))
 
 
-def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]]:
+def parse_address(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]]:
     """The path that a URI means, empty for none, or the URI of a database; and the service's own options.
 
     Raises:

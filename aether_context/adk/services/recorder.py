@@ -28,7 +28,7 @@ from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, Tip, pack_id, record
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 from aether_context.store.files import Files
-from aether_context.store.index import time_of
+from aether_context.store.index import write_time
 from aether_context.store.layout import pack_at
 from aether_context.store.masking import MaskedPacks
 from aether_context.store.pack_file import MANIFEST
@@ -203,7 +203,7 @@ class Recorder:
         an answer of a model, as it does where the model failed, so that no event tells its last call."""
         with suppress(AetherContextError, ValueError):
             packs = self.store.files.folders(f"{self.store.files.place(*session)}/packs", 0)
-            data = self.store.files.get(f"{max(packs, key=time_of)}/{MANIFEST}", _MOST_MANIFEST_BYTES)
+            data = self.store.files.get(f"{max(packs, key=write_time)}/{MANIFEST}", _MOST_MANIFEST_BYTES)
             from aether_context.store import Manifest
 
             manifest = Manifest.parse(data or b"")
