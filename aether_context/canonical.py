@@ -39,9 +39,9 @@ def replaced(value: JSON, path: Path, text: str) -> JSON:
     """A copy of a JSON value with a text in the place that a path leads to."""
     if not path:
         return text
-    changed: Any = dict(value) if isinstance(value, dict) else list(value)
-    changed[path[0]] = replaced(value[path[0]], path[1:], text)
-    return changed
+    copied: Any = dict(value) if isinstance(value, dict) else list(value)
+    copied[path[0]] = replaced(value[path[0]], path[1:], text)
+    return copied
 
 
 def canonical_json(value: JSON) -> str:
@@ -146,8 +146,8 @@ def hash_json(value: JSON) -> str:
 def fold(pieces: Iterable[str], start: str = "") -> str:
     """One hash over a sequence, which can be continued: ``fold(a + b) == fold(b, start=fold(a))``."""
     digest = start
-    for piece in pieces:
-        digest = hashlib.sha256(f"{digest}\n{piece}".encode("utf-8", "surrogatepass")).hexdigest()
+    for text in pieces:
+        digest = hashlib.sha256(f"{digest}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
     return digest
 
 

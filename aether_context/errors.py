@@ -49,11 +49,11 @@ class PolicyError(AetherContextError):
         super().__init__(message)
 
 
-def near_names(name: str, known: Iterable[str]) -> str:
+def near_names(name: str, known_names: Iterable[str]) -> str:
     """The hint for an unknown name: ``did you mean 'chat'?``, or the names that are known."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    known_names = list(known_names)
+    near = difflib.get_close_matches(name, known_names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known_names)}"
 
 
 def listed(names: Iterable[str]) -> str:
@@ -263,8 +263,8 @@ class ReplayIncomplete(ReplayError):
 class ReplayMismatch(ReplayError):
     """A stage of the replay gave another result than the recorded one."""
 
-    def __init__(self, stage: str, recorded: str, found: str) -> None:
+    def __init__(self, stage: str, recorded: str, rebuilt: str) -> None:
         self.stage = stage
         self.recorded = recorded
-        self.found = found
-        super().__init__(f"stage {stage!r} differs: recorded {recorded}, replayed {found}")
+        self.found = rebuilt
+        super().__init__(f"stage {stage!r} differs: recorded {recorded}, replayed {rebuilt}")

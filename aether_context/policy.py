@@ -336,7 +336,7 @@ class Limit(_Settings):
             "total": self.total_tokens,
             "cost": None if self.cost_usd is None else Decimal(str(self.cost_usd)),
         }
-        return {measure: most for measure, most in bounds.items() if most is not None}
+        return {measure: bound for measure, bound in bounds.items() if bound is not None}
 
 
 class LimitSettings(_Settings):
@@ -465,8 +465,8 @@ class PackPolicy(_Settings):
                 nearest valid name.
         """
         if not isinstance(source, str | Path | None):
-            wanted = "a profile's name, a file's path, or PackPolicy.load(\"chat\", max_input_tokens=…)"
-            raise PolicyError(f"policy = {source!r}: give {wanted}", field="policy")
+            expected_form = "a profile's name, a file's path, or PackPolicy.load(\"chat\", max_input_tokens=…)"
+            raise PolicyError(f"policy = {source!r}: give {expected_form}", field="policy")
         settings, origin = _read(source)
         try:
             return cls(**merged(settings, overrides))
@@ -526,8 +526,10 @@ class PackPolicy(_Settings):
         tighter: dict[str, dict[str, float]] = {}
         for section, values in PRESETS["cost_first"].items():
             for name, frugal in values.items():
-                own = getattr(getattr(self, section), name)
-                value = max(own, frugal) if name == "floor" else min(own, frugal)  # a higher floor leaves out more
+                level_value = getattr(getattr(self, section), name)
+                value = (
+                    max(level_value, frugal) if name == "floor" else min(level_value, frugal)
+                )  # a higher floor leaves out more
                 halved = value * 0.5 ** (level - 1) if name.startswith("compact_") else value
                 tighter.setdefault(section, {})[name] = halved
         return PackPolicy(**merged(self.model_dump(), tighter))
@@ -542,8 +544,8 @@ class PackPolicy(_Settings):
         return self._stated_window(model) == _ALL
 
     def _stated_window(self, model: str) -> int | None:
-        given = self.max_input_tokens
-        return given.get(model) if isinstance(given, Mapping) else given
+        stated = self.max_input_tokens
+        return stated.get(model) if isinstance(stated, Mapping) else stated
 
     @property
     def mask(self) -> Masker:

@@ -62,26 +62,26 @@ class _Rule:
         near = tuple(begin for begin in self.near if begin in searched)
         pieces: list[str] = []
         end = 0
-        for place in _any_of(near, self.is_token).finditer(text) if near else ():
-            at = place.start()
+        for near_match in _any_of(near, self.is_token).finditer(text) if near else ():
+            at = near_match.start()
             # A letter before a token makes it a part of a word, but for that of a line's end written as ``\\n``.
             is_inside = self.is_token and at and text[at - 1].isalnum() and text[max(0, at - 2) : at] not in _ESCAPES
             if at < end or is_inside:
                 continue
-            for pattern in self.near[place[0] if self.is_token else place[0].lower()]:
-                if (found := _compiled(pattern).match(text, at)) is not None:
-                    pieces += (text[end:at], self._masked(found))
-                    rest = _TOKEN_END.match(text, found.end()) if self.is_token else None
-                    end = found.end() if rest is None else rest.end()
+            for pattern in self.near[near_match[0] if self.is_token else near_match[0].lower()]:
+                if (match := _compiled(pattern).match(text, at)) is not None:
+                    pieces += (text[end:at], self._masked(match))
+                    token_end = _TOKEN_END.match(text, match.end()) if self.is_token else None
+                    end = match.end() if token_end is None else token_end.end()
                     break
         return "".join((*pieces, text[end:])) if pieces else text
 
-    def _masked(self, found: re.Match[str]) -> str:
+    def _masked(self, match: re.Match[str]) -> str:
         """A match with its mask; what its groups hold stays before that."""
         if self.check is len:
-            return "".join((*filter(None, found.groups()), self.mask))
-        size = self.check(found[0])
-        return f"{self.mask}{found[0][size:]}" if size else found[0]
+            return "".join((*filter(None, match.groups()), self.mask))
+        size = self.check(match[0])
+        return f"{self.mask}{match[0][size:]}" if size else match[0]
 
 
 @cache
@@ -99,9 +99,9 @@ def _rules() -> Mapping[str, Sequence[_Rule]]:
         check = _CHECKS.get(rule.get("check", ""), len)
         rules[rule["name"]].append(_Rule(f"[{rule['name']}]", rule["pattern"], near, rule.get("needs", ""), check))
     tokens: dict[str, list[str]] = {}
-    own = _data()["tokens"]
-    kept = own["betterleaks"].values()
-    for begins, pattern in [*kept, *(token for name, token in own.items() if name != "betterleaks")]:
+    token_rules = _data()["tokens"]
+    kept_rules = token_rules["betterleaks"].values()
+    for begins, pattern in [*kept_rules, *(token for name, token in token_rules.items() if name != "betterleaks")]:
         for begin in begins:
             tokens.setdefault(begin, []).append(pattern)
     # A longer beginning has the patterns of the shorter ones that it begins with, too.
@@ -131,10 +131,10 @@ def _any_of(begins: Sequence[str], exactly: bool) -> re.Pattern[str]:
 
 def _account(text: str) -> int:
     length = _data()["iban"].get(text[:2], 0)
-    found = re.match(rf"(?: *[^ ]){{{length}}}", text) if length else None
-    if found is None or text[found.end() : found.end() + 1].isalnum():
+    match = re.match(rf"(?: *[^ ]){{{length}}}", text) if length else None
+    if match is None or text[match.end() : match.end() + 1].isalnum():
         return 0
-    number, end = found[0].replace(" ", ""), found.end()
+    number, end = match[0].replace(" ", ""), match.end()
     digits = "".join(str(int(letter, 36)) for letter in number[4:] + number[:4])
     return end if int(digits) % 97 == 1 else 0
 
@@ -185,8 +185,8 @@ class Masker:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         names = {name for pattern in patterns for name in GROUPS.get(pattern, (pattern,))}
-        own = [_expression(pattern) for pattern in patterns if pattern not in RULES and pattern not in GROUPS]
-        self._rules: list[Callable[[str], str]] = [partial(pattern.sub, "[redacted]") for pattern in own]
+        custom = [_expression(pattern) for pattern in patterns if pattern not in RULES and pattern not in GROUPS]
+        self._rules: list[Callable[[str], str]] = [partial(pattern.sub, "[redacted]") for pattern in custom]
         self._rules += [rule for name in RULES if name in names for rule in _rules()[name]]
         self._masks_passwords = "password" in names
         self.name = hash_json(sorted(names))
@@ -247,17 +247,17 @@ class Masker:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    known = f"the groups are {', '.join(GROUPS)}, the rules {', '.join(RULES)}"
+    names = f"the groups are {', '.join(GROUPS)}, the rules {', '.join(RULES)}"
     if re.fullmatch(r"[a-z_]+", pattern):
         raise PolicyError(
-            f"redact = {pattern!r} is no name: {known}; write a word that is to be masked as \\b{pattern}\\b",
+            f"redact = {pattern!r} is no name: {names}; write a word that is to be masked as \\b{pattern}\\b",
             field="redact",
         )
     try:
         expression = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise PolicyError(
-            f"redact = {pattern!r:.200} is neither a name nor a regular expression ({error}): {known}", field="redact"
+            f"redact = {pattern!r:.200} is neither a name nor a regular expression ({error}): {names}", field="redact"
         ) from error
     if expression.match(""):
         raise PolicyError(f"redact = {pattern!r} matches the empty text: mask one character or more", field="redact")

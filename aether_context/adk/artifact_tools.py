@@ -89,8 +89,8 @@ class Readers:
         self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
         copied = (uuid4().hex, store, redact)
         _live[copied[0]] = self
-        answers = ((_READ_DECLARATION, self._read), (_SEARCH_DECLARATION, self._search))
-        self.tools = tuple(ReaderTool(declaration, records, answer, copied) for declaration, answer in answers)
+        handlers = ((_READ_DECLARATION, self._read), (_SEARCH_DECLARATION, self._search))
+        self.tools = tuple(ReaderTool(declaration, records, answer, copied) for declaration, answer in handlers)
 
     async def _read(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
@@ -115,10 +115,10 @@ class Readers:
             return {"error": f"it has lines 1 to {total}: give start_line among them"}
         from aether_context.evidence.passages import read_lines
 
-        found = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
-        answer: dict[str, Any] = {"lines": f"{_range(found)} of {total}", "text": found.text}
-        if found.stop < min(total, start - 1 + count):
-            answer["note"] = f"there was no room for more: go on with start_line={found.stop + 1}"
+        passage = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
+        answer: dict[str, Any] = {"lines": f"{_range(passage)} of {total}", "text": passage.text}
+        if passage.stop < min(total, start - 1 + count):
+            answer["note"] = f"there was no room for more: go on with start_line={passage.stop + 1}"
         return answer
 
     async def _search(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
@@ -130,13 +130,13 @@ class Readers:
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room = self._room(context)
-        found = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
+        lines = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
         total = len(searcher.view.lines)
-        if not found.passages:
+        if not lines.passages:
             return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
         return {
-            "found": [{"lines": _range(passage), "text": passage.text} for passage in found.passages],
-            "note": _NOTES[found.how].format(matches=found.matches, total=total),
+            "found": [{"lines": _range(passage), "text": passage.text} for passage in lines.passages],
+            "note": _NOTES[lines.how].format(matches=lines.matches, total=total),
         }
 
     async def _open(self, uri: str, context: ToolContext) -> Searcher:
@@ -154,8 +154,8 @@ class Readers:
             if not is_text(kind):
                 raise ArtifactError(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
             key = (context.session.app_name, context.session.user_id, record.digest)
-            if (known := self._texts.get(key)) is not None:
-                return known
+            if (cached := self._texts.get(key)) is not None:
+                return cached
             data: bytes | None = await self._data(record, context)
         elif pack_at(uri.removeprefix(SCHEME)) is not None:
             data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
@@ -175,24 +175,24 @@ class Readers:
             raise ArtifactError("it is too large to be read here")
         from aether_context.evidence.passages import Searcher
 
-        found = Searcher(await asyncio.to_thread(lines_view, text), redact=self._mask)
+        searcher = Searcher(await asyncio.to_thread(lines_view, text), redact=self._mask)
         if key is not None:
-            self._texts.put(key, found)
-        return found
+            self._texts.put(key, searcher)
+        return searcher
 
     async def _record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
         """Looks up the record of a piece of the session's evidence; asks the store, too, where the host loaded a part
         of the events."""
-        found = self._records.of(context).by_digits.get(digits)
-        if found is None and digits:
+        match = self._records.of(context).by_digits.get(digits)
+        if match is None and digits:
             stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
-            found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
-        for medium in _sent_media(context) if found is None and digits else ():
+            match = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
+        for medium in _sent_media(context) if match is None and digits else ():
             if short(digest := hash_bytes(medium.data), len(digits)) == digits:
                 size, kind = len(medium.data), medium.media_type
                 uri = evidence_uri(digest, "bin")
                 return EvidenceRecord(uri=uri, digest=digest, size_bytes=size, media_type=kind, form="described")
-        return found
+        return match
 
     async def _data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
         """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
@@ -335,13 +335,13 @@ def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
 def names_evidence(content: types.Content) -> bool:
     """Tells whether an address of evidence stands in a text or a result."""
     texts = [part.text or "" for part in content.parts or ()]
-    answers = [part.function_response for part in content.parts or () if part.function_response is not None]
-    texts += [text for answer in answers for _, text in strings(answer.response or {})]
+    responses = [part.function_response for part in content.parts or () if part.function_response is not None]
+    texts += [text for answer in responses for _, text in strings(answer.response or {})]
     return any(STORED.search(text) for text in texts if SCHEME in text)
 
 
-def _range(found: Passage) -> str:
-    return str(found.start + 1) if found.stop - found.start == 1 else f"{found.start + 1}-{found.stop}"
+def _range(passage: Passage) -> str:
+    return str(passage.start + 1) if passage.stop - passage.start == 1 else f"{passage.start + 1}-{passage.stop}"
 
 
 def _number(value: Any, otherwise: int) -> int:

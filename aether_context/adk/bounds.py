@@ -163,24 +163,24 @@ class Waits:
             LeftOut: the service was late too often; one caller tries it again every now and then.
         """
         began, waited = time.monotonic(), self._waited.get(invocation) or 0.0
-        late, until = self._late.get(service) or (0, 0.0)
-        if late >= most_late and began < until:
+        late_count, until = self._late.get(service) or (0, 0.0)
+        if late_count >= most_late and began < until:
             work.close()
-            raise LeftOut(f"it was late {late} times in a row")
+            raise LeftOut(f"it was late {late_count} times in a row")
         # Whoever comes while this one tries leaves it out, where it was late too often.
-        self.answered(service, late, began)
+        self.answered(service, late_count, began)
         try:
-            given = await within(max(0.0, self.seconds - waited), work)
+            result = await within(max(0.0, self.seconds - waited), work)
         except TimeoutError:
             if waited < self.seconds / 2:  # else those before it have taken its time
-                self.answered(service, late + 1, time.monotonic())
+                self.answered(service, late_count + 1, time.monotonic())
             raise
         finally:
             waited += time.monotonic() - began
             self._waited.put(invocation, max(waited, self._waited.get(invocation) or 0.0))
         self.answered(service)
-        return given
+        return result
 
-    def answered(self, service: str, late: int = 0, now: float = 0.0) -> None:
+    def answered(self, service: str, late_count: int = 0, now: float = 0.0) -> None:
         """Notes how often in a row a service was late by now; that it answered, maybe behind the call that waited."""
-        self._late.put(service, (late, now + RETRY_SECONDS))
+        self._late.put(service, (late_count, now + RETRY_SECONDS))

@@ -133,20 +133,20 @@ class Offloader:
         # A step that needs evidence can be met by any result, so a short one has an address as well.
         needs_proof = _needs_proof(call)
 
-        def is_wanted(given: ToolResult) -> bool:
+        def is_wanted(result: ToolResult) -> bool:
             most = min(settings.threshold_tokens, _LEAST_WRITTEN)
-            is_short = _characters(given.response, most) <= most
-            if given.tool in stays or (is_short and not needs_proof and given.tool not in self._always):
+            is_short = _characters(result.response, most) <= most
+            if result.tool in stays or (is_short and not needs_proof and result.tool not in self._always):
                 return False
-            return not _uses_computer(tools.get(given.tool))
+            return not _uses_computer(tools.get(result.tool))
 
         results: list[_Evidence] = []
-        for given in [*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]:
+        for result in [*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                results.append(await self._describe(call.context, given, settings, window, needs_proof))
+                results.append(await self._describe(call.context, result, settings, window, needs_proof))
             except Exception as error:
-                self._caught(error, f"a result of {given.tool} was not offloaded: ")
+                self._caught(error, f"a result of {result.tool} was not offloaded: ")
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
         written = await asyncio.gather(*(self._write(call.key[:3], evidence) for evidence in reversed(results)))
         # A result of which a piece could not be stored has no records, and stays as it is.
@@ -156,7 +156,7 @@ class Offloader:
         return tuple(dict.fromkeys(filter(None, written)))
 
     async def _describe(
-        self, context: CallbackContext, given: ToolResult, settings: OffloadSettings, window: int, needs_proof: bool
+        self, context: CallbackContext, result: ToolResult, settings: OffloadSettings, window: int, needs_proof: bool
     ) -> _Evidence:
         """The evidence that is to stand in the store for a result, or for parts of it; none where it stays as it is.
 
@@ -164,51 +164,51 @@ class Offloader:
             window: the window in tokens by which it is judged.
             needs_proof: whether a result that stays is evidence, too, but for an error.
         """
-        response = said_once(given.response)
+        response = said_once(result.response)
         size = _characters(response)
         inside = await aside(size, partial(self._written, response))
-        is_settled = bool(self._mask or inside or given.parts or needs_proof or given.tool in self._always)
+        is_settled = bool(self._mask or inside or result.parts or needs_proof or result.tool in self._always)
         if not is_settled and size <= settings.threshold_tokens:
             # No text takes more tokens than bytes: it is not counted to see that it stays.
             written = await aside(size, lambda: canonical_json(plain(response)).encode("utf-8", "surrogatepass"))
             if len(written) <= settings.threshold_tokens:
                 return []
-        arguments = plain(dict(given.arguments))
+        arguments = plain(dict(result.arguments))
         words = words_of(context.user_content)
         words = await aside(len(words), partial(self._mask, words))
-        asked = (words, canonical_json(self._mask.json(arguments)))
-        query = "\n".join(text[:ASKED_CHARACTERS] for text in asked)
+        query_texts = (words, canonical_json(self._mask.json(arguments)))
+        query = "\n".join(text[:ASKED_CHARACTERS] for text in query_texts)
         origin = {
-            "source": given.tool,
+            "source": result.tool,
             "arguments": short(hash_json(arguments)),
-            "agent": given.agent,
-            "invocation": given.invocation,
-            "time": given.time,
+            "agent": result.agent,
+            "invocation": result.invocation,
+            "time": result.time,
             "window": window,
         }
         evidence: _Evidence = []
         marks: list[tuple[Medium, str]] = []
-        for piece, found_medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
+        for number, found_medium in enumerate([*map(medium_of, result.parts), *inside], start=1):
             if found_medium is not None:
                 medium = _masked(found_medium, self._mask)
-                record = self._record(medium, settings, context, {**origin, "piece": piece})
+                record = self._record(medium, settings, context, {**origin, "piece": number})
                 if record is not None:
                     evidence.append((record, medium.data))
                     if medium.path:
                         marks.append((medium, mark(record, is_inside=medium.span is not None)))
         content = await aside(size, lambda: as_json(with_marks(response, marks)))
         if content is not None:
-            found = await aside(
+            stored = await aside(
                 size,
-                lambda: offload(self._mask.json(content), given.tool, settings, counter=self._counter, query=query),
+                lambda: offload(self._mask.json(content), result.tool, settings, counter=self._counter, query=query),
             )
-            if found.record.form != "verbatim" or (needs_proof and not is_error(content)):
-                summary = f"{found.record.media_type}, {size_words(len(found.data))}"
-                if found.record.form != "described":
-                    summary = await aside(len(found.data), partial(summary_of, found.data, self._counter, query))
-                record = found.record.model_copy(update={**origin, "query": query, "summary": summary})
-                evidence.append((record, found.data))
-                self._shown.put((given.tool, structure(content), query, window), found)
+            if stored.record.form != "verbatim" or (needs_proof and not is_error(content)):
+                summary = f"{stored.record.media_type}, {size_words(len(stored.data))}"
+                if stored.record.form != "described":
+                    summary = await aside(len(stored.data), partial(summary_of, stored.data, self._counter, query))
+                record = stored.record.model_copy(update={**origin, "query": query, "summary": summary})
+                evidence.append((record, stored.data))
+                self._shown.put((result.tool, structure(content), query, window), stored)
         return evidence
 
     def _written(self, response: Mapping[str, Any]) -> list[Medium]:
@@ -218,8 +218,8 @@ class Offloader:
         if self._mask:
             clear = {medium.data for medium in media_in(self._mask.json(response))}
             media = [medium for medium in media if sniffed(medium.data) or medium.data in clear]
-        least = sorted((len(medium.written) for medium in media), reverse=True)[:_MOST_MEDIA]
-        return [medium for medium in media if len(medium.written) >= least[-1]]
+        lengths = sorted((len(medium.written) for medium in media), reverse=True)[:_MOST_MEDIA]
+        return [medium for medium in media if len(medium.written) >= lengths[-1]]
 
     def _record(
         self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
@@ -313,8 +313,8 @@ class Offloader:
         """
         context, request, window = call.context, call.request, call.window.tokens
         problems = await self._look(call) if self._is_on else ()
-        known = self._records.of(context)
-        records = known.by_digits.values()
+        session_records = self._records.of(context)
+        records = session_records.by_digits.values()
         if not self._is_on:
             reads = _needs_proof(call) and is_free(request.config)
             if records or reads or (has_cut(call.state, call.key) and self.reads_past(call)):
@@ -331,7 +331,7 @@ class Offloader:
             if record.window
             and (record.tokens > threshold or record.form in ("verbatim", "described") or record.source in self._always)
         ]
-        before, wants, saved_tokens = request.contents, False, 0
+        host_contents, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
             if (
                 long
@@ -349,12 +349,12 @@ class Offloader:
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
-                or bool(known.results(context))
+                or bool(session_records.results(context))
                 or (self._can_come(call, request, call.window) and is_free(request.config))
             )
         if not ((wants or kept) and declare(request, readers)):
-            request.contents = before
-        return problems, saved_tokens if request.contents is not before else 0
+            request.contents = host_contents
+        return problems, saved_tokens if request.contents is not host_contents else 0
 
     def reads_past(self, call: ModelCall, has_media: bool = False) -> bool:
         """Tells whether an agent that is cut gets the tools that read what a cut took."""
@@ -380,31 +380,31 @@ class Offloader:
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
         """
-        known, has_quotes = _Known(records, instructing_tools(call.request, call.policy)), False
+        known_results, has_quotes = _Known(records, instructing_tools(call.request, call.policy)), False
 
         def shown(part: types.Part) -> types.Part:
             nonlocal has_quotes
             if part.function_response is None:
                 has_quotes = has_quotes or (part.text is not None and _QUOTED_RESULT in part.text)
                 return part
-            answer = self._shown_of(part.function_response, known)
+            answer = self._shown_of(part.function_response, known_results)
             return part if answer is None else part.model_copy(update={"function_response": answer})
 
-        before = call.request.contents
-        call.request.contents = [with_parts(content, shown) for content in before]
-        changed = (new for new, old in zip(call.request.contents, before, strict=True) if new is not old)
-        names_address = any(map(names_evidence, changed))
+        host_contents = call.request.contents
+        call.request.contents = [with_parts(content, shown) for content in host_contents]
+        shortened = (new for new, old in zip(call.request.contents, host_contents, strict=True) if new is not old)
+        names_address = any(map(names_evidence, shortened))
         if has_quotes:
             self._requote(call.context, call.request, records)
-        return names_address, known.saved_tokens
+        return names_address, known_results.saved_tokens
 
     def _requote(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
         """Puts extracts into a request where it quotes what another agent's tools gave."""
-        known = _Known(records)
+        known_results = _Known(records)
         quotes: list[tuple[str, str]] = []
         for event in context.session.events:
             for response in event.get_function_responses():
-                answer = self._shown_of(response, known)
+                answer = self._shown_of(response, known_results)
                 if answer is not None and answer.response != response.response:
                     quotes.append((str(response.response), str(answer.response)))
 
@@ -412,46 +412,46 @@ class Offloader:
             if part.text is None or _QUOTED_RESULT not in part.text:
                 return part
             text = part.text
-            for before, after in quotes:
-                text = text.replace(before, after)
+            for quoted_text, new_text in quotes:
+                text = text.replace(quoted_text, new_text)
             return part if text == part.text else part.model_copy(update={"text": text})
 
         request.contents = [with_parts(content, requoted) for content in request.contents]
 
-    def _shown_of(self, answer: types.FunctionResponse, known: _Known) -> types.FunctionResponse | None:
+    def _shown_of(self, answer: types.FunctionResponse, index: _Known) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
         name = answer.name or ""
-        if name in (READ, SEARCH) or name in known.instructs:
+        if name in (READ, SEARCH) or name in index.instructs:
             return None
-        before: dict[str, Any] = answer.response or {}
-        response, marks, left = before, [], list(answer.parts or ())
-        if known.has_media and name not in self._never:
-            parts, once, written = self._media_of(before)
-            texts = [(medium, known.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
+        host_response: dict[str, Any] = answer.response or {}
+        response, marks, unmarked = host_response, [], list(answer.parts or ())
+        if index.has_media and name not in self._never:
+            parts, once, written = self._media_of(host_response)
+            texts = [(medium, index.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
             if texts := [(medium, text) for medium, text in texts if text]:
                 response = with_marks(once, texts)
-            of_inside = [known.mark_of(digest, supersedes=True) for digest in parts]
+            of_inside = [index.mark_of(digest, supersedes=True) for digest in parts]
             if of_inside and all(of_inside):
                 response, marks = split(response)[0], of_inside
-            of_parts = [known.mark_of(self._digest_of(part), supersedes=True) for part in left]
+            of_parts = [index.mark_of(self._digest_of(part), supersedes=True) for part in unmarked]
             marks = [*marks, *filter(None, of_parts)]
-            left = [part for part, text in zip(left, of_parts, strict=True) if not text]
-        extract = self._extract(name, response, known) if response else None
-        if extract is None and response is before and not marks:
+            unmarked = [part for part, text in zip(unmarked, of_parts, strict=True) if not text]
+        extract = self._extract(name, response, index) if response else None
+        if extract is None and response is host_response and not marks:
             return None
-        return answer.model_copy(update={"response": joined(extract or response, marks), "parts": left or None})
+        return answer.model_copy(update={"response": joined(extract or response, marks), "parts": unmarked or None})
 
     def _media_of(self, response: Mapping[str, Any]) -> _Media:
         """The media in a response; their bytes are decoded and hashed once."""
         key = structure(response)
-        found = self._media.get(key)
-        if found is None:
+        result = self._media.get(key)
+        if result is None:
             once = said_once(response)
             media = ((medium, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(once))
             written = [(medium._replace(data=b"", written=""), digest) for medium, digest in media]
-            found = [self._digest_of(part) for part in split(response)[1]], once, written
-            self._media.put(key, found)
-        return found
+            result = [self._digest_of(part) for part in split(response)[1]], once, written
+            self._media.put(key, result)
+        return result
 
     def _digest_of(self, part: types.Part | types.FunctionResponsePart) -> str:
         """The hash of a part's bytes as the store keeps them; empty where it has none."""
@@ -462,24 +462,24 @@ class Offloader:
         """A stand-in for a response, the hash of what the store keeps of it, and its size as JSON."""
         # The texts of a result know their hash, so that it is not encoded again at each call.
         same = structure(content)
-        told = self._told.get(same)
-        if told is None:
+        hashed = self._told.get(same)
+        if hashed is None:
             size = len(canonical_json(content).encode("utf-8", "surrogatepass"))
-            told = hash_bytes(stored_bytes(self._mask.json(content))), size
-            self._told.put(same, told)
-        return same, *told
+            hashed = hash_bytes(stored_bytes(self._mask.json(content))), size
+            self._told.put(same, hashed)
+        return same, *hashed
 
-    async def focus(self, read: PreparedCall) -> PreparedCall:
+    async def focus(self, prepared: PreparedCall) -> PreparedCall:
         """The input with the latest stored results summarized by lines that answer the request, from the session's
         events. What these do not hold keeps the summary of when it came."""
-        source, scope = read.source, read.call.key[:3]
-        results = [piece for piece in source.candidates if piece.layer == "evidence" and not piece.kind]
+        source, scope = prepared.source, prepared.call.key[:3]
+        results = [candidate for candidate in source.candidates if candidate.layer == "evidence" and not candidate.kind]
         results = sorted(results, key=lambda result: (-(result.time or 0.0), result.id))[:_MOST_FOCUSED]
         # What another agent hands over says less of what is looked for than the user does.
-        query = f"{query_for(source)}\n{words_of(read.call.context.user_content)}" if results else ""
+        query = f"{query_for(source)}\n{words_of(prepared.call.context.user_content)}" if results else ""
         keys = {result.id: (scope, result.content_hash, query) for result in results}
         missing = {key[1]: key for key in keys.values() if self._summaries.get(key) is None}
-        events = tuple(read.call.context.session.events)
+        events = tuple(prepared.call.context.session.events)
 
         def look() -> None:
             for answer in (answer for event in reversed(events) for answer in event.get_function_responses()):
@@ -493,35 +493,35 @@ class Offloader:
         if missing:
             await asyncio.to_thread(look)
 
-        def focused(piece: Candidate) -> Candidate:
-            summary = self._summaries.get(keys[piece.id]) if piece.id in keys else ""
-            return with_summary(piece, summary) if summary else piece
+        def focused(candidate: Candidate) -> Candidate:
+            summary = self._summaries.get(keys[candidate.id]) if candidate.id in keys else ""
+            return with_summary(candidate, summary) if summary else candidate
 
-        return read.with_source(candidates=tuple(map(focused, source.candidates)))
+        return prepared.with_source(candidates=tuple(map(focused, source.candidates)))
 
-    def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
+    def _extract(self, tool: str, response: Mapping[str, Any], known_results: _Known) -> Mapping[str, Any] | None:
         """Finds the extract that is shown of a response; None where the response itself is sent."""
         content = as_json(response)
         if content is None:
             return None
         same, digest, size = self._hashed(content)
-        record = known.by_digest.get(digest)
+        record = known_results.by_digest.get(digest)
         # Of what two tools gave alike, the record names the first.
         if record is None or (record.source != tool and (record.form == "verbatim" or tool in self._never)):
             return None
         key = (tool, same, record.query, record.window)
-        found = self._shown.get(key)
-        if found is None:
+        stored = self._shown.get(key)
+        if stored is None:
             masked = self._mask.json(content)
-            found = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
-            self._shown.put(key, found)
-        if found.record.form == "verbatim":
+            stored = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
+            self._shown.put(key, stored)
+        if stored.record.form == "verbatim":
             if record.form != "verbatim":
                 return None
-            return superseding({**response, free_key(response, CITE_KEY): record.uri}, known.earlier(record))
+            return superseding({**response, free_key(response, CITE_KEY): record.uri}, known_results.earlier(record))
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
-        known.saved_tokens += max(0, found.record.tokens * size // len(found.data) - found.shown_tokens)
-        return superseding(found.response, known.earlier(record))
+        known_results.saved_tokens += max(0, stored.record.tokens * size // len(stored.data) - stored.shown_tokens)
+        return superseding(stored.response, known_results.earlier(record))
 
 
 class _Known:

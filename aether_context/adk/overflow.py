@@ -83,9 +83,9 @@ def overflow_of(error: BaseException | str, request: str = "") -> Overflow | Non
     if limit is None or kind != "tokens":
         limit = limit and limit << 20 * (" mb limit" in match[0])
         return Overflow(limit, kind=_KINDS.get(kind, "tokens"), is_echo=is_echo)
-    answer, sent = (_number(first("counts", kind)) for kind in ("answer", "sent"))
+    answer, sent_tokens = (_number(first("counts", kind)) for kind in ("answer", "sent"))
     answer = answer if answer and answer < limit else 0  # what takes all of it leaves nothing to learn but the limit
-    return Overflow(limit - answer, sent, answer, is_echo=is_echo)
+    return Overflow(limit - answer, sent_tokens, answer, is_echo=is_echo)
 
 
 @cache

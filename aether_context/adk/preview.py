@@ -158,23 +158,23 @@ def preview_strategies(
         PolicyError: the policy is wrong, or a strategy is unknown.
         SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
-    chosen = policy if isinstance(policy, PackPolicy) else PackPolicy.load(policy)
-    own = chosen.conversation.strategy
+    base_policy = policy if isinstance(policy, PackPolicy) else PackPolicy.load(policy)
+    own = base_policy.conversation.strategy
     names = strategies if strategies is not None else [own, *(name for name in strategy_names() if (name,) != own)]
     previews = []
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)
-        trial = chosen.changed(conversation={"strategy": strategy})
+        trial = base_policy.changed(conversation={"strategy": strategy})
         pack, _ = preview(session, policy=trial, message=message, **agent)
-        acts = pack.acts
+        strategy_acts = pack.acts
         previews.append(
             StrategyPreview(
                 strategy=strategy,
                 pack=pack,
-                removed=sum(act.removed for act in acts),
-                replaced=sum(act.replaced for act in acts),
-                freed_tokens=sum(act.freed_tokens for act in acts),
-                lost_tokens=max((act.lost_tokens for act in acts), default=0),
+                removed=sum(act.removed for act in strategy_acts),
+                replaced=sum(act.replaced for act in strategy_acts),
+                freed_tokens=sum(act.freed_tokens for act in strategy_acts),
+                lost_tokens=max((act.lost_tokens for act in strategy_acts), default=0),
             )
         )
     return tuple(previews)
@@ -226,7 +226,7 @@ class _NoStore(PackStore):
     """Takes evidence and lets it go."""
 
     @override
-    def write_evidence(self, *given: object) -> None:
+    def write_evidence(self, *arguments: object) -> None:
         return None
 
 
@@ -262,23 +262,23 @@ class _NoModel(BaseLlm):
 
 async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: types.Content | None) -> None:
     """The next model call of a session, as a runner would make it."""
-    spoken = (event for event in reversed(session.events) if event.content is not None and not event.partial)
-    last = next(spoken, None) if message is None else None
+    spoken_events = (event for event in reversed(session.events) if event.content is not None and not event.partial)
+    last = next(spoken_events, None) if message is None else None
     parts = (last.content and last.content.parts if last else None) or ()
     if last is not None and (last.author == "user" or any(part.function_response for part in parts)):
         # The last event waits for a model's answer.
         invocation, branch = last.invocation_id, last.branch
-        said = (event for event in session.events if event.invocation_id == invocation and event.author == "user")
-        asked = next((event.content for event in said), None)
+        users = (event for event in session.events if event.invocation_id == invocation and event.author == "user")
+        user_content = next((event.content for event in users), None)
     else:
         invocation, branch = f"preview-{len(session.events)}", None
-        asked = message or types.UserContent(parts=[types.Part(text=PLACEHOLDER)])
+        user_content = message or types.UserContent(parts=[types.Part(text=PLACEHOLDER)])
         session.events.append(
             Event(
                 id=invocation,
                 invocation_id=invocation,
                 author="user",
-                content=asked,
+                content=user_content,
                 timestamp=max([session.last_update_time, *(event.timestamp for event in session.events[-1:])]),
             )
         )
@@ -289,7 +289,7 @@ async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: 
         invocation_id=invocation,
         agent=agent,
         session=session,
-        user_content=asked,
+        user_content=user_content,
         branch=branch,
     )
     async for _ in agent.run_async(context):

@@ -83,10 +83,10 @@ def unread_results(call: ModelCall) -> list[ToolResult]:
 
 def _asked(events: Sequence[Event], at: int, name: str | None) -> tuple[Event, types.FunctionCall | None]:
     """The event of the call that an answer is to, and the call; None where the session has none by its id before it."""
-    for place in range(at - 1, -1, -1) if name else ():
-        for call in events[place].get_function_calls():
+    for position in range(at - 1, -1, -1) if name else ():
+        for call in events[position].get_function_calls():
             if call.id == name:
-                return events[place], call
+                return events[position], call
     return events[at], None
 
 
@@ -95,10 +95,10 @@ def split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
 
     Objects and lists that held nothing else go as well.
     """
-    found: list[types.Part] = []
-    rest = _without(result, found, 0)
-    rest = {} if rest is _GONE else rest
-    return (rest if isinstance(rest, dict) else {"result": rest}), found
+    parts: list[types.Part] = []
+    plain_result = _without(result, parts, 0)
+    plain_result = {} if plain_result is _GONE else plain_result
+    return (plain_result if isinstance(plain_result, dict) else {"result": plain_result}), parts
 
 
 def joined(response: Mapping[str, Any], media: Sequence[object]) -> dict[str, Any]:
@@ -130,14 +130,14 @@ def medium_tokens(medium: Medium, model: str) -> int:
 
 def with_parts(content: types.Content, change: Callable[[types.Part], types.Part]) -> types.Content:
     """A content with other parts; itself where none is another. What ADK hands in is the session's own."""
-    before = content.parts or []
-    after = [change(part) for part in before]
-    if all(new is old for new, old in zip(after, before, strict=True)):
+    host_parts = content.parts or []
+    new_parts = [change(part) for part in host_parts]
+    if all(new is old for new, old in zip(new_parts, host_parts, strict=True)):
         return content
-    return types.Content(role=content.role, parts=after)
+    return types.Content(role=content.role, parts=new_parts)
 
 
-def _without(value: object, found: list[types.Part], depth: int) -> Any:
+def _without(value: object, parts: list[types.Part], depth: int) -> Any:
     """A value without media; `_GONE` where nothing else was in it."""
     if isinstance(value, types.Part):
         # ADK sends a part beside the response that has data or a file's address, and a media type.
@@ -145,28 +145,28 @@ def _without(value: object, found: list[types.Part], depth: int) -> Any:
         has_data = blob is not None and blob.data is not None and blob.mime_type
         if not (has_data or (file is not None and file.file_uri and file.mime_type)):
             return value
-        found.append(value)
+        parts.append(value)
         return _GONE
     if depth > _DEEPEST or not isinstance(value, (dict, list, tuple)):
         return value
     # A call, or a line, for each of many numbers would be felt.
     if _SCALARS.issuperset(map(type, value.values() if isinstance(value, dict) else value)):
         return value
-    before = len(found)
+    part_count = len(parts)
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    items = {at: item if type(item) in _SCALARS else _without(item, found, depth + 1) for at, item in pairs}
-    if len(found) == before:
+    items = {at: item if type(item) in _SCALARS else _without(item, parts, depth + 1) for at, item in pairs}
+    if len(parts) == part_count:
         return value
-    rest = {at: item for at, item in items.items() if item is not _GONE}
-    return (rest if isinstance(value, dict) else [*rest.values()]) or _GONE
+    remaining = {at: item for at, item in items.items() if item is not _GONE}
+    return (remaining if isinstance(value, dict) else [*remaining.values()]) or _GONE
 
 
 def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply."""
     if _is_json(response):
         return response
-    found = stored(response)
-    return found if _is_json(found) else None
+    plain_response = stored(response)
+    return plain_response if _is_json(plain_response) else None
 
 
 def _is_json(value: object, depth: int = 0) -> bool:

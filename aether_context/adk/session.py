@@ -100,8 +100,8 @@ def _summary(state: Mapping[str, Any], key: str, parts: object, digest: object) 
     """The summary in so many parts; None where that is not what was written."""
     if type(parts) is not int or not 0 <= parts <= _MOST_PARTS:
         return None
-    found = (state.get(f"{key}:{number}") for number in range(parts))
-    summary = "".join(_plain(part) for part in found if isinstance(part, str))
+    part_texts = (state.get(f"{key}:{number}") for number in range(parts))
+    summary = "".join(_plain(part) for part in part_texts if isinstance(part, str))
     return summary if short(hash_text(summary)) == digest else None
 
 
@@ -130,16 +130,16 @@ def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
     return isinstance(value, Mapping) and value.get("session") == agent[2] and bool(value.get("cut_count"))
 
 
-def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf) -> None:
+def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch, original_of: OriginalOf) -> None:
     """Writes what changed from one epoch to the next."""
-    if before == after:
+    if previous == current:
         return
     key = partial(_key, agent_key(identity))
     stored: object = state.get(key("epoch"))
-    held: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
-    payloads = after.payloads[-_MOST_PAYLOADS:]
+    saved: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
+    payloads = current.payloads[-_MOST_PAYLOADS:]
     # Where one could not be read, the others stand in slots other than theirs.
-    known = before.payloads if held.get("payloads") == len(before.payloads) else ()
+    saved_payloads = previous.payloads if saved.get("payloads") == len(previous.payloads) else ()
     used = {line for message in payloads for line in message.text.split("\n")}
     lines = _lines(state, key("line"))
     numbers = {line: number for number, stored in lines.items() if (line := _plain(stored)) in used}
@@ -153,7 +153,7 @@ def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch, or
         return numbers.get(line, _escaped(line))
 
     for slot, message in enumerate(payloads):
-        if known[slot : slot + 1] != (message,):
+        if saved_payloads[slot : slot + 1] != (message,):
             written = _MESSAGE.dump_python(message, mode="json", exclude_defaults=True)
             original = original_of(message)
             goes_on = bool(original) and message.text.endswith(original)
@@ -164,45 +164,45 @@ def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch, or
             if message.covers:
                 written |= {"covers": [*map(_escaped, message.covers)]}
             state[f"{key('payload')}:{slot}"] = {"session": identity.session, **written}
-    slots = held.get("payloads")
+    slots = saved.get("payloads")
     for slot in range(len(payloads), min(slots, _MOST_PAYLOADS) if type(slots) is int else 0):
         state[f"{key('payload')}:{slot}"] = None
-    if after.tools != before.tools:
-        state[key("tools")] = {"session": identity.session, "kept": dict(after.tools)}
+    if current.tools != previous.tools:
+        state[key("tools")] = {"session": identity.session, "kept": dict(current.tools)}
     fields = {
         "session": identity.session,
-        **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
-        "summary_parts": _save_summary(state, key("summary"), held, before.summary, after.summary),
-        "summary_digest": short(hash_text(after.summary)),
+        **_EPOCH.dump_python(current, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
+        "summary_parts": _save_summary(state, key("summary"), saved, previous.summary, current.summary),
+        "summary_digest": short(hash_text(current.summary)),
         "payloads": len(payloads),
     }
-    if fields != held:
+    if fields != saved:
         state[key("epoch")] = fields
 
 
-def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, after: str) -> int:
+def _save_summary(state: State, key: str, saved: Mapping[str, Any], previous_summary: str, new_summary: str) -> int:
     """Writes what a summary has more than the one before it, or all of it; returns in how many parts it is now."""
-    parts = held.get("summary_parts")
+    parts = saved.get("summary_parts")
     there = parts if type(parts) is int and 0 <= parts <= _MOST_PARTS else 0
-    known = there if before else 0  # else they are of something that could not be read
-    if after == before and (known or not after):
-        return known
-    if 0 < known < _MOST_PARTS and after.startswith(before):
-        state[f"{key}:{known}"] = _escaped(after.removeprefix(before))
-        return known + 1
-    for number in range(bool(after), there):
+    saved_parts = there if previous_summary else 0  # else they are of something that could not be read
+    if new_summary == previous_summary and (saved_parts or not new_summary):
+        return saved_parts
+    if 0 < saved_parts < _MOST_PARTS and new_summary.startswith(previous_summary):
+        state[f"{key}:{saved_parts}"] = _escaped(new_summary.removeprefix(previous_summary))
+        return saved_parts + 1
+    for number in range(bool(new_summary), there):
         state[f"{key}:{number}"] = None
-    if not after:
+    if not new_summary:
         return 0
-    state[f"{key}:0"] = _escaped(after)
+    state[f"{key}:0"] = _escaped(new_summary)
     return 1
 
 
 def _key(agent: AgentKey, kind: str) -> str:
     """A key of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
     caller = caller_of(agent[:3])
-    before = "temp:" if caller is not None and caller.is_agent else ""
-    return f"{before}aether:{kind}:{short(hash_json([*agent[3:]]), 8)}"
+    prefix = "temp:" if caller is not None and caller.is_agent else ""
+    return f"{prefix}aether:{kind}:{short(hash_json([*agent[3:]]), 8)}"
 
 
 def _escaped(text: str) -> str:
@@ -277,13 +277,13 @@ class Records:
 
     def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Takes over what a session's state and its events say now."""
-        held = state.get(_STATE)
-        if not self._read_events(events) and held == self._held:
+        saved = state.get(_STATE)
+        if not self._read_events(events) and saved == self._held:
             return
-        before, known = self._values, self.by_digits
-        self._held, self._values = held, {**self.told, **(held if isinstance(held, Mapping) else {})}
+        previous_values, by_digits = self._values, self.by_digits
+        self._held, self._values = saved, {**self.told, **(saved if isinstance(saved, Mapping) else {})}
         records = {
-            key: known[key] if key in known and before[key] == value else valid(_RECORD, value)
+            key: by_digits[key] if key in by_digits and previous_values[key] == value else valid(_RECORD, value)
             for key, value in self._values.items()
         }
         self.by_digits = {key: record for key, record in records.items() if record is not None}
@@ -293,10 +293,10 @@ class Records:
     def _read_events(self, events: Sequence[Event]) -> bool:
         """Reads on in a session's events, or all of them anew where they are others than they were; of what a rewind
         took back nothing is known any more. Tells whether there are any that were not read."""
-        read = [event.id for event in events[self._read - 1 : self._read]] == [self._last_event]
-        if (read and len(events) == self._read) or (not events and not self.told):
+        is_continued = [event.id for event in events[self._read - 1 : self._read]] == [self._last_event]
+        if (is_continued and len(events) == self._read) or (not events and not self.told):
             return False
-        if not read:
+        if not is_continued:
             self._read, self._time, self._latest_time, self._live = 0, 0.0, 0.0, None
             self.authors, self.user_quotes = set(), []
         new = list(events[self._read :])
@@ -307,7 +307,7 @@ class Records:
             if event.author == "user" and event.content is not None and looks_quoted(event.content):
                 self.user_quotes.append(event.content)
         is_rewound = any(event.actions.rewind_before_invocation_id for event in new)
-        if is_rewound or not read:
+        if is_rewound or not is_continued:
             self.told, self.marked, self.artifacts, self.compacted_until, new = {}, set(), set(), -1.0, []
             self.planners, self.has_rewind = set(), False
             for event in events:
@@ -320,8 +320,8 @@ class Records:
             self._live[0].extend(new)
         self._read, self._last_event = len(events), events[-1].id if events else ""
         for event in new:
-            held = event.actions.state_delta.get(_STATE)
-            self.told.update(held if isinstance(held, Mapping) else {})
+            saved = event.actions.state_delta.get(_STATE)
+            self.told.update(saved if isinstance(saved, Mapping) else {})
             if (event.custom_metadata or {}).get(ANCHORS):
                 self.marked.add(event.id)
             if "plan" in event.actions.state_delta and _wrote_plan(event):
@@ -349,11 +349,11 @@ class Records:
         """The results of tools in a session since the host compacted it last; in that of an agent that runs as a tool,
         whose state begins as its caller's, those of its own tools."""
         caller = caller_of(session_key(context))
-        own = context.invocation_id if caller is not None and caller.is_agent else ""
+        caller_id = context.invocation_id if caller is not None and caller.is_agent else ""
         return [
             record
             for record in self.by_digits.values()
-            if record.window and own in ("", record.invocation) and (record.time or 0.0) > self.compacted_until
+            if record.window and caller_id in ("", record.invocation) and (record.time or 0.0) > self.compacted_until
         ]
 
     def earlier(self, uri: str) -> str:
@@ -409,46 +409,46 @@ class SessionRecords:
         """Those of a session, as its state has them now."""
         scope = session_key(context)
         with self._lock:
-            found = self._sessions.get(scope)
-            if found is None:
-                found = self._sessions[scope] = Records()
-            found.read(context.session.state, context.session.events)
-        return found
+            session_records = self._sessions.get(scope)
+            if session_records is None:
+                session_records = self._sessions[scope] = Records()
+            session_records.read(context.session.state, context.session.events)
+        return session_records
 
 
-def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], known: Records) -> None:
+def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], index: Records) -> None:
     """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
 
     An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
     extracts in a request are found by their tool. The oldest records leave the state. In the session of an agent that
     runs as a tool its own ones stay, since nothing but the state reaches its caller.
     """
-    held = context.session.state.get(_STATE)
+    saved = context.session.state.get(_STATE)
     # Tools and models write session state, too: what is no record would end the run where a store has to take it again.
-    there = [digits for digits in held if digits in known.by_digits] if isinstance(held, Mapping) else ()
-    kept = {digits: known.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}
+    there = [digits for digits in saved if digits in index.by_digits] if isinstance(saved, Mapping) else ()
+    serialized = {digits: index.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}
     caller, staying = caller_of(session_key(context)), set[str]()
     for record in records:
         digits = evidence_key(record.uri) or ""
-        earlier = valid(_RECORD, kept.get(digits)) or known.by_digits.get(digits)
+        earlier = valid(_RECORD, serialized.get(digits)) or index.by_digits.get(digits)
         if earlier is not None and (earlier.arguments or not record.arguments):
             record = earlier.model_copy(update={"time": record.time}) if earlier.call == record.call else earlier
         if record != earlier:
-            kept.pop(digits, None)
-            kept[digits] = record.model_dump(mode="json", exclude_defaults=True)
+            serialized.pop(digits, None)
+            serialized[digits] = record.model_dump(mode="json", exclude_defaults=True)
             staying.add(digits)
     if caller is not None and caller.is_agent:
-        staying.update(known.told)
-    sizes = {digits: len(canonical_json(value)) for digits, value in kept.items()}
+        staying.update(index.told)
+    sizes = {digits: len(canonical_json(value)) for digits, value in serialized.items()}
     over = sum(sizes.values()) - _MOST_EVIDENCE
-    for digits in sorted(kept.keys() - staying, key=lambda digits: _moment(valid(_RECORD, kept[digits]))):
+    for digits in sorted(serialized.keys() - staying, key=lambda digits: _moment(valid(_RECORD, serialized[digits]))):
         if over <= 0:
             break
         over -= sizes[digits]
-        del kept[digits]
-    kept = json.loads(storable(json.dumps(kept, ensure_ascii=False)))
-    if kept != (held or {}):
-        context.state[_STATE] = kept
+        del serialized[digits]
+    serialized = json.loads(storable(json.dumps(serialized, ensure_ascii=False)))
+    if serialized != (saved or {}):
+        context.state[_STATE] = serialized
 
 
 def _moment(record: EvidenceRecord | None) -> tuple[float, str]:

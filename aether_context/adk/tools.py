@@ -89,19 +89,19 @@ async def keep_evidence(
     if store is None:
         plugins = context.get_invocation_context().plugin_manager.plugins
         stores = [getattr(plugin, "store", None) for plugin in plugins]
-        store = next((own for own in stores if isinstance(own, PackStore)), None)
+        store = next((origin for origin in stores if isinstance(origin, PackStore)), None)
     if store is None:
         raise StoreError("there is no store for evidence: give store, or add ContextPackPlugin to the app's plugins")
     covers = (covers,) if isinstance(covers, str) else tuple(covers)
     plan = parse_plan(context.session.state.get("plan")).plan or PlanShape()
     current = [*filter(None, [current_step(plan, context.agent_name)])]
     items = {item.id: item.text for step in (*current, *plan.steps) for item in acceptance_of(plan, step)}
-    asked = [words_of(context.user_content), *(step.text for step in current)]
-    asked += [items[name] for name in covers if name in items]
-    query = "\n".join(text[:ASKED_CHARACTERS] for text in asked if text)
+    query_texts = [words_of(context.user_content), *(step.text for step in current)]
+    query_texts += [items[name] for name in covers if name in items]
+    query = "\n".join(text[:ASKED_CHARACTERS] for text in query_texts if text)
     data, record, own_lines = await asyncio.to_thread(_described, content, source, media_type, query)
-    own = {"agent": context.agent_name, "invocation": context.invocation_id, "time": time_of(context)}
-    record = record.model_copy(update={**own, "form": "described", "query": ""} if summary else own)
+    origin = {"agent": context.agent_name, "invocation": context.invocation_id, "time": time_of(context)}
+    record = record.model_copy(update={**origin, "form": "described", "query": ""} if summary else origin)
     add = partial(knowledge.add_evidence, uri=record.uri, summary=summary or own_lines, covers=covers, time=record.time)
     add(Declared(context, dry=True))
     writing = asyncio.to_thread(store.write_evidence, *session_key(context), record, data)
@@ -143,15 +143,17 @@ def _described(
         fields = {"media_type": kind, "form": "described"}
     else:
         counter = counter_for("")
-        most = _SUMMARY_TOKENS
-        shown, kind = show(text, extract_tokens=most, whole_tokens=most, data_tokens=most, counter=counter, query=query)
+        limit = _SUMMARY_TOKENS
+        extract, kind = show(
+            text, extract_tokens=limit, whole_tokens=limit, data_tokens=limit, counter=counter, query=query
+        )
         usual, ending = MEDIA_TYPES[kind]
-        summary = visible(f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text)
+        summary = visible(f"{extract.text}\n(also mentions {extract.names})" if extract.names else extract.text)
         fields = {
-            "lines": shown.total,
+            "lines": extract.total,
             "tokens": tokens_of(text, counter),
             "media_type": named if is_text(named) and kind != "data" else usual,
-            "form": "whole" if shown.is_whole else "described" if kind == "data" else "extract",
+            "form": "whole" if extract.is_whole else "described" if kind == "data" else "extract",
         }
     uri, size = evidence_uri(digest, ending), len(data)
     source = source[:_SOURCE_CHARACTERS]
@@ -350,11 +352,11 @@ async def _is_there(uri: str, context: ToolContext) -> bool:
     """Tells whether an address is more than a model's word: a record or an artifact of the session has it, or a user, a
     tool or the application names it."""
     records = SessionRecords().of(context).by_digits.values()
-    told = [context.session.state.get(key) for key in ("plan", "knowledge")]
-    told.append(getattr(context.get_invocation_context().agent, "instruction", ""))
+    state_values = [context.session.state.get(key) for key in ("plan", "knowledge")]
+    state_values.append(getattr(context.get_invocation_context().agent, "instruction", ""))
     if named_by([uri], context.session.events)[0] or uri in {record.uri for record in records}:
         return True
-    if any(uri in artifact_uris(text, [uri]) for _, text in strings(plain(told))):
+    if any(uri in artifact_uris(text, [uri]) for _, text in strings(plain(state_values))):
         return True
     has_files = context.get_invocation_context().artifact_service is not None
     return has_files and uri.removeprefix(SCHEME) in await context.list_artifacts()
@@ -461,5 +463,5 @@ def _text(value: object) -> str:
 
 def _lines(values: object) -> list[str]:
     """Reads a model's argument as a list of texts; a text stands for a list of it, and empty ones are left out."""
-    given = values if isinstance(values, (list, tuple)) else [values]
-    return [text for text in map(_text, given) if text]
+    items = values if isinstance(values, (list, tuple)) else [values]
+    return [text for text in map(_text, items) if text]

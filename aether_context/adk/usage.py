@@ -79,8 +79,8 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: st
     prompt, used = usage.prompt_token_count, max(0, usage.tool_use_prompt_token_count or 0)
     answer, thoughts = usage.candidates_token_count, usage.thoughts_token_count
     cached, written = usage.cached_content_token_count, getattr(usage, "cache_creation_input_tokens", None)
-    known = answer is not None or thoughts is not None
-    output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
+    has_output = answer is not None or thoughts is not None
+    output = max(0, answer or 0) + max(0, thoughts or 0) if has_output else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
         output = usage.total_token_count - prompt - used
     if cached is None and bare_model_name(model or "").startswith("gemini"):
@@ -153,12 +153,12 @@ class Ledgers:
             session = self._session(key)
             session.caller = caller_of(key)
             _resume(session, events)
-            found = [
+            open_accounts = [
                 account.ledger.near_limit(account.limits, invocation=account.where["invocation"], agent=agent)
                 for account in self._accounts(key, call.invocation.invocation_id, "", agent)
                 if account.limits.on_budget == "degrade"
             ]
-        return max(filter(None, found), key=lambda near: near.level, default=None)
+        return max(filter(None, open_accounts), key=lambda near: near.level, default=None)
 
     def admit(self, call: ModelCall, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
@@ -213,17 +213,17 @@ class Ledgers:
                 time, nothing = events[-1].timestamp if events else 0.0, CallUsage(input_tokens=0, output_tokens=0)
                 begun = _Call(invocation, response.model_version or "", time, nothing)
             accounts = list(self._accounts(key, invocation, branch, agent))
-            before = session.ledger.counted(**accounts[0].where)
-            call = _call_usage(response, usage, begun, before)
+            earlier_usage = session.ledger.counted(**accounts[0].where)
+            call = _call_usage(response, usage, begun, earlier_usage)
             for account in accounts:
                 if call is None:
                     account.ledger.fail(**account.where)
-                elif call is not before:
+                elif call is not earlier_usage:
                     account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            told: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
-        return told if begun.passed is None else told | {"budget": _recorded(begun.passed)}
+            metadata: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
+        return metadata if begun.passed is None else metadata | {"budget": _recorded(begun.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
         """All accounts of a session, None where no call of it was seen."""
@@ -239,9 +239,9 @@ class Ledgers:
 
     def _accounts(self, key: SessionKey, invocation: str, branch: str, agent: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
-        seen = set[SessionKey]()
-        while key not in seen and (session := self._sessions.get(key)) is not None:
-            seen.add(key)
+        seen_sessions = set[SessionKey]()
+        while key not in seen_sessions and (session := self._sessions.get(key)) is not None:
+            seen_sessions.add(key)
             where = {"invocation": invocation, "agent": agent, "branch": branch}
             yield _Account(key, session.ledger, self._own.get(key, self.limits), where)
             if session.caller is None:
@@ -277,7 +277,7 @@ def _begun(call: ModelCall, pack: Pack) -> _Call:
     return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected)
 
 
-def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: CallUsage | None) -> CallUsage | None:
+def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, earlier: CallUsage | None) -> CallUsage | None:
     """The usage of an answer; what the provider did not report is estimated. None where the call failed.
 
     Args:
@@ -286,10 +286,10 @@ def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: Ca
     """
     parts = (response.content.parts if response.content is not None else None) or []
     silent = usage.input_tokens is None
-    if silent and not parts and (response.error_code is not None or before is not None):
-        return before
-    if silent and before is not None and not before.input_estimated:
-        return before
+    if silent and not parts and (response.error_code is not None or earlier is not None):
+        return earlier
+    if silent and earlier is not None and not earlier.input_estimated:
+        return earlier
     guessed = usage.output_tokens is None or (usage.output_tokens == 0 and bool(parts))
     output_tokens = usage.output_tokens or 0
     if guessed:
@@ -297,7 +297,7 @@ def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, before: Ca
         calls = [part.function_call for part in parts if part.function_call is not None]
         texts += [f"{called.name} {canonical_json(plain(called.args))}" for called in calls]
         output_tokens = counter_for(begun.model).count("\n".join(texts))
-        output_tokens += before.output_tokens if before is not None and before.output_estimated else 0
+        output_tokens += earlier.output_tokens if earlier is not None and earlier.output_estimated else 0
     return replace(
         begun.expected,
         input_tokens=begun.expected.input_tokens if silent else usage.billed_input,
@@ -319,12 +319,12 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
     for event in reversed(events):
         if event.id == session.last_event:
             break
-        standing = noted(event).get("usage")
-        if not isinstance(standing, list):
+        recorded_totals = noted(event).get("usage")
+        if not isinstance(recorded_totals, list):
             untold += [] if agents or event.partial else [event]
         elif event.author not in agents:
             agents.add(event.author)
-            session.ledger.resume(standing, invocation=event.invocation_id, agent=event.author)
+            session.ledger.resume(recorded_totals, invocation=event.invocation_id, agent=event.author)
     for event in reversed(untold):
         usage = reported(event.usage_metadata, event.model_version)
         where = {"invocation": event.invocation_id, "agent": event.author, "branch": event.branch or ""}
@@ -406,12 +406,12 @@ class Calibrations:
         owner = _owner(source, counter)
         if self._ratios.get(owner) is not None:
             return
-        found = [valid(RATIO, _ratios(state).get(owner.by))]
+        ratios = [valid(RATIO, _ratios(state).get(owner.by))]
         with contextlib.suppress(Exception):  # the store fails, or takes longer
             reading = in_thread(partial(self._store.calibration, *owner))
-            found.append(valid(RATIO, await within(0.5, reading)))
-        known = (ratio for ratio in found if ratio is not None)
-        self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
+            ratios.append(valid(RATIO, await within(0.5, reading)))
+        known_ratios = (ratio for ratio in ratios if ratio is not None)
+        self._ratios.put(owner, max(known_ratios, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
     def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
         """The calibration of a request, after what the session's events say of the last one."""
@@ -447,12 +447,12 @@ class Calibrations:
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """The metadata of an answer's event on its request: the estimate, and what the next one is based on."""
-        told: dict[str, JSON] = {}
+        metadata: dict[str, JSON] = {}
         if not pack.source.host.passthrough_reason:
-            told["request_tokens"] = pack.tokens.expected
+            metadata["request_tokens"] = pack.tokens.expected
         if (reports := self._reports.get(agent_key(pack.identity))) is not None:
-            told["reports"] = _REPORTS.dump_python(reports, mode="json")
-        return told
+            metadata["reports"] = _REPORTS.dump_python(reports, mode="json")
+        return metadata
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
         """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""

@@ -92,10 +92,10 @@ class Windows:
         self, models: Sequence[ServedModel], policy: PackPolicy, state: Mapping[str, Any], session: tuple[str, ...] = ()
     ) -> Window:
         """The window of an agent's request: the smallest where several models may be asked."""
-        windows = [self._window(served, policy, state, session) for served in models]
+        windows = [self._window(served_model, policy, state, session) for served_model in models]
         smallest = min(windows, key=lambda window: window.tokens)
-        most = min(max(window.tokens, window.most) for window in windows)
-        return smallest._replace(most=most) if smallest.most else smallest
+        largest_window = min(max(window.tokens, window.most) for window in windows)
+        return smallest._replace(most=largest_window) if smallest.most else smallest
 
     def limits(
         self, models: Sequence[ServedModel], state: Mapping[str, Any] | State, session: tuple[str, ...]
@@ -103,9 +103,9 @@ class Windows:
         """The limits of an agent's request beside its tokens: the smallest where several models may be asked."""
 
         def least(kind: str) -> int | None:
-            known = [getattr(request_limits(served.name), kind) for served in models]
-            known += [limit for served in models for limit in self._learned(f"{served.key} {kind}", state, session)]
-            return min((limit for limit in known if limit is not None), default=None)
+            limits = [getattr(request_limits(option.name), kind) for option in models]
+            limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", state, session)]
+            return min((limit for limit in limits if limit is not None), default=None)
 
         return RequestLimits(*map(least, _OTHERS))
 
@@ -131,7 +131,7 @@ class Windows:
         """
         source, kind = pack.source, refused.kind
         candidates = served_models(agent, source.request.model)
-        served = next((candidate for candidate in candidates if candidate.name == model), candidates[0])
+        served_model = next((candidate for candidate in candidates if candidate.name == model), candidates[0])
         identity = source.identity
         session = (identity.app, identity.user, identity.session)
         sizes = dict(zip(_OTHERS, sent_sizes(source.request, source.host.unseen), strict=True))
@@ -142,61 +142,61 @@ class Windows:
         limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
         reached = (refused.sent or 0) > (refused.limit or 0) or size * _MARGIN >= limit
         if kind == "tokens":
-            window = self._window(served, policy, state, session)
-            before = max(window.tokens, window.most)
+            window = self._window(served_model, policy, state, session)
+            current_limit = max(window.tokens, window.most)
             limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
             limit = max(LEAST_TOKENS, limit)
         else:
-            before = getattr(self.limits(candidates, state, session), kind) or size + 1
-            limit = limit if 0 < limit < min(before, size) and reached else size // 2
-        key, second = served.key if kind == "tokens" else f"{served.key} {kind}", {kind: limit}
-        known = self._sessions.get((session, key)) or _kept(state).get(key)
-        if (refused.is_echo or not reached) and (known is None or is_second_try):
+            current_limit = getattr(self.limits(candidates, state, session), kind) or size + 1
+            limit = limit if 0 < limit < min(current_limit, size) and reached else size // 2
+        key, second = served_model.key if kind == "tokens" else f"{served_model.key} {kind}", {kind: limit}
+        earlier_refusal = self._sessions.get((session, key)) or _kept(state).get(key)
+        if (refused.is_echo or not reached) and (earlier_refusal is None or is_second_try):
             if not is_second_try:
                 self._put(session, key, Learned(None, time.time()), state)
             return second
-        if limit >= before:
+        if limit >= current_limit:
             return second
         learned = Learned(limit, time.time())
         self._put(session, key, learned, state)
         self._users.put(key, {**dict(list((self._users.get(key) or {}).items())[-_MOST_KEPT:]), session[:2]: learned})
-        stated = policy.window_of(served.name) if kind == "tokens" else None
+        stated = policy.window_of(served_model.name) if kind == "tokens" else None
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
         message = "Model %r refused a request as too long: it takes %d %s from now on, not %d%s."
-        logger.warning(message, served.name, limit, kind, before, undercut)
+        logger.warning(message, served_model.name, limit, kind, current_limit, undercut)
         return second
 
     def keep(self, models: Sequence[ServedModel], state: State, session: tuple[str, ...]) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
-        keys = [f"{served.key} {kind}" for served in models for kind in _OTHERS]
-        for key in (*(served.key for served in models), *keys):
+        keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHERS]
+        for key in (*(served_model.key for served_model in models), *keys):
             learned = self._sessions.get((session, key))
             if learned is not None and _kept(state).get(key, Learned(None, 0)).time < learned.time:
                 self._put(session, key, learned, state)
 
     def _put(self, session: tuple[str, ...], key: str, learned: Learned, state: State) -> None:
         self._sessions.put((session, key), learned)
-        others = [item for item in _kept(state).items() if item[0] != key]
-        state[STATE_KEY] = {name: list(value) for name, value in (*others[1 - _MOST_KEPT :], (key, learned))}
+        other_items = [item for item in _kept(state).items() if item[0] != key]
+        state[STATE_KEY] = {name: list(value) for name, value in (*other_items[1 - _MOST_KEPT :], (key, learned))}
 
     def _learned(self, key: str, state: Mapping[str, Any] | State, session: tuple[str, ...]) -> list[int]:
         """The limits learned of a model for a session, and for all of them."""
-        own = (self._sessions.get((session, key)), _kept(state).get(key))
+        own_refusals = (self._sessions.get((session, key)), _kept(state).get(key))
         users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
-        return [*users[1:2], *(limit for learned in own if learned and (limit := learned.now) is not None)]
+        return [*users[1:2], *(limit for learned in own_refusals if learned and (limit := learned.now) is not None)]
 
     def _window(
-        self, served: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State, session: tuple[str, ...]
+        self, model: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State, session: tuple[str, ...]
     ) -> Window:
-        stated = policy.window_of(served.name) or served.context_tokens
-        known = stated or model_window(served.name)
-        most = min([known, *self._learned(served.key, state, session)])
-        working = most if stated or policy.takes_all(served.name) else min(most, working_window(served.name))
-        if working < most:
-            return Window(working, "default", most)
-        if most < known:
-            return Window(most, "learned")
-        return Window(most, "" if stated or known_window(served.name) is not None else "assumed")
+        stated = policy.window_of(model.name) or model.context_tokens
+        nominal_window = stated or model_window(model.name)
+        limit = min([nominal_window, *self._learned(model.key, state, session)])
+        working = limit if stated or policy.takes_all(model.name) else min(limit, working_window(model.name))
+        if working < limit:
+            return Window(working, "default", limit)
+        if limit < nominal_window:
+            return Window(limit, "learned")
+        return Window(limit, "" if stated or known_window(model.name) is not None else "assumed")
 
 
 _LEARNED = TypeAdapter(Learned)
@@ -217,8 +217,8 @@ def served_models(agent: object, model: str) -> list[ServedModel]:
 def _served(llm: object, name: str) -> ServedModel:
     # What model objects pass on to their clients, LiteLlm's in ``_additional_args``.
     passed_on = (getattr(llm, attribute, None) for attribute in ("client_kwargs", "_additional_args"))
-    given = {key: value for settings in passed_on if isinstance(settings, Mapping) for key, value in settings.items()}
-    places = [given.get(setting) for setting in _ENDPOINT]
+    client = {key: value for settings in passed_on if isinstance(settings, Mapping) for key, value in settings.items()}
+    places = [client.get(setting) for setting in _ENDPOINT]
     places += [getattr(holder, "base_url", None) for holder in (llm, getattr(llm, "client", None))]
     places.append(getattr(llm, "_proxy_url", None))
     try:
@@ -227,19 +227,19 @@ def _served(llm: object, name: str) -> ServedModel:
     except (ValueError, ImportError):
         kinds = ("",)
     # Addresses may hold secrets, so the key has only a hash of them.
-    digits = short(hash_json([name, kinds[0], *(str(place).rstrip("/") for place in places if place)]), 8)
-    own = given.get("num_ctx")
-    context_tokens = own if type(own) is int and own > 0 else None
+    digits = short(hash_json([name, kinds[0], *(str(address).rstrip("/") for address in places if address)]), 8)
+    num_ctx = client.get("num_ctx")
+    context_tokens = num_ctx if type(num_ctx) is int and num_ctx > 0 else None
     return ServedModel(name, f"{name[:200]}@{digits}", kinds, context_tokens)
 
 
 def _kept(state: Mapping[str, Any] | State) -> dict[str, Learned]:
     """Reads the refusals in a session's state, where they are sound."""
-    kept = state.get(STATE_KEY)
-    items = kept.items() if isinstance(kept, Mapping) else ()
-    read = ((str(key), valid(_LEARNED, value)) for key, value in items)
+    saved = state.get(STATE_KEY)
+    items = saved.items() if isinstance(saved, Mapping) else ()
+    refusals = ((str(key), valid(_LEARNED, value)) for key, value in items)
     return {
         key: learned
-        for key, learned in read
+        for key, learned in refusals
         if learned and (learned.limit is None or learned.limit >= (0 if " " in key else LEAST_TOKENS))
     }

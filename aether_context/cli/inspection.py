@@ -76,10 +76,10 @@ def show_replay(
 ) -> int:
     """Prints a request that was built again, or how another policy's request differs from it."""
     other_policy = PackPolicy.load(policy) if policy is not None else None
-    store, place = packs.locate(url, pack, session)
-    manifest, replayer = store.read(place), Replayer(store)
+    store, path = packs.locate(url, pack, session)
+    manifest, replayer = store.read(path), Replayer(store)
     replayed = replayer.replay(manifest)
-    view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(place, chain=True)
+    view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(path, chain=True)
     if other_policy is not None:
         other_view = view_under(replayer, manifest, other_policy)
         if not as_json:
@@ -102,12 +102,12 @@ def show_replay(
 def show_difference(
     url: str, before: str | None, after: str | None, *, session: str | None, everything: bool, as_json: bool
 ) -> int:
-    store, place = packs.locate(url, after or before, session)
-    manifest, replayer = store.read(place), Replayer(store)
+    store, path = packs.locate(url, after or before, session)
+    manifest, replayer = store.read(path), Replayer(store)
     if after is not None:
         earlier_place = packs.find(store, before, session)
     elif manifest.call_before is not None:
-        earlier_place = f"{place.rpartition('/')[0]}/{manifest.call_before}"
+        earlier_place = f"{path.rpartition('/')[0]}/{manifest.call_before}"
     else:
         raise PackNotFound(f"{manifest.pack_id} says of no pack before it: name the one to compare it with")
     views = read_view(replayer, store.read(earlier_place)), read_view(replayer, manifest)
@@ -147,16 +147,16 @@ def _print_answer(answer: Answer, everything: bool) -> None:
     head(answer.verdict)
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
-    for place in answer.places if everything else answer.places[:_FEW]:
-        who, when = place.who != place.kind and f" of {place.who}", place.time and f", {minute(place.time)}"
-        head(f"{place.kind}{who or ''}, for {place.agent} in session {place.session}{when or ''}")
-        say(f"  “{one_line(answer.excerpt(place))}”")
-        for span in place.spans:
+    for spot in answer.places if everything else answer.places[:_FEW]:
+        who, when = spot.who != spot.kind and f" of {spot.who}", spot.time and f", {minute(spot.time)}"
+        head(f"{spot.kind}{who or ''}, for {spot.agent} in session {spot.session}{when or ''}")
+        say(f"  “{one_line(answer.excerpt(spot))}”")
+        for span in spot.spans:
             say(f"  {_span(span)}", "green" if span.holds else "yellow")
-        if place.uri:
-            say(f"  all of it is at {place.uri}: {reads_told(place.read_back)}")
-        elif place.read_back:
-            say(f"  {reads_told(place.read_back)}, from the session's past")
+        if spot.uri:
+            say(f"  all of it is at {spot.uri}: {reads_told(spot.read_back)}")
+        elif spot.read_back:
+            say(f"  {reads_told(spot.read_back)}, from the session's past")
     if len(answer.places) > _FEW and not everything:
         say(f"… and {len(answer.places) - _FEW} more places (--all shows them)")
     for note in answer.notes:
@@ -167,11 +167,11 @@ def _span(span: Span) -> str:
     calls = f"call {span.first}" if span.first == span.last else f"calls {span.first}-{span.last}"
     if span.form == "whole" and span.holds is not False:
         return f"{calls}: whole"
-    held = {True: "the words stand there", False: "without these words", None: "its text is not recorded"}[span.holds]
-    said = {"absent": "not in the request", "left_out": "left out"}.get(span.form, f"{span.form}, {held}")
+    words = {True: "the words stand there", False: "without these words", None: "its text is not recorded"}[span.holds]
+    form_note = {"absent": "not in the request", "left_out": "left out"}.get(span.form, f"{span.form}, {words}")
     elsewhere = f"; the words also stand in {', '.join(span.elsewhere[:3])}" if span.elsewhere else ""
     settings = f" (would keep it: {span.settings})" if span.settings and not (span.holds or span.elsewhere) else ""
-    return f"{calls}: {said}: {span.act}{elsewhere}{settings}"
+    return f"{calls}: {form_note}: {span.act}{elsewhere}{settings}"
 
 
 # `aether-context preview`: what the next model call of a session would be sent.

@@ -24,8 +24,8 @@ def require(store: PackStore) -> PackStore:
 
 def whose(**selection: str | None) -> str:
     """The selection of app, user and session for the middle of a sentence; empty where there is none."""
-    given = [(name, selection.get(name)) for name in ("app", "user", "session")]
-    words = " ".join(f"{name} {value!r}" for name, value in given if value is not None)
+    selected = [(name, selection.get(name)) for name in ("app", "user", "session")]
+    words = " ".join(f"{name} {value!r}" for name, value in selected if value is not None)
     return f" of {words}" if words else ""
 
 
@@ -91,8 +91,8 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.counted_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
-    asked = one_line(manifest.words, 60)
-    return manifest.number, manifest.pack_id, time, manifest.app, manifest.session, agent, room, epoch, asked
+    user_words = one_line(manifest.words, 60)
+    return manifest.number, manifest.pack_id, time, manifest.app, manifest.session, agent, room, epoch, user_words
 
 
 def _value(store: PackStore, manifest: Manifest) -> JSON:

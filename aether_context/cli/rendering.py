@@ -86,19 +86,27 @@ def _facts(manifest: Manifest) -> Lines:
 def _layers(manifest: Manifest) -> Lines:
     layers = {layer: manifest.allocation[layer] for layer in LAYERS if layer in manifest.allocation}
     rows: list[tuple[object, ...]] = [
-        (layer, one.floor, one.nominal, increase(0, one.lent), one.final, one.used, _bar(one, manifest.window))
-        for layer, one in layers.items()
+        (
+            layer,
+            share.floor,
+            share.nominal,
+            increase(0, share.lent),
+            share.final,
+            share.used,
+            _bar(share, manifest.window),
+        )
+        for layer, share in layers.items()
     ]
     rows.append(
-        ("all", "", "", "", *(sum(getattr(one, name) for one in layers.values()) for name in ("final", "used")), "")
+        ("all", "", "", "", *(sum(getattr(share, name) for share in layers.values()) for name in ("final", "used")), "")
     )
     return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">counted", "counted of the window"), rows)
 
 
 def _bar(tokens: LayerTokens, window: int) -> str:
     """The used part of the layer's tokens, both as shares of the window."""
-    filled, total = (min(_BAR, -(-_BAR * max(0, part) // max(1, window))) for part in (tokens.used, tokens.final))
-    return "#" * filled + "." * (total - filled)
+    filled_cells, total = (min(_BAR, -(-_BAR * max(0, part) // max(1, window))) for part in (tokens.used, tokens.final))
+    return "#" * filled_cells + "." * (total - filled_cells)
 
 
 def _signals(manifest: Manifest) -> Lines:
@@ -120,15 +128,15 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     facts = [("could be served", servable)]
     if not isinstance(outcome, dict):
         return aligned(("", ""), [*facts, ("provider served", "unknown: no outcome is recorded")])
-    cached, read, answered = (
+    cached, read_tokens, answered = (
         value if isinstance(value := outcome.get(name), int) else None
         for name in ("cached_tokens", "input_tokens", "output_tokens")
     )
-    of_input = "" if read is None else f" of {read:,} input tokens"
-    served = "unknown: the provider said nothing" if cached is None else f"{cached:,}{of_input}"
-    facts.append(("provider served", served))
-    if read is not None:
-        facts.append(("reported", f"{read:,} input tokens, for {manifest.request_tokens:,} expected"))
+    of_input = "" if read_tokens is None else f" of {read_tokens:,} input tokens"
+    served_note = "unknown: the provider said nothing" if cached is None else f"{cached:,}{of_input}"
+    facts.append(("provider served", served_note))
+    if read_tokens is not None:
+        facts.append(("reported", f"{read_tokens:,} input tokens, for {manifest.request_tokens:,} expected"))
     finish = outcome.get("error_code") or outcome.get("finish_reason")
     if finish is not None:
         facts.append(("answer", f"{'unknown' if answered is None else format(answered, ',')} tokens · {finish}"))
@@ -151,36 +159,36 @@ def _candidates(view: PackView, reads: Mapping[str, Sequence[int]] | None, every
 
     In a layer with many candidates, those that were kept whole are summed up in one line.
     """
-    shown, notes = list[Row](), dict[int, str]()
+    shown_rows, notes = list[Row](), dict[int, str]()
     for layer in LAYERS:
         members = [row for row in view.all_rows if row.layer == layer]
-        kept = [row for row in members if row.form == "whole" and row.sent_tokens is None]
-        if len(members) > _FEW and len(kept) > 1 and not everything:
-            members = [row for row in members if row not in kept]
-            tokens = f"{sum(row.tokens for row in kept):,}"
-            notes[len(shown) + len(members)] = (
-                f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
+        whole_rows = [row for row in members if row.form == "whole" and row.sent_tokens is None]
+        if len(members) > _FEW and len(whole_rows) > 1 and not everything:
+            members = [row for row in members if row not in whole_rows]
+            tokens = f"{sum(row.tokens for row in whole_rows):,}"
+            notes[len(shown_rows) + len(members)] = (
+                f"{layer}: … and {len(whole_rows):,} kept whole (--all shows them), {tokens} tokens"
             )
-        shown += members
-    rows = (_candidate(row, view.tools.get(row.id, row.source), reads) for row in shown)
+        shown_rows += members
+    rows = (_candidate(row, view.tools.get(row.id, row.source), reads) for row in shown_rows)
     lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), rows)
-    yield from lines[:1] if shown else ()
-    for number, row in enumerate(shown):
+    yield from lines[:1] if shown_rows else ()
+    for number, row in enumerate(shown_rows):
         if note := notes.pop(number, ""):
             yield note
         yield lines[number + 1]
         if row.id in view.texts:
             yield f"    “{one_line(view.texts[row.id], None if everything else _LONG)}”"
     yield from notes.values()
-    if not everything and any(len(view.texts.get(row.id, "")) > _LONG for row in shown):
+    if not everything and any(len(view.texts.get(row.id, "")) > _LONG for row in shown_rows):
         yield "long texts are shortened: --all shows them whole"
 
 
 def _candidate(row: Row, source: str, reads: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
     scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""
-    read = f", {reads_told(reads.get(row.uri, ()))}" if reads is not None and row.form == "offloaded" else ""
-    details = " · ".join(filter(None, (scores, moment(row.time), row.uri + read, covers)))
+    read_note = f", {reads_told(reads.get(row.uri, ()))}" if reads is not None and row.form == "offloaded" else ""
+    details = " · ".join(filter(None, (scores, moment(row.time), row.uri + read_note, covers)))
     tokens = f"{row.tokens:,}" if row.sent_tokens is None else f"{row.tokens:,} → {row.sent_tokens:,}"
     return row.layer, row.id, source, tokens, row.form, row.reason or "", details
 
@@ -219,14 +227,14 @@ def _listed(names: Sequence[str], limit: int | None) -> str:
 def print_request(view: PackView, *, everything: bool) -> None:
     """Prints a request; long texts are shortened unless ``everything`` is set."""
     allowed = view.manifest.tools.allowed
-    tools = [piece for piece in view.request or () if piece.part == "tool"]
+    tools = [request_piece for request_piece in view.request or () if request_piece.part == "tool"]
     head(f"REQUEST of {view.manifest.pack_id}")
     shortened = []
-    for piece in view.request or ():
-        if piece.part != "tool":
-            say(_title(piece), "cyan")
-            shortened.append(_print_text(piece.text, everything))
-        if piece.part == "system":
+    for request_piece in view.request or ():
+        if request_piece.part != "tool":
+            say(_title(request_piece), "cyan")
+            shortened.append(_print_text(request_piece.text, everything))
+        if request_piece.part == "system":
             say(f"tools · {len(tools)}", "cyan")
             names = ", ".join(tool.name or "one that is no function" for tool in tools)
             texts = [tool.wire for tool in tools] if everything else [names]
@@ -238,9 +246,9 @@ def print_request(view: PackView, *, everything: bool) -> None:
     say()
 
 
-def _title(piece: Piece) -> str:
-    label = {"system": "system", "tool": f"tool {piece.name}", "content": f"[{piece.at}] {piece.name}"}[piece.part]
-    return f"{label} · {piece.tokens:,} tokens" + (f" · {piece.form}" if piece.form else "")
+def _title(part: Piece) -> str:
+    label = {"system": "system", "tool": f"tool {part.name}", "content": f"[{part.at}] {part.name}"}[part.part]
+    return f"{label} · {part.tokens:,} tokens" + (f" · {part.form}" if part.form else "")
 
 
 def _print_text(text: str, everything: bool) -> bool:
@@ -278,14 +286,14 @@ def print_difference(difference: Difference, *, everything: bool) -> None:
             "CANDIDATES": _candidate_changes(difference, everything),
         }
     )
-    changed = [text for text in difference.texts if not text.same]
+    changed_texts = [text for text in difference.texts if not text.same]
     if not difference.texts and not difference.same:
         say("texts cannot be compared: those of one pack are not known", "yellow")
-    if changed:
+    if changed_texts:
         head("TEXTS")
-        same_count = len(difference.texts) - len(changed)
+        same_count = len(difference.texts) - len(changed_texts)
         say(f"  {same_count:,} of {len(difference.texts):,} pieces are in both requests as they are")
-        shortened = [_print_change(text, everything) for text in changed]
+        shortened = [_print_change(text, everything) for text in changed_texts]
         if any(shortened):
             say("long texts are shortened: --all shows them whole")
 
@@ -316,8 +324,8 @@ def _layer_changes(difference: Difference) -> Lines:
     return aligned(("layer", ">final", ">used", ">difference"), rows)
 
 
-def _arrow(before: int | None, after: int | None) -> str:
-    before_text, after_text = ("unknown" if number is None else f"{number:,}" for number in (before, after))
+def _arrow(old_tokens: int | None, new_tokens: int | None) -> str:
+    before_text, after_text = ("unknown" if number is None else f"{number:,}" for number in (old_tokens, new_tokens))
     return after_text if before_text == after_text else f"{before_text} → {after_text}"
 
 
@@ -331,9 +339,9 @@ def _prefix(difference: Difference) -> Iterator[str]:
         yield "one request begins with the whole other one" if not difference.same else "nothing differs"
         return
     places = {"system": "the system instruction", "tool": f"the declarations, at {parting.at} ({parting.name})"}
-    place = places.get(parting.part, f"content {parting.at} ({parting.name})")
+    part_name = places.get(parting.part, f"content {parting.at} ({parting.name})")
     reason = f": {parting.reason}" if parting.reason else ""
-    yield f"they part in {place}, after {parting.character:,} of its characters{reason}"
+    yield f"they part in {part_name}, after {parting.character:,} of its characters{reason}"
     if parting.common:
         yield f"  {parting.common!r}"
     for mark, text in (("-", parting.before), ("+", parting.after)):
@@ -344,11 +352,11 @@ def _candidate_changes(difference: Difference, everything: bool) -> Lines:
     if not difference.candidates:
         return ["none differs"]
     rows = list[tuple[str, ...]]()
-    for (layer, change), group in groupby(difference.candidates, key=lambda one: (one.layer, one.change)):
+    for (layer, change), group in groupby(difference.candidates, key=lambda item: (item.layer, item.change)):
         changes = list(group)
-        for one in changes if everything else changes[:_FEW]:
-            tokens = _arrow(one.before.tokens, one.after.tokens)
-            rows.append((change, layer, one.id, one.source, tokens, _fate(one.before), _fate(one.after)))
+        for item in changes if everything else changes[:_FEW]:
+            tokens = _arrow(item.before.tokens, item.after.tokens)
+            rows.append((change, layer, item.id, item.source, tokens, _fate(item.before), _fate(item.after)))
         if len(changes) > _FEW and not everything:
             rows.append((f"… {len(changes) - _FEW:,}", layer, "more (--all shows them)", "", "", "", ""))
     return aligned(("", "layer", "id", "source", ">tokens", "before", "after"), rows)
@@ -361,7 +369,7 @@ def _fate(fate: Fate) -> str:
 
 def _print_change(text: TextChange, everything: bool) -> bool:
     """Prints the lines of a piece that differ; returns whether any were shortened."""
-    titles = dict.fromkeys(_title(piece) for piece in (text.before, text.after) if piece is not None)
+    titles = dict.fromkeys(_title(part) for part in (text.before, text.after) if part is not None)
     mark = "-" if text.after is None else "+" if text.before is None else "~"
     say(f"  {mark} {' → '.join(titles)}", _COLOURS[mark])
     lines = [(f"{kind} ", line) for kind, line in text.lines if everything or kind != " "]

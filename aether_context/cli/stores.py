@@ -26,33 +26,33 @@ def show_verification(
     places = [packs.find(store, pack_id, selection["session"]) for pack_id in pack_ids]
     if places:
         verifier = Verifier(store, replays=replays)
-        faults = {store.files.below_base(place): verifier.fault(place) for place in sorted(places)}
-        faults = {place: fault for place, fault in faults.items() if fault}
-        found = Verification(packs=len(places), faults=faults, unrecorded=verifier.unrecorded)
+        faults = {store.files.below_base(name): verifier.fault(name) for name in sorted(places)}
+        faults = {name: fault for name, fault in faults.items() if fault}
+        verification = Verification(packs=len(places), faults=faults, unrecorded=verifier.unrecorded)
     else:
-        found = verify(store, replays=replays, selection=selection)
-    if not found.packs and not found.faults:
+        verification = verify(store, replays=replays, selection=selection)
+    if not verification.packs and not verification.faults:
         raise PackNotFound(f"no packs{packs.whose(**selection)} in {packs.require(store).url}")
-    failed = sum("/packs/" in path for path in found.faults)
+    failed = sum("/packs/" in path for path in verification.faults)
     if as_json:
-        print_json(asdict(found) | {"passed": found.packs - failed})
-        return FAILED if found.faults else 0
-    for path, fault in sorted(found.faults.items()):
+        print_json(asdict(verification) | {"passed": verification.packs - failed})
+        return FAILED if verification.faults else 0
+    for path, fault in sorted(verification.faults.items()):
         say(f"failed  {name_of(path)}: {fault}", "red")
-    for path in found.foreign[:_MOST_SHOWN]:
+    for path in verification.foreign[:_MOST_SHOWN]:
         say(f"not ours  {path}")
-    if len(found.foreign) > _MOST_SHOWN:
-        say(f"not ours  … and {len(found.foreign) - _MOST_SHOWN:,} more")
+    if len(verification.foreign) > _MOST_SHOWN:
+        say(f"not ours  … and {len(verification.foreign) - _MOST_SHOWN:,} more")
     what = "every byte, and replays" if replays else "every byte"
-    summary = f"{found.packs - failed:,} of {found.packs:,} packs passed ({what})"
-    if others := len(found.faults) - failed:
-        summary += f"; {others:,} other faults"
-    say(summary, "red" if found.faults else "green")
-    if found.unrecorded:
-        say(f"{found.unrecorded:,} could not be replayed: hashes only were recorded")
+    summary = f"{verification.packs - failed:,} of {verification.packs:,} packs passed ({what})"
+    if other_faults := len(verification.faults) - failed:
+        summary += f"; {other_faults:,} other faults"
+    say(summary, "red" if verification.faults else "green")
+    if verification.unrecorded:
+        say(f"{verification.unrecorded:,} could not be replayed: hashes only were recorded")
     if not places:
         say("Whether the last packs of a session are there was not checked: verify(store, session) tells it.")
-    return FAILED if found.faults else 0
+    return FAILED if verification.faults else 0
 
 
 def forget_files(

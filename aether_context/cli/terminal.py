@@ -100,9 +100,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent
         say(indent + line)
 
 
-def increase(before: int, after: int) -> str:
+def increase(old_value: int, new_value: int) -> str:
     """The difference with its sign; 0 has none."""
-    return f"{after - before:+,}" if after != before else "0"
+    return f"{new_value - old_value:+,}" if new_value != old_value else "0"
 
 
 def percent(part: int, whole: int) -> str:

@@ -113,7 +113,7 @@ def _print(
     by: Sequence[str],
     rows: Sequence[tuple[Sequence[str], Mapping[str, JSON]]],
     whole: Mapping[str, JSON],
-    acts: Mapping[str, Mapping[str, int]],
+    strategy_acts: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Prints a row for each group and one for all; then what each strategy cut, freed and cost."""
     table: list[tuple[object, ...]] = []
@@ -143,7 +143,7 @@ def _print(
     for note, holds in notes.items():
         if holds:
             say(note)
-    if acts:
+    if strategy_acts:
         say()
         columns = ("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
-        print_table(columns, [(name, *sums.values()) for name, sums in acts.items()])
+        print_table(columns, [(name, *sums.values()) for name, sums in strategy_acts.items()])

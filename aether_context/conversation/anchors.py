@@ -145,13 +145,13 @@ def hold(
         home = unit_of.get(anchor.place)
         if home is None:
             continue
-        wanted = {home, opening.get(units[home].turn, home)} - held_units - stay
-        cost = sum(tokens[index] for at in wanted for index in units[at].indices)
+        homes = {home, opening.get(units[home].turn, home)} - held_units - stay
+        cost = sum(tokens[index] for at in homes for index in units[at].indices)
         if used + cost > most:
             notes.append(f"no room for the anchor {anchor.description} (content {anchor.place})")
             continue
         used += cost
-        held_units |= wanted
+        held_units |= homes
     return frozenset(held_units), tuple(notes)
 
 
@@ -162,10 +162,12 @@ def validate(conversation: Conversation, decision: Decision) -> None:
         AnchorPreservationError: one is not; with the tokens of all anchors and those that the conversation may hold.
     """
     kept_places = {anchor.place for anchor in conversation.effect(decision).anchors}
-    lost = [anchor for anchor in conversation.anchors if anchor.place not in kept_places]
-    if lost:
+    missing = [anchor for anchor in conversation.anchors if anchor.place not in kept_places]
+    if missing:
         raise AnchorPreservationError(
-            anchors=[f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in lost],
+            anchors=[
+                f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in missing
+            ],
             needed=sum(conversation.tokens[at] for at in conversation.anchored),
             budget=conversation.budget.most,
         )

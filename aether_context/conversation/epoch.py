@@ -69,14 +69,14 @@ def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:
     return (*kept_positions, *range(min(epoch.cut_count, total), total))
 
 
-def is_live(epoch: Epoch, place: int) -> bool:
+def is_live(epoch: Epoch, position: int) -> bool:
     """Tells whether the content at a place of the host's list is still sent."""
-    return place >= epoch.cut_count or any(start <= place < stop for start, stop in epoch.kept)
+    return position >= epoch.cut_count or any(start <= position < stop for start, stop in epoch.kept)
 
 
 def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Indices as half-open ranges, sorted."""
     # In a run of indices each is as far from its place as the one before.
-    runs = groupby(enumerate(sorted(indices)), key=lambda placed: placed[1] - placed[0])
+    runs = groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0])
     members = ([index for _, index in run] for _, run in runs)
     return tuple((run[0], run[-1] + 1) for run in members)

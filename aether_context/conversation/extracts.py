@@ -58,8 +58,8 @@ def quoted_alone(raw: Content, max_tokens: int, query: str, counter: PackCounter
     quote = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
     head = [raw.parts[0], text_part(requoted(raw.parts[quote.at], ""))]
     room = max(8, max_tokens - counter.content(content_of_parts(raw.role, head)))
-    chosen = shorten(quote.text, room, counter=counter, query=query).text
-    return _like(raw, [raw.parts[0], text_part(requoted(raw.parts[quote.at], chosen))])
+    excerpt = shorten(quote.text, room, counter=counter, query=query).text
+    return _like(raw, [raw.parts[0], text_part(requoted(raw.parts[quote.at], excerpt))])
 
 
 # What is signed is whole or absent. Claude refuses a signed thought in other words, and a call of the current turn
@@ -199,14 +199,14 @@ def _levelled(value: JSON, max_tokens: int, query: str, counter: PackCounter) ->
     sizes = counter.count_all([canonical_json(text) for _, text in texts])
     room = max_tokens - (counter.count(canonical_json(value)) - sum(sizes))
     while room > _LEAST_LEFT * len(texts):
-        most = max(_LEAST_TEXT, level(sizes, room))
-        changed = value
+        ceiling = max(_LEAST_TEXT, level(sizes, room))
+        levelled = value
         for (path, text), size in zip(texts, sizes, strict=True):
-            if size > most:
-                changed = replaced(changed, path, shorten(text, most, counter=counter, query=query).text)
-        used = counter.count(canonical_json(changed))
+            if size > ceiling:
+                levelled = replaced(levelled, path, shorten(text, ceiling, counter=counter, query=query).text)
+        used = counter.count(canonical_json(levelled))
         if used <= max_tokens:
-            return changed
+            return levelled
         room -= max(used - max_tokens, 1 + room // 8)
     return None
 
@@ -226,10 +226,10 @@ def _shorten_object(value: JSON, max_tokens: int, query: str, counter: PackCount
         address = {}
     budget = max_tokens
     while True:
-        chosen: JSON = shorten(canonical_json(value), budget, counter=counter, query=query).text
+        shortened: JSON = shorten(canonical_json(value), budget, counter=counter, query=query).text
         with suppress(ValueError):
-            chosen = json.loads(chosen)
-        result = {**(chosen if isinstance(chosen, dict) else {"extract": chosen}), **address}
+            shortened = json.loads(shortened)
+        result = {**(shortened if isinstance(shortened, dict) else {"extract": shortened}), **address}
         used = counter.count(canonical_json(result))
         if used <= max_tokens or budget <= 1:
             return result

@@ -44,7 +44,7 @@ def normalize(contents: Sequence[Content]) -> list[Normal]:
     calls: Sequence[Content] = ()
     for _, members in groupby(range(len(stripped)), key=lambda at: _kind(stripped[at])):
         group = tuple(members)
-        pieces = [(at, place, part) for at in group for place, part in enumerate(stripped[at].parts)]
+        pieces = [(at, position, part) for at in group for position, part in enumerate(stripped[at].parts)]
         if stripped[group[0]].responses:
             pieces = _answered_once(pieces, calls, [stripped[at] for at in group])
         elif stripped[group[-1]].calls:
@@ -52,7 +52,9 @@ def normalize(contents: Sequence[Content]) -> list[Normal]:
         merged = stripped[group[0]]
         if len(group) > 1 or len(pieces) < len(merged.parts):
             merged = content_of_parts(merged.role, [part for _, _, part in pieces])
-        normal.append(Normal(content=merged, sources=group, members=tuple((at, place) for at, place, _ in pieces)))
+        normal.append(
+            Normal(content=merged, sources=group, members=tuple((at, position) for at, position, _ in pieces))
+        )
     return normal
 
 
@@ -66,12 +68,12 @@ def _answered_once(
     pieces: Sequence[tuple[int, int, Part]], calls: Sequence[Content], results: Sequence[Content]
 ) -> list[tuple[int, int, Part]]:
     """The pieces with the last response to each call only, at the place of the first."""
-    paired = (answer for found in pair_results([*calls, *results], again=True)[len(calls) :] for answer in found)
+    paired = (answer for pairs in pair_results([*calls, *results], again=True)[len(calls) :] for answer in pairs)
     # Other parts are known by where they stand, so that each of them is kept.
     answered: dict[tuple[str, int], tuple[int, int, Part]] = {}
-    for at, piece in enumerate(pieces):
-        call = next(paired).call if piece[2].kind == "response" else None
-        answered[("at", at) if call is None else ("call", call.number)] = piece
+    for at, number in enumerate(pieces):
+        call = next(paired).call if number[2].kind == "response" else None
+        answered[("at", at) if call is None else ("call", call.number)] = number
     return [*answered.values()]
 
 

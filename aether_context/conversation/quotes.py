@@ -32,9 +32,9 @@ def attributed(content: Content) -> Content:
     first = content.parts[0] if content.parts else None
     if content.role != "user" or first is None or not opens(first.text if first.kind == "text" else None):
         return content
-    found = [_quote(part.text, at) for at, part in enumerate(content.parts) if at and part.kind == "text"]
-    quotes = [quote for quote in found if quote is not None]
-    if len(content.parts) < 2 or len(quotes) < len(found) or content.calls or content.responses:
+    quoted = [_quote(part.text, at) for at, part in enumerate(content.parts) if at and part.kind == "text"]
+    quotes = [quote for quote in quoted if quote is not None]
+    if len(content.parts) < 2 or len(quotes) < len(quoted) or content.calls or content.responses:
         return content
     return replace(content, agent=quotes[0].agent if quotes else NAMELESS, quotes=tuple(quotes))
 

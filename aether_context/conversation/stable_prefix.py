@@ -51,40 +51,40 @@ class StablePrefix:
             placeholder(content) if at not in anchored and (content.responses or content.role == "model") else content
             for at, content in enumerate(contents)
         ]
-        changed = [at for at, content in enumerate(contents) if placeholders[at].digest != content.digest]
+        replaceable = [at for at, content in enumerate(contents) if placeholders[at].digest != content.digest]
         # Tokens of the messages above which more is replaced, in this strategy's own estimate.
         reserve = min(_OUTPUT_RESERVE, budget.slack)
         window = budget.window - bytes_to_tokens(len(conversation.request.system.encode())) - reserve
         room = int(settings.threshold * window) - estimate_tool_overhead(conversation.request.tools)
         # The estimate takes numbers and ids for fewer tokens than they are; without the count beside it a cut would
         # then take users' messages.
-        estimated = {at: estimate(contents[at]) - estimate(placeholders[at]) for at in changed}
-        counted = {at: tokens[at] - counter.content(placeholders[at]) for at in changed}
+        estimated = {at: estimate(contents[at]) - estimate(placeholders[at]) for at in replaceable}
+        counted = {at: tokens[at] - counter.content(placeholders[at]) for at in replaceable}
         goals = (
             (estimated, sum(map(estimate, contents)) - int(room / _SAFETY)),
             (counted, sum(tokens) - budget.most),
         )
-        over = any(excess > sum(freed[at] for at in changed if at < begin) for freed, excess in goals)
+        over = any(excess > sum(freed[at] for at in replaceable if at < begin) for freed, excess in goals)
         end = begin
         pressure = conversation.pressure
         if pressure == "by_hand" or (over and pressure == "marks"):
             final = unread_exchange(units(contents), conversation.request_index)
             # What the model has yet to read is never replaced.
-            most = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
+            limit = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
             replies = [at for at, content in enumerate(contents) if content.role == "model"]
             older = len(replies) - settings.keep_last_messages
-            end = max(begin, min(most, 0 if older <= 0 else (*replies, len(contents))[older]))
-            singles = [Unit(kind="message", indices=(at,), turn=at) for at in range(most)]
+            end = max(begin, min(limit, 0 if older <= 0 else (*replies, len(contents))[older]))
+            singles = [Unit(kind="message", indices=(at,), turn=at) for at in range(limit)]
             for freed, excess in goals:
-                sizes = [freed.get(at, 0) for at in range(most)]
-                gone = cut(singles, sizes, target=sum(sizes) - excess).gone
-                end = max(end, len(gone))
+                sizes = [freed.get(at, 0) for at in range(limit)]
+                removed = cut(singles, sizes, target=sum(sizes) - excess).gone
+                end = max(end, len(removed))
             # At what stays in the session: the host may put messages of people elsewhere at the next call.
-            end = max((at + 1 for at in changed if begin <= at < end), default=begin)
+            end = max((at + 1 for at in replaceable if begin <= at < end), default=begin)
         reason: Reason = "by_hand" if pressure == "by_hand" else "threshold"
         forms = {
             at: ContentForm("placeholder", reason if at >= begin else "threshold", strategy=self.name)
-            for at in changed
+            for at in replaceable
             if at < end
         }
         state: Mapping[str, JSON] | None = None
@@ -142,7 +142,7 @@ def _boundary(conversation: Conversation) -> tuple[int, str]:
     count, digest = state.get(BOUNDARY), state.get(_LAST)
     if not isinstance(count, int) or count <= 0:
         return 0, ""
-    below = sum(place < count for place in conversation.positions)
+    below = sum(position < count for position in conversation.positions)
     last = conversation.positions[below - 1] if below else -1
     if last < count - 1 and len(conversation.positions) > below:
         return below, ""

@@ -155,22 +155,22 @@ class CutStrategy:
         return left, {at: form._replace(strategy=self.name) for at, form in forms.items()}
 
 
-def _shortened(conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
+def _shortened(conversation: Conversation, result: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
     """The cut without the unit that leaves last, where extracts of it free as much as has to leave: of the responses of
     an exchange, else of the message."""
-    if not left.leaving or conversation.verbatim:
-        return left, {}
-    contents, counter, edge = conversation.contents, conversation.counter, left.leaving[-1]
-    over = left.over + sum(conversation.tokens[at] for at in edge)
+    if not result.leaving or conversation.verbatim:
+        return result, {}
+    contents, counter, edge = conversation.contents, conversation.counter, result.leaving[-1]
+    over = result.over + sum(conversation.tokens[at] for at in edge)
     long = {at: response_tokens(contents[at], counter) for at in edge}
     if not any(long.values()):
         long = {at: part_tokens(contents[at], counter) for at in edge if not is_human(contents[at])}
-    sizes = {at: found for at, found in long.items() if found}
-    all_sizes = [size for found in sizes.values() for size in found]
-    if over > sum(max(0, sum(found) - LEAST_EXTRACT * len(found)) for found in sizes.values()):
-        return left, {}
+    sizes = {at: tokens for at, tokens in long.items() if tokens}
+    all_sizes = [size for tokens in sizes.values() for size in tokens]
+    if over > sum(max(0, sum(tokens) - LEAST_EXTRACT * len(tokens)) for tokens in sizes.values()):
+        return result, {}
     ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - over))
-    return Cut(leaving=left.leaving[:-1]), {at: ContentForm("extract", reason, ceiling) for at in sizes}
+    return Cut(leaving=result.leaving[:-1]), {at: ContentForm("extract", reason, ceiling) for at in sizes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +196,12 @@ class SlidingTurns:
         # Neither a payload nor anything of this invocation stood beside the message when it was first sent.
         bare = conversation.tokens[last] <= conversation.counter.content(contents[last])
         bare = bare and (last == len(contents) - 1 or not conversation.request.first_call)
-        gone = earlier = _beyond(conversation, ceiling, last, bare)
-        if gone and conversation.request.first_call:
+        dropped = earlier = _beyond(conversation, ceiling, last, bare)
+        if dropped and conversation.request.first_call:
             # What was beyond the ceiling when the human message before was answered.
-            before = (at for at in range(last - 1, -1, -1) if is_human(contents[at]))
-            earlier = _beyond(conversation, ceiling, next(before, 0), bare)
-        forms = {at: ContentForm("left_out", "turn_budget", strategy=self.name) for at in sorted(gone)}
+            humans = (at for at in range(last - 1, -1, -1) if is_human(contents[at]))
+            earlier = _beyond(conversation, ceiling, next(humans, 0), bare)
+        forms = {at: ContentForm("left_out", "turn_budget", strategy=self.name) for at in sorted(dropped)}
         return Decision(forms, earlier=frozenset(earlier))
 
 
@@ -381,7 +381,7 @@ _FORMS = ("left_out", "placeholder", "extract")
 
 def _fault(conversation: Conversation, decision: Decision) -> str:
     """Describes a fault in a decision; empty where there is none."""
-    gone = set(decision.removed)
+    dropped = set(decision.removed)
     if not set(range(len(conversation.items))).issuperset(decision.forms):
         return "it names a content that is not there"
     for at, form in decision.forms.items():
@@ -389,21 +389,21 @@ def _fault(conversation: Conversation, decision: Decision) -> str:
             return f"content {at} cannot have the form {form.form!r} for the reason {form.reason!r}"
         if (form.form == "extract") != bool(form.tokens):
             return f"an extract has tokens, and nothing else has: content {at}"
-        if at == conversation.request_index and at not in gone:
+        if at == conversation.request_index and at not in dropped:
             return f"it would change what content {at} asks"
     # Raises where they cannot be kept.
     canonical_json([decision.summary, decision.note, decision.state, sorted(decision.earlier)])
-    if not gone:
+    if not dropped:
         return ""
     parts = units(conversation.contents)
-    torn = next((unit for unit in parts if 0 < len(gone.intersection(unit.indices)) < len(unit.indices)), None)
+    torn = next((unit for unit in parts if 0 < len(dropped.intersection(unit.indices)) < len(unit.indices)), None)
     if torn is not None:
         return f"it would tear the exchange of the contents {', '.join(map(str, torn.indices))}"
     protected_units = protected(parts, conversation.request_index)
-    lost_indices = sorted(gone.intersection(index for at in protected_units for index in parts[at].indices))
+    lost_indices = sorted(dropped.intersection(index for at in protected_units for index in parts[at].indices))
     if lost_indices:
         return f"it would take content {lost_indices[0]}, which the model has yet to answer"
-    first = next(at for at in range(len(conversation.contents)) if at not in gone)
+    first = next(at for at in range(len(conversation.contents)) if at not in dropped)
     summary = conversation.recap.summary if decision.summary is None else decision.summary
     if not summary and is_human(conversation.contents[0]) and not is_human(conversation.contents[first]):
         return f"content {first} would come first, which is not a person's"

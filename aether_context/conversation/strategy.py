@@ -205,7 +205,7 @@ class Conversation:
         if max_tokens <= 0:
             return ""
         state = latest_list([item.raw for item in self.items])
-        sent = {
+        contents = {
             at: self.formed(at, forms[at]) if at in forms else content
             for at, content in enumerate(self.contents)
             if at not in forms or forms[at].form != "left_out"
@@ -214,9 +214,9 @@ class Conversation:
             [
                 raw
                 for at, raw in enumerate(self.raws)
-                if at not in sent or (sent[at].digest != raw.digest and at != self.request_index)
+                if at not in contents or (contents[at].digest != raw.digest and at != self.request_index)
             ],
-            list(sent.values()),
+            list(contents.values()),
             max_tokens=max_tokens,
             counter=self.counter,
             summaries=None if own else self.recap.written,
@@ -225,7 +225,7 @@ class Conversation:
             prepare=self.counter.prepare,
             names_past=self.recap.names_past,
             media=self.recap.media,
-            todo=state and (("", []) if sent.get(state[0]) == self.items[state[0]].raw else state[1:]),
+            todo=state and (("", []) if contents.get(state[0]) == self.items[state[0]].raw else state[1:]),
         )
 
     def passes(self, mark: int) -> bool:
@@ -248,8 +248,8 @@ class Conversation:
     def anchored(self) -> frozenset[int]:
         """The indices of anchors, and of the agent's instruction."""
         places = {anchor.place for anchor in self.anchors}
-        known = enumerate(zip(self.positions, self.contents, strict=True))
-        return frozenset(at for at, (place, content) in known if place in places or is_instruction(content))
+        items = enumerate(zip(self.positions, self.contents, strict=True))
+        return frozenset(at for at, (position, content) in items if position in places or is_instruction(content))
 
     def apply(self, decision: Decision, *, lasting: bool = True) -> Conversation:
         """The conversation that a decision leaves.

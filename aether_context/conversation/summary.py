@@ -85,8 +85,8 @@ def recap(
         head = "\n".join(filter(None, (head, _PAST)))
     earlier, end = split_list(earlier)
     if todo is not None:
-        most = int(_TODO * max_tokens)
-        end = list_text(*todo, max_tokens=most, counter=counter) if todo[1] else ""
+        limit = int(_TODO * max_tokens)
+        end = list_text(*todo, max_tokens=limit, counter=counter) if todo[1] else ""
     max_tokens -= counter.count(head) + counter.count(end)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
     new_marks = [mark for content in gone for mark in marks_of(content, media)]
@@ -94,20 +94,20 @@ def recap(
     # What people sent keeps its address, whatever is quoted beside it.
     for_marks = min(counter.count(_SENT + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
     for_new = min(counter.count(_SENT + ", ".join(new_marks)) + 2, max_tokens // 2) if new_marks else 0
-    bullets, known, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
+    bullets, names, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
     if earlier and beside_earlier - for_new >= _LEAST_ADDED * max_tokens:
-        bullets, known, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
+        bullets, names, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
-    said = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
-    most = int(_ENTITIES * room)
+    texts = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
+    limit = int(_ENTITIES * room)
     table = entity_table(
-        gone, max_tokens=most, counter=counter, earlier=entries, present=kept, known=known, prepare=prepare
+        gone, max_tokens=limit, counter=counter, earlier=entries, present=kept, known=names, prepare=prepare
     )
-    most = room - counter.count(table) - 2
-    summary = summaries.conversation(gone, max_tokens=most, counter=counter, earlier=said)
-    summary = summary or summarize(gone, max_tokens=most, counter=counter, earlier=said, beside=beside, media=media)
-    made = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
-    text = "\n".join(filter(None, (known, made)))
+    limit = room - counter.count(table) - 2
+    summary = summaries.conversation(gone, max_tokens=limit, counter=counter, earlier=texts)
+    summary = summary or summarize(gone, max_tokens=limit, counter=counter, earlier=texts, beside=beside, media=media)
+    result = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
+    text = "\n".join(filter(None, (names, result)))
     lost = [mark for mark in marks if mark not in text]
     while lost and counter.count(text) + counter.count(_SENT + ", ".join(lost)) + 2 > max_tokens:
         lost.pop(0)
@@ -168,23 +168,25 @@ def summarize(
     ]
     by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
     by_people += [content.role == "user" and not content.agent for content in messages]
-    told = [bullet.partition(": ")[2] for bullet in earlier_bullets]
-    for content, is_persons in zip(messages, by_people[len(told) :], strict=True):
-        told.append(without_small_talk(content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS]))
+    earlier_texts = [bullet.partition(": ")[2] for bullet in earlier_bullets]
+    for content, is_persons in zip(messages, by_people[len(earlier_texts) :], strict=True):
+        earlier_texts.append(
+            without_small_talk(content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS])
+        )
     marks = [*(" ".join(_MARK.findall(bullet)) for bullet in earlier_bullets)]
     marks += [" ".join(marks_of(content, media)) for content in messages]
     ranked = sorted(
-        (index for index, text in enumerate(told) if text or marks[index]),
-        key=lambda index: (not by_people[index], not marks[index], not is_telling(told[index]), -index),
+        (index for index, text in enumerate(earlier_texts) if text or marks[index]),
+        key=lambda index: (not by_people[index], not marks[index], not is_telling(earlier_texts[index]), -index),
     )
 
     def is_beside(index: int) -> bool:
-        return bool(beside) and not marks[index] and " ".join(told[index].split()) in beside
+        return bool(beside) and not marks[index] and " ".join(earlier_texts[index].split()) in beside
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):
             return earlier_bullets[index]
-        text = told[index]
+        text = earlier_texts[index]
         if not by_people[index]:
             content = messages[index - len(earlier_bullets)]
             return f"- {_named(content.agent) or content.role}: {' '.join(text.split())[:_AGENT_CHARACTERS]}"
@@ -192,23 +194,23 @@ def summarize(
         return _USER + "\n  ".join([*text.splitlines(), *filter(None, [marks[index]])])
 
     remaining, quoted = max_tokens - 12, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE)
-    chosen: dict[int, str] = {}
+    picks: dict[int, str] = {}
     first = (index for index in sorted(ranked) if by_people[index] and not is_beside(index))
     for index in dict.fromkeys((*islice(first, 1), *ranked)):
         if remaining <= 0:
             break
         # Beside others only whole messages find little room. A word is at least a token, so that splitting shows it.
-        whole = told[index] if by_people[index] else told[index][:_AGENT_CHARACTERS]
-        too_long = chosen and remaining < quoted and len(whole.split(None, remaining)) > remaining
+        whole = earlier_texts[index] if by_people[index] else earlier_texts[index][:_AGENT_CHARACTERS]
+        too_long = picks and remaining < quoted and len(whole.split(None, remaining)) > remaining
         if too_long or is_beside(index):
             continue
         if (cost := counter.count(text := bullet(index)) + 1) <= remaining:
-            chosen[index] = text
+            picks[index] = text
             remaining -= cost
-    if not chosen:
+    if not picks:
         return ""
-    missing = sum(int(count) for count in _COUNT.findall(earlier)) + len(by_people) - len(chosen)
-    return "\n".join([*(chosen[index] for index in sorted(chosen)), *([f"{_MISSING}{missing}"] if missing else [])])
+    missing = sum(int(count) for count in _COUNT.findall(earlier)) + len(by_people) - len(picks)
+    return "\n".join([*(picks[index] for index in sorted(picks)), *([f"{_MISSING}{missing}"] if missing else [])])
 
 
 def split_bullets(text: str) -> list[str]:

@@ -84,8 +84,8 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
         calls = content.calls or any(quote.kind == "call" for quote in content.quotes)
         joined.append(len(kinds))
         unit_by_content.append(len(kinds))
-        said: UnitKind = "instruction" if is_instruction(content) else "human"
-        kinds.append(said if human else "exchange" if calls else "message")
+        kind: UnitKind = "instruction" if is_instruction(content) else "human"
+        kinds.append(kind if human else "exchange" if calls else "message")
         turns.append(turn)
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(unit_by_content):
@@ -147,18 +147,18 @@ def protected(parts: Sequence[Unit], request_index: int | None) -> frozenset[int
     to read it, and what stands behind that."""
     last = unread_exchange(parts, request_index)
     end = last.indices[-1] if last is not None else 0
-    asked = {at for at, unit in enumerate(parts) if request_index in unit.indices}
-    turn = min((parts[at].turn for at in asked), default=parts[-1].turn if parts else 0)
-    handed = {at for at, unit in enumerate(parts) if unit.from_agent and unit.turn >= turn}
+    request = {at for at, unit in enumerate(parts) if request_index in unit.indices}
+    turn = min((parts[at].turn for at in request), default=parts[-1].turn if parts else 0)
+    handovers = {at for at, unit in enumerate(parts) if unit.from_agent and unit.turn >= turn}
     stays = {at for at, unit in enumerate(parts) if unit.kind == "instruction" or unit.indices[-1] >= end}
-    return frozenset(stays | asked | handed)
+    return frozenset(stays | request | handovers)
 
 
 def latest_answer(parts: Sequence[Unit]) -> frozenset[int]:
     """Positions of the model's last answer before the latest turn and of the human messages of its turn; empty where
     there is none."""
-    answers = (at for at in range(len(parts) - 1, -1, -1) if parts[at].turn < parts[-1].turn)
-    answer = next((at for at in answers if parts[at].kind == "message"), None)
+    places = (at for at in range(len(parts) - 1, -1, -1) if parts[at].turn < parts[-1].turn)
+    answer = next((at for at in places if parts[at].kind == "message"), None)
     if answer is None:
         return frozenset()
     turn = parts[answer].turn
@@ -225,7 +225,7 @@ def cut(
         if unit.kind == "human" and at not in staying:
             questions.setdefault(unit.turn, []).append(at)
     last_questions = questions.pop(latest, [])
-    answers = Counter(unit.turn for unit in units if unit.kind != "human")
+    counts = Counter(unit.turn for unit in units if unit.kind != "human")
     order = [at for at, unit in enumerate(units) if unit.kind != "human" and at not in staying]
     leaving: list[tuple[int, ...]] = []
     named = [unit.kind == "message" and latest - last_turns < unit.turn < latest for unit in units]
@@ -233,8 +233,8 @@ def cut(
         if over <= 0:
             break
         turn = units[at].turn
-        answers[turn] -= 1
-        together = [at, *(questions.get(turn, ()) if not answers[turn] else ())]
+        counts[turn] -= 1
+        together = [at, *(questions.get(turn, ()) if not counts[turn] else ())]
         leaving.append(tuple(index for position in together for index in units[position].indices))
         over -= sum(sizes[position] for position in together)
     spare = 0 if most is None else max(0, most - target)
@@ -256,8 +256,8 @@ def torn(contents: Sequence[Content]) -> tuple[int, ...]:
     """Indices of contents with a response that answers no call among them."""
     if _are_paired_simply(contents):
         return ()
-    alone = {unit.indices[0] for unit in units(contents) if unit.kind == "message"}
-    return tuple(index for index, content in enumerate(contents) if index in alone and content.responses)
+    singles = {unit.indices[0] for unit in units(contents) if unit.kind == "message"}
+    return tuple(index for index, content in enumerate(contents) if index in singles and content.responses)
 
 
 def _are_paired_simply(contents: Sequence[Content]) -> bool:

@@ -54,7 +54,7 @@ def kind_of(text: str) -> Kind:
         ((usual, count),) = columns.most_common(1)
         if usual >= (1 if mark in "|\t" else 2) and count * 4 >= len(lines) * 3:
             return "table"
-    keys = Counter(found[1].casefold() for line in lines if (found := _KEYED.match(line)) is not None)
+    keys = Counter(keyed[1].casefold() for line in lines if (keyed := _KEYED.match(line)) is not None)
     repeated = [count for count in keys.values() if count >= LEAST_ROWS]
     in_records = sum(repeated) if len(repeated) >= _LEAST_KEYS else 0
     if max(in_records, sum(_LISTED.match(line) is not None for line in lines)) * 4 >= len(lines) * 3:
@@ -75,5 +75,5 @@ def is_data(text: str) -> bool:
 
 def data_type(text: str) -> str:
     """The media type that a data URI names; of unknown data otherwise."""
-    found = _DATA_URI.match(text)
-    return (found.group(1) if found is not None else None) or MEDIA_TYPES["data"][0]
+    match = _DATA_URI.match(text)
+    return (match.group(1) if match is not None else None) or MEDIA_TYPES["data"][0]

@@ -120,9 +120,9 @@ def media_in(value: object, path: Path = (), media_type: str = "") -> Iterator[M
             yield from _inside(value, path)
 
 
-def typed(given: object, data: bytes) -> str:
+def typed(media_type: object, data: bytes) -> str:
     """The media type that a tool gave, in lower case; where that is none, what the bytes tell."""
-    kind = given.partition(";")[0].strip().lower() if isinstance(given, str) else ""
+    kind = media_type.partition(";")[0].strip().lower() if isinstance(media_type, str) else ""
     if kind := kind if _TYPE.fullmatch(kind) else sniffed(data):
         return kind
     with suppress(UnicodeDecodeError):
@@ -151,13 +151,13 @@ def mark(record: EvidenceRecord, earlier: str = "", *, is_inside: bool = False) 
 
 def with_marks(response: Mapping[str, Any], marks: Sequence[tuple[Medium, str]]) -> Any:
     """A response with texts in the places of media, which are given in their order."""
-    changed: Any = response
+    marked: Any = response
     for medium, text in reversed(marks):
         if medium.span is not None:
-            whole, (start, end) = reduce(operator.getitem, medium.path, changed), medium.span
+            whole, (start, end) = reduce(operator.getitem, medium.path, marked), medium.span
             text = f"{whole[:start]}{medium.quote}{text}{medium.quote}{whole[end:]}"
-        changed = replaced(changed, medium.path, text)
-    return changed
+        marked = replaced(marked, medium.path, text)
+    return marked
 
 
 def _inside(text: str, path: Path) -> Iterator[Medium]:
@@ -165,21 +165,21 @@ def _inside(text: str, path: Path) -> Iterator[Medium]:
     if "data:image" not in text and not any(signs.search(text) for signs in _SIGNS):
         return
     at = 0
-    while (found := _ENCODED.search(text, at)) is not None:
-        start, at = found.span()
+    while (match := _ENCODED.search(text, at)) is not None:
+        start, at = match.span()
         # The key under which a text stands names what it begins with.
-        before = f"{path[-1] if path else ''}: {text[:start]}" if start < _BEFORE else text[start - _BEFORE : start]
+        prefix = f"{path[-1] if path else ''}: {text[:start]}" if start < _BEFORE else text[start - _BEFORE : start]
         content: tuple[bytes, str] | None = None
         quote = ""
-        if (escaped := found["svg"]) is not None:
+        if (escaped := match["svg"]) is not None:
             if (end := max(escaped.rfind(closing) + len(closing) for closing in ("svg%3E", "svg%3e", "svg>"))) > _LEAST:
                 at -= len(escaped) - end
                 content = unquote_to_bytes(escaped[:end]), "image/svg+xml"
-        elif numbers := found["list"] or found["row"] or found["pairs"]:
-            pairs = [f"0x{pair}" for pair in re.findall(r"[\da-fA-F]{2}", found["pairs"] or "")]
-            content = _of_numbers(pairs or re.findall(r"[\w.+-]+(?<!\\[nrt])", numbers), found[0], before[-60:])
-            quote = key[1] if (key := _KEY.search(before)) is not None else ""
-        elif dump := found["dump"]:
+        elif numbers := match["list"] or match["row"] or match["pairs"]:
+            pairs = [f"0x{pair}" for pair in re.findall(r"[\da-fA-F]{2}", match["pairs"] or "")]
+            content = _of_numbers(pairs or re.findall(r"[\w.+-]+(?<!\\[nrt])", numbers), match[0], prefix[-60:])
+            quote = key[1] if (key := _KEY.search(prefix)) is not None else ""
+        elif dump := match["dump"]:
             at -= dump.endswith("\n")
             lines = [(int(line[1], 16), bytes.fromhex(line[2])) for line in _DUMPED.finditer(dump)]
             step = lines[1][0] - lines[0][0]
@@ -188,17 +188,17 @@ def _inside(text: str, path: Path) -> Iterator[Medium]:
             if step > 0 and all(offset == lines[0][0] + step * row for row, (offset, _) in enumerate(lines)):
                 content = dumped, typed("", dumped)
         else:
-            media_type = found["uri"] and found["uri"].replace("\\", "")
-            at, data = _of_run(text, start if found["run"] else at, before, is_uri=media_type is not None)
+            media_type = match["uri"] and match["uri"].replace("\\", "")
+            at, data = _of_run(text, start if match["run"] else at, prefix, is_uri=media_type is not None)
             if data is not None:
-                near = _NEAR_TYPE.search(text, at, at + 80) or _NEAR_TYPE.search(before)
+                near = _NEAR_TYPE.search(text, at, at + 80) or _NEAR_TYPE.search(prefix)
                 content = data, typed(sniffed(data) or media_type or (near and near[1]), data)
         if content is not None:
             written = text[start:at]
             yield Medium(*content, path, written, (start, at) if written != text else None, quote)
 
 
-def _of_run(text: str, start: int, before: str, *, is_uri: bool) -> tuple[int, bytes | None]:
+def _of_run(text: str, start: int, preceding_text: str, *, is_uri: bool) -> tuple[int, bytes | None]:
     """Finds the end of base64 or hexadecimal that begins at a place, over its line breaks, and its bytes; None where it
     is none.
 
@@ -220,17 +220,17 @@ def _of_run(text: str, start: int, before: str, *, is_uri: bool) -> tuple[int, b
         and _ENDS.match(text, line.end())
     ):
         ends = [line.end(), full]
-    for end in () if "PRIVATE KEY" in before else ends:
+    for end in () if "PRIVATE KEY" in preceding_text else ends:
         written = unquote(text[start:end].replace(gap, "").replace("\\", ""))
         if (data := _decoded(written)) is None:
             continue
         padded = _PADDING.match(text, end)
         end = padded.end() if padded is not None else end
-        kinds, least = set(written), 11 if _HEX.fullmatch(written) else 40
-        is_mixed = len(written) >= _LEAST_UNKNOWN and len(kinds) > least and not kinds.isdisjoint("abcdefABCDEF")
+        kinds, least_kinds = set(written), 11 if _HEX.fullmatch(written) else 40
+        is_mixed = len(written) >= _LEAST_UNKNOWN and len(kinds) > least_kinds and not kinds.isdisjoint("abcdefABCDEF")
         is_list = len(written) > width and len(written) % width == 0 and width not in _USUAL_WIDTHS
-        is_copied = _COPIED.search(before) is not None or text.startswith(".", end)
-        is_list = is_list and "-----BEGIN" not in before
+        is_copied = _COPIED.search(preceding_text) is not None or text.startswith(".", end)
+        is_list = is_list and "-----BEGIN" not in preceding_text
         if is_uri or sniffed(data) or (is_mixed and not is_list and not is_copied):
             return end, data
     return full, None

@@ -71,13 +71,13 @@ def offload(
     record = EvidenceRecord(
         uri=evidence_uri(digest, "txt"), digest=digest, size_bytes=len(data), lines=text.count("\n") + 1, tokens=tokens
     )
-    kept = StoredResult(response, data, record, tokens)
+    whole_result = StoredResult(response, data, record, tokens)
     if rule in ("never", "instructs") or tokens <= (0 if rule == "always" else settings.threshold_tokens):
-        return kept
+        return whole_result
     if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
-        return kept
+        return whole_result
     if (extractor := extractor_of(rule)) is None:
-        shown, kind = show(
+        excerpt, kind = show(
             text,
             extract_tokens=settings.extract_tokens,
             whole_tokens=0 if rule == "always" else settings.threshold_tokens,
@@ -86,35 +86,35 @@ def offload(
             query=query,
         )
     else:
-        chosen = extractor(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
+        extract_text = extractor(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
         view = lines_view(text)
-        shown = Excerpt(text=chosen, kept=0, total=len(view.lines))
+        excerpt = Excerpt(text=extract_text, kept=0, total=len(view.lines))
         kind = "json" if view.outline else kind_of(view.whole or text)
     media_type, ending = MEDIA_TYPES[kind]
     if kind == "data":
         media_type = data_type(text[:200])
     uri = evidence_uri(digest, ending)
-    record = record.model_copy(update={"uri": uri, "media_type": media_type, "lines": shown.total})
-    value: JSON = shown.text
+    record = record.model_copy(update={"uri": uri, "media_type": media_type, "lines": excerpt.total})
+    value: JSON = excerpt.text
     if path:
-        value = replaced(once, path, shown.text)
+        value = replaced(once, path, excerpt.text)
     else:
         with suppress(ValueError):
-            value = json.loads(shown.text)
-    changed = dict(value) if isinstance(value, dict) else {"result": value}
-    if shown.ends_early:
-        changed[free_key(changed, "note")] = "the tool's output ends in the middle"
-    if not shown.is_whole:
+            value = json.loads(excerpt.text)
+    new_response = dict(value) if isinstance(value, dict) else {"result": value}
+    if excerpt.ends_early:
+        new_response[free_key(new_response, "note")] = "the tool's output ends in the middle"
+    if not excerpt.is_whole:
         size = size_words(len(data))
-        lines = f" has all {shown.total} lines ({size}): use {READ} or {SEARCH}"
-        changed[free_key(changed, ARTIFACT_KEY)] = uri + (f" ({size})" if kind == "data" else lines)
-        if shown.names:
-            changed[free_key(changed, _NAMES_KEY)] = shown.names
-    used = tokens_of(canonical_json(changed), counter)
+        lines = f" has all {excerpt.total} lines ({size}): use {READ} or {SEARCH}"
+        new_response[free_key(new_response, ARTIFACT_KEY)] = uri + (f" ({size})" if kind == "data" else lines)
+        if excerpt.names:
+            new_response[free_key(new_response, _NAMES_KEY)] = excerpt.names
+    used = tokens_of(canonical_json(new_response), counter)
     if used > (1 - _LEAST_SAVING) * tokens:
-        return kept._replace(record=record)
-    form: Form = "whole" if shown.is_whole else "described" if kind == "data" else "extract"
-    return StoredResult(changed, data, record.model_copy(update={"form": form}), used)
+        return whole_result._replace(record=record)
+    form: Form = "whole" if excerpt.is_whole else "described" if kind == "data" else "extract"
+    return StoredResult(new_response, data, record.model_copy(update={"form": form}), used)
 
 
 def stored_bytes(response: Mapping[str, JSON]) -> bytes:
@@ -139,7 +139,7 @@ def _dominant(response: Mapping[str, JSON]) -> tuple[Path, str]:
     """The text that makes up most of a response, with the path to it; else all of it as JSON, and no path."""
     if response.keys() == {"result"} and isinstance(response["result"], str):
         return ("result",), response["result"]
-    leaf = max(strings(response), key=lambda one: (len(one[1]), str(one[0])), default=None)
+    leaf = max(strings(response), key=lambda leaf_text: (len(leaf_text[1]), str(leaf_text[0])), default=None)
     if leaf is not None:
         path, text = leaf
         besides = len(canonical_json(replaced(response, path, "")))

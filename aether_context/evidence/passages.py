@@ -85,30 +85,30 @@ class Searcher:
         if index is not None:
             places += [self._passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
         passages: list[Passage] = []
-        shown: set[int] = set()
-        left = max_tokens
+        shown_lines: set[int] = set()
+        room = max_tokens
         for begin, end in places:
-            wanted = [at for at in range(begin, end) if at not in shown]
-            if not wanted or left < _LEAST_PASSAGE:
+            lines = [at for at in range(begin, end) if at not in shown_lines]
+            if not lines or room < _LEAST_PASSAGE:
                 continue
-            found = read_lines(self.view, wanted[0], wanted[-1] + 1 - wanted[0], max_tokens=left, counter=counter)
-            left -= counter.count(found.text) + 8
-            shown.update(range(found.start, found.stop))
-            passages.append(found)
+            passage = read_lines(self.view, lines[0], lines[-1] + 1 - lines[0], max_tokens=room, counter=counter)
+            room -= counter.count(passage.text) + 8
+            shown_lines.update(range(passage.start, passage.stop))
+            passages.append(passage)
         return Findings(passages=tuple(passages), how=how if matching else "ranked", matches=len(matching))
 
     def _matching(self, query: str) -> tuple[list[int], str]:
         """Lines with the query, or with the most of its words, and which of the two."""
         whole = query.strip().strip("\"'").casefold()
-        found = [at for at, count in enumerate(self._counts({whole})) if count] if whole else []
-        if found:
-            return found, "literal"
+        matching_lines = [at for at, count in enumerate(self._counts({whole})) if count] if whole else []
+        if matching_lines:
+            return matching_lines, "literal"
         words = {word.casefold().rstrip(".:") for word in _WORD.findall(query)}
         counts = self._counts(words) if len(words) > 1 else []
-        most = max(counts, default=0)
-        if not most or most < min(len(words), max(2, len(words) / 2)):
+        highest = max(counts, default=0)
+        if not highest or highest < min(len(words), max(2, len(words) / 2)):
             return [], ""
-        return [at for at, count in enumerate(counts) if count == most], "words"
+        return [at for at, count in enumerate(counts) if count == highest], "words"
 
     def _counts(self, texts: set[str]) -> list[int]:
         """Counts how many of some texts each line holds.
@@ -123,21 +123,21 @@ class Searcher:
         for row, line in zip(reversed(rows), map(str.casefold, reversed(self.view.lines)), strict=True):
             bare, goes_on = line.removesuffix(",")[1:-1] if is_json else line, isinstance(row, LinePiece)
             joined = bare + following if goes_on else bare
-            held = {text for text in texts if text in line or 0 <= joined.find(text) < len(bare)}
-            counts.append(len(held | below if goes_on and held - below else held))
-            following, below = joined[:reach], held
+            contained = {text for text in texts if text in line or 0 <= joined.find(text) < len(bare)}
+            counts.append(len(contained | below if goes_on and contained - below else contained))
+            following, below = joined[:reach], contained
         return counts[::-1]
 
     @cached_property
     def _passages(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        passages: list[tuple[int, int]] = []
         begin = size = 0
         for at, line in enumerate(self.view.lines):
             if at > begin and (at - begin >= _PASSAGE_LINES or size + len(line) > _PASSAGE_CHARACTERS):
-                found.append((begin, at))
+                passages.append((begin, at))
                 begin, size = at, 0
             size += len(line)
-        return [*found, (begin, len(self.view.lines))]
+        return [*passages, (begin, len(self.view.lines))]
 
     @cached_property
     def _index(self) -> HybridIndex | None:

@@ -105,8 +105,8 @@ def evidence_uri(digest: str, ending: str) -> str:
 
 def evidence_key(uri: str) -> str | None:
     """The digits by which an address names its evidence; None where it is not such an address."""
-    found = _URI.fullmatch(uri.strip())
-    return found.group(1) if found is not None else None
+    match = _URI.fullmatch(uri.strip())
+    return match.group(1) if match is not None else None
 
 
 def superseded(records: list[EvidenceRecord]) -> dict[str, str]:

@@ -38,35 +38,35 @@ class Backend(ABC):
         """The stored memories of some names."""
         where = f"WHERE owner = ? AND named IN ({self.numbers})"
         there = self.read(f"SELECT named, thread, record FROM memories {where}", owner, json.dumps(names))
-        gone = self.read(f"SELECT named, thread, NULL FROM forgotten {where}", owner, json.dumps(names))
-        return {(named, thread): record for named, thread, record in (*there, *gone)}
+        deleted = self.read(f"SELECT named, thread, NULL FROM forgotten {where}", owner, json.dumps(names))
+        return {(named, thread): record for named, thread, record in (*there, *deleted)}
 
     def put(self, owner: str, who: str, rows: Sequence[MemoryRow], *, revive: bool) -> int:
         """Writes those that are new or other than before, all or none; how many these are."""
         with self.transaction(owner) as cursor:
             cursor.execute(self.sql("INSERT INTO owners VALUES (?, ?) ON CONFLICT DO NOTHING"), (owner, who))
-            known = self.known(owner, [row.named for row in rows])
-            new = changed(rows, known, revive=revive)
+            stored = self.known(owner, [row.named for row in rows])
+            new = changed(rows, stored, revive=revive)
             for table in ("memories", "forgotten"):
-                old = [(owner, *row[:2]) for row in new if row[:2] in known]
+                old = [(owner, *row[:2]) for row in new if row[:2] in stored]
                 cursor.executemany(self.sql(f"DELETE FROM {table} WHERE owner = ? AND named = ? AND thread = ?"), old)
             self.insert(cursor, owner, new)
             return len(new)
 
     def delete(self, owner: str, *, named: int | None, thread: int | None) -> int:
         """Deletes memories of a name, of a session, of both, or all; the number of those there were."""
-        given = {column: value for column, value in (("named", named), ("thread", thread)) if value is not None}
-        where = "FROM memories WHERE owner = ?" + "".join(f" AND {column} = ?" for column in given)
+        filters = {column: value for column, value in (("named", named), ("thread", thread)) if value is not None}
+        where = "FROM memories WHERE owner = ?" + "".join(f" AND {column} = ?" for column in filters)
         with self.transaction(owner) as cursor:
-            values = (owner, *given.values())
+            values = (owner, *filters.values())
             cursor.execute(self.sql(f"INSERT INTO forgotten SELECT owner, named, thread {where}"), values)
             return int(cursor.execute(self.sql(f"DELETE {where}"), values).rowcount)
 
     def lacking(self, owner: str, embedder: int) -> list[tuple[int, str]]:
         """The next records whose vectors another embedder or none has made, with their numbers."""
         some = f"SELECT number FROM memories WHERE owner = ? AND embedder {{}} ? LIMIT {AT_ONCE}"
-        others = " UNION ALL ".join(f"SELECT * FROM ({some.format(sign)}) AS found" for sign in "<>")
-        query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({others}) ORDER BY number"
+        unions = " UNION ALL ".join(f"SELECT * FROM ({some.format(sign)}) AS found" for sign in "<>")
+        query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({unions}) ORDER BY number"
         return self.read(query, owner, owner, embedder, owner, embedder)
 
     def keep(self, owner: str, made: Sequence[tuple[int, Any, int]]) -> None:

@@ -122,21 +122,21 @@ class MemoryFile(Backend):
             if index.lacking != lacking:  # vectors were written to rows that it knows
                 index = self._followed(Candidates(self._embedder), owner, count)
             index.version = version
-        kept = sum(len(other.numbers) for other in (index, *self._indexes.values()))
-        while self._indexes and (len(self._indexes) >= self._max_users or kept > _MOST_KEPT):
-            kept -= len(self._indexes.pop(next(iter(self._indexes))).numbers)
+        total = sum(len(other.numbers) for other in (index, *self._indexes.values()))
+        while self._indexes and (len(self._indexes) >= self._max_users or total > _MOST_KEPT):
+            total -= len(self._indexes.pop(next(iter(self._indexes))).numbers)
         self._indexes[owner] = index
         return index
 
     def _followed(self, index: Candidates, owner: str, count: int) -> Candidates:
         columns = "number, thread, said_at, terms, embedder, vector"
         query = f"SELECT {columns} FROM memories WHERE owner = ? AND number > ? ORDER BY number"
-        before = len(index.numbers)
-        index.take(self.read(query, owner, int(index.numbers[-1]) if before else 0))
+        size = len(index.numbers)
+        index.take(self.read(query, owner, int(index.numbers[-1]) if size else 0))
         if len(index.numbers) > count:
             there = [number for (number,) in self.read("SELECT number FROM memories WHERE owner = ?", owner)]
             index.keep(np.isin(index.numbers, there))
-        if before <= MANY < count and self.path:
+        if size <= MANY < count and self.path:
             logger.warning(
                 "a user has %d memories in %s: past %d a file is slow to open and to search; "
                 'HybridMemoryService("postgresql://...") serves more machines',

@@ -61,7 +61,7 @@ class Memories:
 
     def __init__(
         self,
-        place: str | os.PathLike[str] | None = None,
+        address: str | os.PathLike[str] | None = None,
         *,
         embedder: str | Embedder | None = None,
         redact: Sequence[str] = (),
@@ -71,15 +71,15 @@ class Memories:
         self.mask = masker(redact)
         """A mask that masks nothing may be replaced by another."""
         self.database: MemoryFile | PostgresMemories
-        if isinstance(place, str) and is_postgres(place):
+        if isinstance(address, str) and is_postgres(address):
             if find_spec("psycopg_pool") is None:
                 raise MissingExtra("postgres", "a memory service on PostgreSQL")
             from aether_context.memory.postgres import PostgresMemories
 
-            uri, options = without(place, ["schema"])
+            uri, options = without(address, ["schema"])
             self.database = PostgresMemories(uri, self._embedder, **options)
         else:
-            self.database = MemoryFile(None if place is None else memory_path(place), self._embedder, max_users)
+            self.database = MemoryFile(None if address is None else memory_path(address), self._embedder, max_users)
 
     @property
     def embedder(self) -> str:
@@ -97,11 +97,11 @@ class Memories:
         """
         owner = owner_of(app, user)
         rows = {row[:2]: row for row in map(row_of, map(self._masked, memories))}
-        known = self.database.known(owner, [named for named, _ in rows])
+        stored = self.database.known(owner, [named for named, _ in rows])
         # What another process writes in between is embedded in vain, and no more.
-        if not (wanted := changed(rows.values(), known, revive=revive)):
+        if not (new := changed(rows.values(), stored, revive=revive)):
             return 0
-        return self.database.put(owner, who_of(app, user), self._searched(wanted), revive=revive)
+        return self.database.put(owner, who_of(app, user), self._searched(new), revive=revive)
 
     def _masked(self, memory: Memory) -> Memory:
         mask = self.mask
@@ -122,13 +122,13 @@ class Memories:
         """
         if limit <= 0:
             return []
-        owner, asked = owner_of(app, user), self.mask(query)
-        vector = vectors_of(None, [asked])
+        owner, masked = owner_of(app, user), self.mask(query)
+        vector = vectors_of(None, [masked])
         with contextlib.suppress(EmbeddingError):  # words alone find then
-            vector = vectors_of(self._embedder, [asked], "query")
+            vector = vectors_of(self._embedder, [masked], "query")
         if vector.size:
             self._complete(owner)
-        return self.database.search(owner, asked, vector, limit)
+        return self.database.search(owner, masked, vector, limit)
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
@@ -154,11 +154,11 @@ class Memories:
         while lacking := self.database.lacking(owner, made_by(self._embedder)):
             rows = self._searched([row_of(memory_of(record)) for _, record in lacking])
             numbered = zip(rows, lacking, strict=True)
-            made = [(row.embedder, row.vector, number) for row, (number, _) in numbered if row.vector is not None]
-            if not made:
+            vectors = [(row.embedder, row.vector, number) for row, (number, _) in numbered if row.vector is not None]
+            if not vectors:
                 return
             try:
-                self.database.keep(owner, made)
+                self.database.keep(owner, vectors)
             except StoreError as error:
                 logger.warning("vectors are not kept: %s", error)
                 return
@@ -173,8 +173,8 @@ class Memories:
         ]
         with contextlib.suppress(EmbeddingError):
             if (vectors := vectors_of(self._embedder, texts)).shape[1]:
-                name, made = made_by(self._embedder), zip(said, vectors, strict=True)
-                return [row._replace(embedder=name, vector=vector.tobytes()) for row, vector in made]
+                name, pairs = made_by(self._embedder), zip(said, vectors, strict=True)
+                return [row._replace(embedder=name, vector=vector.tobytes()) for row, vector in pairs]
         return said
 
 
@@ -187,11 +187,11 @@ def without(uri: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
     """A URI without the options of some names, and these."""
     base, _, query = uri.partition("?")
     options: dict[str, str] = {}
-    others: list[str] = []
+    remaining: list[str] = []
     for option in filter(None, query.split("&")):
         name, _, value = option.partition("=")
         if name in names:
             options[name] = unquote_plus(value)
         else:
-            others.append(option)
-    return "?".join(filter(None, [base, "&".join(others)])), options
+            remaining.append(option)
+    return "?".join(filter(None, [base, "&".join(remaining)])), options

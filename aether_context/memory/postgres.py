@@ -162,7 +162,7 @@ class PostgresMemories(Backend):
         with self.transaction() as cursor:
             rows = cursor.connection.cursor(binary=True).execute(_SEARCH, values).fetchall()
         candidates = Candidates(self._embedder)
-        candidates.take([(*row, sent and _quantized(sent)) for *row, sent, _ in rows])
+        candidates.take([(*row, blob and _quantized(blob)) for *row, blob, _ in rows])
         records = {number: record for number, *_, record in rows}
         return candidates.ranked(asked, vector, limit, lambda _: records)
 
@@ -238,9 +238,9 @@ def _halfvec(vector: bytes) -> str:
     return str(np.frombuffer(vector, dtype=np.int8).tolist())
 
 
-def _quantized(sent: bytes) -> bytes:
+def _quantized(blob: bytes) -> bytes:
     """A vector as the server sends it: two numbers of 16 bits, then floats of 16 bits."""
-    return np.frombuffer(sent, dtype=">f2", offset=4).astype(np.int8).tobytes()
+    return np.frombuffer(blob, dtype=">f2", offset=4).astype(np.int8).tobytes()
 
 
 def _first_line(error: BaseException) -> str:

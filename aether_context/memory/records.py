@@ -63,9 +63,9 @@ class Memory:
     @property
     def record(self) -> str:
         """All of it as JSON, which `memory_of` reads, without lone surrogates, which have no place in UTF-8."""
-        given = {name: getattr(self, name) for name in _FIELDS}
-        texts = {name: sound(value) for name, value in given.items() if isinstance(value, str)}
-        return canonical_json(given | texts | {"metadata": dict(self.metadata)})
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        texts = {name: sound(value) for name, value in fields.items() if isinstance(value, str)}
+        return canonical_json(fields | texts | {"metadata": dict(self.metadata)})
 
     @property
     def entry(self) -> Entry:
@@ -121,22 +121,24 @@ class Candidates:
         """Takes in the next: number, thread, time, terms, what made the vector, and the vector."""
         if not rows:
             return
-        numbers, threads, times, said, makers, vectors = zip(*rows, strict=True)
-        made = [vector or b"" if maker == self._made_by else b"" for maker, vector in zip(makers, vectors, strict=True)]
-        width = self._pool.vectors.shape[1] or max(map(len, made))
-        filled = b"".join(vector if len(vector) == width else bytes(width) for vector in made)
-        table = np.frombuffer(filled, dtype=np.int8).reshape(len(made), width)
-        self._pool.extend(said, table, times, threads)
+        numbers, threads, times, hashes, makers, vectors = zip(*rows, strict=True)
+        blobs = [
+            vector or b"" if maker == self._made_by else b"" for maker, vector in zip(makers, vectors, strict=True)
+        ]
+        width = self._pool.vectors.shape[1] or max(map(len, blobs))
+        joined = b"".join(vector if len(vector) == width else bytes(width) for vector in blobs)
+        table = np.frombuffer(joined, dtype=np.int8).reshape(len(blobs), width)
+        self._pool.extend(hashes, table, times, threads)
         self.numbers = np.concatenate([self.numbers, np.array(numbers, dtype=np.int64)])
         self.lacking += sum(maker != self._made_by for maker in makers)
 
-    def keep(self, kept: NDArray[np.bool_]) -> None:
+    def keep(self, mask: NDArray[np.bool_]) -> None:
         """Forgets all others."""
-        self._pool.keep(kept)
-        self.numbers, self._read = self.numbers[kept], {}
+        self._pool.keep(mask)
+        self.numbers, self._read = self.numbers[mask], {}
 
     def ranked(
-        self, asked: str, vector: Rows, limit: int, read: Callable[[list[int]], Mapping[int, str]]
+        self, asked: str, vector: Rows, limit: int, text_of: Callable[[list[int]], Mapping[int, str]]
     ) -> list[Remembered]:
         """The best, best first.
 
@@ -151,7 +153,7 @@ class Candidates:
         def entries(places: Places) -> list[Entry]:
             numbers = self.numbers[places].tolist()
             if new := [number for number in numbers if number not in known]:
-                records = read(new)
+                records = text_of(new)
                 memories = {number: memory_of(records[number]) for number in new}
                 known.update((number, (memory, memory.entry)) for number, memory in memories.items())
             return [known[number][1] for number in numbers]
@@ -160,8 +162,8 @@ class Candidates:
         if vector.size and plain != asked:
             with contextlib.suppress(EmbeddingError):  # names and all are near enough then
                 vector = vectors_of(self._embedder, [plain], "query")
-        alone, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
-        hits = self._pool.ranked(asked, limit, entries, alone, scores)
+        base, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
+        hits = self._pool.ranked(asked, limit, entries, base, scores)
         memories = {entry.id: memory for memory, entry in known.values()}
         result = [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
         return self._corrected(result, limit, entries, known) if terms.is_latin(asked) and vector.size else result
@@ -207,13 +209,13 @@ def memory_of(record: str) -> Memory:
 
 def row_of(memory: Memory) -> MemoryRow:
     """A memory as it is kept, without what it is searched by."""
-    standing = is_preference(memory.metadata) and len(memory.text) <= _LONGEST_PREFERENCE
-    return MemoryRow(number_of(memory.name), number_of(memory.session), standing, memory.time, memory.record)
+    preferred = is_preference(memory.metadata) and len(memory.text) <= _LONGEST_PREFERENCE
+    return MemoryRow(number_of(memory.name), number_of(memory.session), preferred, memory.time, memory.record)
 
 
-def changed(rows: Iterable[MemoryRow], known: Known, *, revive: bool) -> list[MemoryRow]:
+def changed(rows: Iterable[MemoryRow], stored: Known, *, revive: bool) -> list[MemoryRow]:
     """Those rows that are new or other than what is known; deleted ones where they are to be revived."""
-    there = ((row, known.get(row[:2], "")) for row in rows)
+    there = ((row, stored.get(row[:2], "")) for row in rows)
     return [row for row, record in there if (revive if record is None else record != row.record)]
 
 

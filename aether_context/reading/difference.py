@@ -151,7 +151,7 @@ def difference(before: PackView, after: PackView) -> Difference:
         pairs = tuple(_aligned(before.request, after.request))
         both = zip(before.request, after.request, strict=False)
         same = len([*takewhile(lambda pair: pair[0].digest == pair[1].digest, both)])
-        shared = sum(piece.tokens for piece in after.request[:same])
+        shared = sum(part.tokens for part in after.request[:same])
         reason = new.prefix.broken_by if new.call_before == old.pack_id and old.session_key == new.session_key else None
         parting = _parting(before.request[same:], after.request[same:], reason)
     return Difference(
@@ -173,33 +173,33 @@ def difference(before: PackView, after: PackView) -> Difference:
 # candidates
 
 
-def _candidates(before: PackView, after: PackView) -> Iterator[CandidateChange]:
+def _candidates(older: PackView, newer: PackView) -> Iterator[CandidateChange]:
     """The candidates whose fate differs, by layer, kind of change, and index in the host's list."""
     changes: list[tuple[int, CandidateChange]] = []
-    for before_row, after_row in _pairs(before, after):
+    for before_row, after_row in _pairs(older, newer):
         row = after_row or before_row
         assert row is not None
-        old = _fate(before_row) or _absence(before, after, row)
-        new = _fate(after_row) or _absence(after, before, row)
+        old = _fate(before_row) or _absence(older, newer, row)
+        new = _fate(after_row) or _absence(newer, older, row)
         if (change := _change(old, new)) is not None:
             layer, source = row.layer, row.source
-            one = CandidateChange(id=row.id, layer=layer, source=source, change=change, before=old, after=new)
-            changes.append((place_of(row), one))
-    changes += [(-1, change) for change in _tools(before, after)]
+            entry = CandidateChange(id=row.id, layer=layer, source=source, change=change, before=old, after=new)
+            changes.append((place_of(row), entry))
+    changes += [(-1, change) for change in _tools(older, newer)]
     order = get_args(Change)
     changes.sort(key=lambda item: (LAYERS.index(item[1].layer), order.index(item[1].change), item[0]))
     yield from (change for _, change in changes)
 
 
-def _pairs(before: PackView, after: PackView) -> Iterator[tuple[Row | None, Row | None]]:
+def _pairs(older: PackView, newer: PackView) -> Iterator[tuple[Row | None, Row | None]]:
     """The corresponding rows of two packs: those with the same id, else those with the same content."""
     unmatched: defaultdict[str, deque[Row]] = defaultdict(deque)
-    for row in before.rows.values():
-        if row.id not in after.rows:
+    for row in older.rows.values():
+        if row.id not in newer.rows:
             unmatched[row.hash].append(row)
-    for row in after.rows.values():
+    for row in newer.rows.values():
         same_hash = unmatched[row.hash]
-        yield before.rows.get(row.id) or (same_hash.popleft() if same_hash else None), row
+        yield older.rows.get(row.id) or (same_hash.popleft() if same_hash else None), row
     for same_hash in unmatched.values():
         yield from ((row, None) for row in same_hash)
 
@@ -214,8 +214,8 @@ def _fate(row: Row | None) -> Fate | None:
 
 def _absence(view: PackView, other_view: PackView, row: Row) -> Fate:
     """The fate of a candidate of the other pack only. Within a session, an earlier cut may have removed it."""
-    place, same_session = place_of(row), view.manifest.session_key == other_view.manifest.session_key
-    is_cut = same_session and place >= 0 and not is_live(view.manifest.epoch, place)
+    spot, same_session = place_of(row), view.manifest.session_key == other_view.manifest.session_key
+    is_cut = same_session and spot >= 0 and not is_live(view.manifest.epoch, spot)
     return Fate(form="absent", reason="cut_earlier" if is_cut else None)
 
 
@@ -224,24 +224,24 @@ def place_of(row: Row) -> int:
     return content_place(row.id) if is_content(row) else -1
 
 
-def _change(before: Fate, after: Fate) -> Change | None:
-    if before.sent != after.sent:
-        return "entered" if after.sent else "left"
-    if before.tokens != after.tokens:
+def _change(older: Fate, newer: Fate) -> Change | None:
+    if older.sent != newer.sent:
+        return "entered" if newer.sent else "left"
+    if older.tokens != newer.tokens:
         return "resized"
-    differs = (before.form, before.reason) != (after.form, after.reason)
-    return "fate" if differs and "absent" not in (before.form, after.form) else None
+    differs = (older.form, older.reason) != (newer.form, newer.reason)
+    return "fate" if differs and "absent" not in (older.form, newer.form) else None
 
 
-def _tools(before: PackView, after: PackView) -> Iterator[CandidateChange]:
+def _tools(older: PackView, newer: PackView) -> Iterator[CandidateChange]:
     """The tool declarations whose fate differs, in the order in which they are sent."""
-    names = dict.fromkeys(name for view in (before, after) for name in view.manifest.tools.sent)
-    names |= dict.fromkeys(name for view in (before, after) for name in view.manifest.tools.left_out)
+    names = dict.fromkeys(name for view in (older, newer) for name in view.manifest.tools.sent)
+    names |= dict.fromkeys(name for view in (older, newer) for name in view.manifest.tools.left_out)
     tokens: list[dict[str, int]] = [
-        {piece.name: piece.tokens for piece in view.request or () if piece.part == "tool"} for view in (before, after)
+        {part.name: part.tokens for part in view.request or () if part.part == "tool"} for view in (older, newer)
     ]
     for name in names:
-        old, new = (_tool_fate(view, name, at.get(name)) for view, at in zip((before, after), tokens, strict=True))
+        old, new = (_tool_fate(view, name, at.get(name)) for view, at in zip((older, newer), tokens, strict=True))
         if (change := _change(old, new)) is not None:
             yield CandidateChange(id=name, layer="tools", source="", change=change, before=old, after=new)
 
@@ -259,41 +259,41 @@ def _tool_fate(view: PackView, name: str, tokens: int | None) -> Fate:
 # texts
 
 
-def _aligned(before: Sequence[Piece], after: Sequence[Piece]) -> Iterator[TextChange]:
+def _aligned(older: Sequence[Piece], newer: Sequence[Piece]) -> Iterator[TextChange]:
     """The pieces of both, paired by their sources; others are paired where part and name match in the same place."""
-    matcher = SequenceMatcher(None, [_key(piece) for piece in before], [_key(piece) for piece in after], autojunk=False)
+    matcher = SequenceMatcher(None, [_key(part) for part in older], [_key(part) for part in newer], autojunk=False)
     for kind, start, stop, first, last in matcher.get_opcodes():
-        before_pieces, after_pieces = before[start:stop], after[first:last]
-        names = [[(piece.part, piece.name) for piece in pieces] for pieces in (before_pieces, after_pieces)]
+        before_pieces, after_pieces = older[start:stop], newer[first:last]
+        names = [[(part.part, part.name) for part in pieces] for pieces in (before_pieces, after_pieces)]
         if kind == "equal" or names[0] == names[1]:
             pairs = zip(before_pieces, after_pieces, strict=True)
             yield from (TextChange(before=old, after=new) for old, new in pairs)
         else:
-            yield from (TextChange(before=piece, after=None) for piece in before_pieces)
-            yield from (TextChange(before=None, after=piece) for piece in after_pieces)
+            yield from (TextChange(before=part, after=None) for part in before_pieces)
+            yield from (TextChange(before=None, after=part) for part in after_pieces)
 
 
-def _key(piece: Piece) -> tuple[str, ...]:
+def _key(part: Piece) -> tuple[str, ...]:
     """The key by which pieces are aligned: the tool, or the host's contents, whatever is sent of them."""
-    if piece.part == "tool":
-        return (piece.part, piece.name or piece.digest)
-    return (piece.part, *(piece.sources or (piece.form or "",)))
+    if part.part == "tool":
+        return (part.part, part.name or part.digest)
+    return (part.part, *(part.sources or (part.form or "",)))
 
 
-def _texts(before: Piece | None, after: Piece | None) -> tuple[str, str]:
+def _texts(older: Piece | None, newer: Piece | None) -> tuple[str, str]:
     """The texts by which two pieces are compared: those for people or, where these are equal, the canonical JSON."""
-    before_text, after_text = before.text if before else "", after.text if after else ""
-    return (before.wire, after.wire) if before and after and before_text == after_text else (before_text, after_text)
+    before_text, after_text = older.text if older else "", newer.text if newer else ""
+    return (older.wire, newer.wire) if older and newer and before_text == after_text else (before_text, after_text)
 
 
-def _parting(before: Sequence[Piece], after: Sequence[Piece], reason: PrefixBreak | None) -> Parting | None:
+def _parting(older: Sequence[Piece], newer: Sequence[Piece], reason: PrefixBreak | None) -> Parting | None:
     """The first difference, given the pieces after those that both requests begin with."""
-    if not before or not after:
+    if not older or not newer:
         return None
-    before_piece, after_piece = before[0], after[0]
+    before_piece, after_piece = older[0], newer[0]
     same_part = before_piece.part == after_piece.part
     before_text, after_text = _texts(before_piece, after_piece) if same_part else (before_piece.text, after_piece.text)
-    ends = (at for at, (one, other) in enumerate(zip(before_text, after_text, strict=False)) if one != other)
+    ends = (at for at, (char, other) in enumerate(zip(before_text, after_text, strict=False)) if char != other)
     same = next(ends, min(len(before_text), len(after_text))) if same_part else 0
     return Parting(
         part=after_piece.part,

@@ -112,8 +112,8 @@ class PackView:
         manifest = self.manifest
         forms = Counter("shortened" if is_shortened(row) else row.form for row in self.rows.values())
         whole = forms.pop("whole", 0)
-        others = [f"{count:,} {form.replace('_', ' ')}" for form, count in forms.most_common()]
-        items = ", ".join([f"{whole:,} of {len(self.rows):,} items whole", *others])
+        counts = [f"{count:,} {form.replace('_', ' ')}" for form, count in forms.most_common()]
+        items = ", ".join([f"{whole:,} of {len(self.rows):,} items whole", *counts])
         items += f"; {self.summary.source}" if self.summary else ""
         tools = f"{len(manifest.tools.sent):,} of {len(manifest.tools.sent) + len(manifest.tools.left_out):,} tools"
         is_corrected = manifest.request_tokens != manifest.counted_tokens
@@ -165,7 +165,7 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     """A pack that was just built, with its manifest."""
     request = pack.source.request
     pairs = zip(request.positions, request.contents, strict=True)
-    contents = {content_name(place, content.digest): content for place, content in pairs}
+    contents = {content_name(position, content.digest): content for position, content in pairs}
     texts = {name: joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
     texts |= {instruction.id: instruction.text for instruction in pack.source.instructions}
@@ -196,7 +196,7 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
     """The texts of rows, and the contents among them, by the rows' ids, from the packs of the manifest's chain."""
     hashes = {row.id: row.hash for row in rows}
     texts: dict[str, str] = {}
-    found: dict[str, Content] = {}
+    by_id: dict[str, Content] = {}
     if manifest.epoch.summary:
         hashes[_summary_id(manifest)] = manifest.epoch.summary
     for link in replayer.line(manifest):
@@ -212,9 +212,9 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple
             elif hashes[name] in recorded.get("epoch", ()):
                 texts[name] = recorded["epoch"][hashes[name]]
             elif hashes[name] in contents:
-                found[name] = content_from_wire(contents[hashes[name]])
-                texts[name] = joined_text(found[name])
-    return texts, found
+                by_id[name] = content_from_wire(contents[hashes[name]])
+                texts[name] = joined_text(by_id[name])
+    return texts, by_id
 
 
 def _with_summary(view: PackView, text: str, counts: Mapping[str, int], line: Iterable[Manifest]) -> PackView:
@@ -245,8 +245,8 @@ def tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
     in_order = sorted(contents, key=content_place)
     results = pair_results([contents[name] for name in in_order])
     parts = {
-        name: [*contents[name].calls, *(answer.call.part if answer.call else answer.part for answer in found)]
-        for name, found in zip(in_order, results, strict=True)
+        name: [*contents[name].calls, *(answer.call.part if answer.call else answer.part for answer in match)]
+        for name, match in zip(in_order, results, strict=True)
     }
     return {
         name: ", ".join(f"{part.name}({_arguments(part)})" for part in parts[name]) for name in contents if parts[name]
@@ -266,10 +266,12 @@ def joined_text(content: Content) -> str:
 
 def _pieces(pack: Pack) -> Iterator[Piece]:
     """The request in the order of `Sent.blocks`."""
-    sent, request = pack.sent, pack.source.request
-    yield Piece(part="system", text=pack.system, wire=pack.system, digest=sent.system.digest, tokens=sent.system.tokens)
+    contents, request = pack.sent, pack.source.request
+    yield Piece(
+        part="system", text=pack.system, wire=pack.system, digest=contents.system.digest, tokens=contents.system.tokens
+    )
     tools = chain(((tool.name, tool.wire) for tool in pack.tools.sent), (("", wire) for wire in request.other_tools))
-    for index, ((name, wire), block) in enumerate(zip(tools, sent.tools, strict=True)):
+    for index, ((name, wire), block) in enumerate(zip(tools, contents.tools, strict=True)):
         yield Piece(part="tool", at=index, name=name, text=wire, wire=wire, digest=block.digest, tokens=block.tokens)
     for index, item in enumerate(pack.contents):
         origins = dict.fromkeys(

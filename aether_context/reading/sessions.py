@@ -31,14 +31,14 @@ def session_packs(
     owner = newest.caller or newest.session_key
     of_user = store.listed(*owner[:2]) if session is not None else listed
     sessions: dict[str, dict[str, Listing]] = defaultdict(dict)
-    for place, files in of_user.items():
-        sessions[_folder(place)][place] = files
+    for path, files in of_user.items():
+        sessions[_folder(path)][path] = files
     folder, keys = f"{store.files.place(*owner)}/packs", {owner}
     chosen = dict(sessions.pop(folder, {}) or listed)
-    first, last = (write_time(place) for place in (min(chosen, key=write_time), max(chosen, key=write_time)))
+    first, last = (write_time(path) for path in (min(chosen, key=write_time), max(chosen, key=write_time)))
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
     heads = {
-        place: of_user[place] for place in map(next, map(iter, sessions.values())) if first <= write_time(place) <= last
+        path: of_user[path] for path in map(next, map(iter, sessions.values())) if first <= write_time(path) <= last
     }
     for head in store.calls(dict(sorted(heads.items(), key=lambda item: write_time(item[0])))):
         if (manifest := _readable(head)).caller in keys:
@@ -48,8 +48,8 @@ def session_packs(
     return sorted(manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
 
-def _folder(place: str) -> str:
-    return place.rpartition("/")[0]
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _readable(call: StoredCall) -> Manifest:
@@ -61,13 +61,13 @@ def _readable(call: StoredCall) -> Manifest:
 def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
     """Before which calls the model had read an address again, by address; packs without texts tell nothing."""
     calls: dict[str, tuple[int, ...]] = {}
-    known = set[str]()
+    names = set[str]()
     for manifest in manifests:
         wires: Mapping[str, str] = {}
         with suppress(AetherContextError):
             wires = contents_of(store.texts(manifest)) if manifest.texts else {}
-        new = [wire for digest, wire in wires.items() if digest not in known and (READ in wire or SEARCH in wire)]
-        known |= wires.keys()
+        new = [wire for digest, wire in wires.items() if digest not in names and (READ in wire or SEARCH in wire)]
+        names |= wires.keys()
         parts = [part for wire in new for part in content_from_wire(wire).calls if part.name in (READ, SEARCH)]
         for uri in {uri for part in parts for uri in artifact_uris(part.text)}:
             calls[uri] = (*calls.get(uri, ()), manifest.number)

@@ -159,13 +159,13 @@ class Answer:
         same = (place.session, place.agent) == (self.session, self.agent)
         return same and span.first <= self.call <= span.last
 
-    def excerpt(self, place: Place) -> str:
+    def excerpt(self, spot: Place) -> str:
         """The words in a place, and what stands around them."""
-        line, wanted = _line(place.text), frozenset(terms(self.text))
+        line, query = _line(spot.text), frozenset(terms(self.text))
         at = line.casefold().find(_line(self.text).casefold())
         if at < 0:
             words = re.finditer(r"\w+", line)
-            at = next((word.start() for word in words if wanted.intersection(terms(word.group()))), 0)
+            at = next((word.start() for word in words if query.intersection(terms(word.group()))), 0)
         start, stop = max(0, at - _AROUND), at + max(len(self.text), _AROUND) + _AROUND
         return f"{'…' if start else ''}{line[start:stop]}{'…' if stop < len(line) else ''}"
 
@@ -195,20 +195,20 @@ def why(
         raise ValueError(f"text is {text!r}: give some words to look for")
     store = PackStore(store) if isinstance(store, str) else store
     manifests = session_packs(store, app=app, user=user, session=session)
-    own = [one for one in manifests if one.caller is None] or manifests
-    asked = next((one for one in reversed(own) if one.number == call), None)
-    if call is not None and asked is None:
-        raise PackNotFound(f"session {own[0].session!r} has no call {call}: its calls are 1 to {own[-1].number}")
+    mains = [item for item in manifests if item.caller is None] or manifests
+    target = next((item for item in reversed(mains) if item.number == call), None)
+    if call is not None and target is None:
+        raise PackNotFound(f"session {mains[0].session!r} has no call {call}: its calls are 1 to {mains[-1].number}")
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
         for manifest in search.replayer.ahead(manifests):
             search.look(manifest)
         search.look_at_turns()
-        if asked is not None:
-            search.keep(asked)
+        if target is not None:
+            search.keep(target)
         if search.places:
             break
-    return search.answer(1 if asked is not None else len(manifests), manifests, asked or own[-1])
+    return search.answer(1 if target is not None else len(manifests), manifests, target or mains[-1])
 
 
 class _Search:
@@ -237,55 +237,55 @@ class _Search:
         if OTHERWISE in manifest.degradations:
             self._notes[f"call {manifest.number}: {OTHERWISE}"] = None
         view = view_of(pack, manifest) if pack is not None else None
-        holding = [piece for piece in (view.request if view else None) or () if self._holds(piece.text)]
+        holding = [part for part in (view.request if view else None) or () if self._holds(part.text)]
         self._looked[-1] = key, manifest, holding, pack is not None
         spans = (
             self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
         )
-        found = dict(spans)
-        for name, place in self.places.items():
-            if name[:-1] == key and name[-1] not in found:
-                found[name[-1]] = self._since(place, manifest, holding, built=pack is not None)
-        if holding and not found:
+        ranges = dict(spans)
+        for name, spot in self.places.items():
+            if name[:-1] == key and name[-1] not in ranges:
+                ranges[name[-1]] = self._since(spot, manifest, holding, built=pack is not None)
+        if holding and not ranges:
             self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
-            found["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
-        for id, span in found.items():
+            ranges["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
+        for id, span in ranges.items():
             self._add(self.places[(*key, id)], span, manifest)
 
     def look_at_turns(self) -> None:
         """Looks at what agents were shown, as the store keeps it, for what no pack holds that is there."""
-        known, self.places = self.places, {}
+        earlier, self.places = self.places, {}
         for key, looked in groupby(sorted(self._looked, key=itemgetter(0)), itemgetter(0)):
             calls = list(looked)
             turns = TurnFiles(self.replayer.store.files, *key).read()
             stored = {content_name(at, turns[at]["digest"]): turns[at] for at in sorted(turns)}
-            contents = {name: content_from_wire(canonical_json(one["content"])) for name, one in stored.items()}
+            contents = {name: content_from_wire(canonical_json(turn["content"])) for name, turn in stored.items()}
             tools = tool_names(contents)
             for name, content in contents.items():
-                if (*key, name) in known or not self._holds(text := joined_text(content)):
+                if (*key, name) in earlier or not self._holds(text := joined_text(content)):
                     continue
                 at, (who, time, *_) = content_place(name), stored[name].get("origin", (content.role, None))
-                place = self._known(calls[0][1], name, _kind(None, content), tools.get(name, who), text, time)
+                spot = self._known(calls[0][1], name, _kind(None, content), tools.get(name, who), text, time)
                 for _, manifest, holding, built in calls:
                     was_said = manifest.positions and at < manifest.positions[-1][1]
                     if was_said and (built or at < manifest.epoch.cut_count):
-                        self._add(place, self._since(place, manifest, holding, built=built), manifest)
-        self.places |= known
+                        self._add(spot, self._since(spot, manifest, holding, built=built), manifest)
+        self.places |= earlier
 
     def keep(self, manifest: Manifest) -> None:
         """Keeps what is said of one call."""
         key, at = (*manifest.session_key, manifest.branch, manifest.agent), manifest.number
-        for name, place in self.places.items():
-            spans = [span for span in place.spans if name[:-1] == key and span.first <= at <= span.last]
-            place.spans = [replace(span, first=at, last=at) for span in spans]
-        self.places = {name: place for name, place in self.places.items() if place.spans}
+        for name, spot in self.places.items():
+            spans = [span for span in spot.spans if name[:-1] == key and span.first <= at <= span.last]
+            spot.spans = [replace(span, first=at, last=at) for span in spans]
+        self.places = {name: spot for name, spot in self.places.items() if spot.spans}
 
     def _mask(self, policy: PackPolicy) -> None:
         """From here on the text is looked for as the packs hold it."""
         masked = policy.mask(self._text) if policy.mask else self._text
         if masked != self._text:
-            read = "what the model read is masked, too" if policy.redact_prompt else "the model read it as it was"
-            self._notes[f"`redact` masks it in what is recorded, as {masked!r}; {read}"] = None
+            note = "what the model read is masked, too" if policy.redact_prompt else "the model read it as it was"
+            self._notes[f"`redact` masks it in what is recorded, as {masked!r}; {note}"] = None
             self._text = masked
 
     def _in_pack(
@@ -304,14 +304,14 @@ class _Search:
             who = view.tools.get(row.id) or (candidate.speaker if candidate is not None else "") or row.source
             self._known(manifest, row.id, _kind(row, content), who, texts[0], row.time, row.uri)
             form = "summary" if row.form == "summarized" else "payload" if candidate is not None else None
-            own = [piece for piece in holding if (piece.form == form if form else row.id in piece.rows)]
-            own = list(holding) if row.layer == "system" else own
-            yield row.id, self._span(manifest, row, policy, holding, holds=row.form != "left_out" and bool(own))
-        for piece in holding:
-            if piece.part != "content" or piece.form == "summary":
-                name = piece.name if piece.part == "tool" else "summary" if piece.form == "summary" else piece.part
-                kind = {"system": "system instruction", "tool": "tool declaration"}.get(piece.part, "summary")
-                self._known(manifest, name, kind, "the plugin" if kind == "summary" else "the app", piece.text)
+            parts = [part for part in holding if (part.form == form if form else row.id in part.rows)]
+            parts = list(holding) if row.layer == "system" else parts
+            yield row.id, self._span(manifest, row, policy, holding, holds=row.form != "left_out" and bool(parts))
+        for part in holding:
+            if part.part != "content" or part.form == "summary":
+                name = part.name if part.part == "tool" else "summary" if part.form == "summary" else part.part
+                kind = {"system": "system instruction", "tool": "tool declaration"}.get(part.part, "summary")
+                self._known(manifest, name, kind, "the plugin" if kind == "summary" else "the app", part.text)
                 yield name, Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
 
     def _by_hash(self, manifest: Manifest, policy: PackPolicy) -> Iterator[tuple[str, Span]]:
@@ -341,8 +341,8 @@ class _Search:
         self, manifest: Manifest, name: str, kind: str, who: str, text: str, time: float | None = None, uri: str = ""
     ) -> Place:
         session, agent = manifest.session, manifest.agent
-        place = Place(id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri)
-        return self.places.setdefault((*manifest.session_key, manifest.branch, agent, name), place)
+        spot = Place(id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri)
+        return self.places.setdefault((*manifest.session_key, manifest.branch, agent, name), spot)
 
     def _span(
         self, manifest: Manifest, row: Row, policy: PackPolicy, holding: Sequence[Piece], *, holds: bool | None
@@ -354,38 +354,38 @@ class _Search:
         elsewhere = () if holds else _names(holding)
         return replace(span, act=_act(manifest, row, policy), elsewhere=elsewhere, settings=settings)
 
-    def _since(self, place: Place, manifest: Manifest, holding: Sequence[Piece], *, built: bool) -> Span:
+    def _since(self, spot: Place, manifest: Manifest, holding: Sequence[Piece], *, built: bool) -> Span:
         """The form of a place that this call's rows do not have: it was cut earlier, or not chosen again."""
         here = Span(first=manifest.number, last=manifest.number, form="absent", holds=False, elsewhere=_names(holding))
-        before = place.spans[-1] if place.spans else here
-        if place.kind in _CHOSEN and not manifest.chose:
-            return replace(before, first=here.first, last=here.last)
-        if place.kind in _CHOSEN:
+        last = spot.spans[-1] if spot.spans else here
+        if spot.kind in _CHOSEN and not manifest.chose:
+            return replace(last, first=here.first, last=here.last)
+        if spot.kind in _CHOSEN:
             return replace(here, act="no search brought it for this call", settings="retrieval.memory_k")
-        if place.kind == "summary":
+        if spot.kind == "summary":
             return replace(here, act="the summary was written anew without it", settings="conversation.summary_share")
-        if place.kind not in ("message", "tool call", "tool result"):
+        if spot.kind not in ("message", "tool call", "tool result"):
             return replace(here, act="it was not sent with this call")
-        holds = any(piece.form == "summary" for piece in holding) if built else None
-        if content_place(place.id) >= manifest.epoch.cut_count:  # no cut of ours: rewound, compacted, a new session's
+        holds = any(part.form == "summary" for part in holding) if built else None
+        if content_place(spot.id) >= manifest.epoch.cut_count:  # no cut of ours: rewound, compacted, a new session's
             return replace(here, act="the host had not loaded it, and the store did not give it")
-        if before.form in ("whole", "absent"):
-            act = _cut(manifest) if before.form == "whole" else "a call before had cut it, whose pack is not there"
-            before = replace(before, form="summarized", act=act, settings="max_input_tokens")
-        act = before.act.partition(_SEARCHED)[0]
+        if last.form in ("whole", "absent"):
+            act = _cut(manifest) if last.form == "whole" else "a call before had cut it, whose pack is not there"
+            last = replace(last, form="summarized", act=act, settings="max_input_tokens")
+        act = last.act.partition(_SEARCHED)[0]
         elsewhere = () if holds else here.elsewhere
-        return replace(before, first=here.first, last=here.last, holds=holds, elsewhere=elsewhere, act=act)
+        return replace(last, first=here.first, last=here.last, holds=holds, elsewhere=elsewhere, act=act)
 
-    def _add(self, place: Place, span: Span, manifest: Manifest) -> None:
+    def _add(self, spot: Place, span: Span, manifest: Manifest) -> None:
         """Adds a call: to the span before where nothing changed."""
-        last = place.spans[-1] if place.spans else None
+        last = spot.spans[-1] if spot.spans else None
         if last and (last.form, last.holds, not last.elsewhere) == (span.form, span.holds, not span.elsewhere):
-            place.spans[-1] = replace(last, last=span.last)
-        elif (place.kind, span.form, span.holds, span.elsewhere) == ("message", "summarized", False, ()):
-            told = f"{manifest.searched:,} turns did not bring it back" if manifest.searched else "turns was not made"
-            place.spans.append(replace(span, act=f"{span.act}{_SEARCHED}{told}"))
+            spot.spans[-1] = replace(last, last=span.last)
+        elif (spot.kind, span.form, span.holds, span.elsewhere) == ("message", "summarized", False, ()):
+            note = f"{manifest.searched:,} turns did not bring it back" if manifest.searched else "turns was not made"
+            spot.spans.append(replace(span, act=f"{span.act}{_SEARCHED}{note}"))
         else:
-            place.spans.append(span)
+            spot.spans.append(span)
 
     def _holds(self, text: str) -> bool:
         if self._exact:
@@ -399,18 +399,18 @@ class _Search:
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
-            for key in {one.session_key for one in manifests if self.replayer.store.forgotten(*one.session_key)}:
+            for key in {item.session_key for item in manifests if self.replayer.store.forgotten(*item.session_key)}:
                 notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
         reads, answers = read_back(self.replayer.store, manifests), set[int]()
-        for place in places:
-            if place.kind == "tool result" and place.who.startswith((READ, SEARCH)):
-                answers.update(span.first for span in place.spans)
-        for place in places:
-            is_cut = any(span.form != "whole" for span in place.spans)
+        for spot in places:
+            if spot.kind == "tool result" and spot.who.startswith((READ, SEARCH)):
+                answers.update(span.first for span in spot.spans)
+        for spot in places:
+            is_cut = any(span.form != "whole" for span in spot.spans)
             past = [call for call in reads.get(HISTORY, ()) if is_cut and call in answers]
-            place.read_back = reads.get(place.uri, ()) if place.uri else tuple(past)
+            spot.read_back = reads.get(spot.uri, ()) if spot.uri else tuple(past)
         answer = Answer(
             text=self._text,
             session=judged.session,
@@ -450,7 +450,7 @@ def _and(items: Iterable[str]) -> str:
 
 def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
     """The names of pieces of a request: the ids of their rows, or words for what the plugin wrote."""
-    return tuple(piece.rows[0] if piece.rows else piece.form or piece.part for piece in pieces)
+    return tuple(part.rows[0] if part.rows else part.form or part.part for part in pieces)
 
 
 def _kind(row: Row | None, content: Content | None) -> str:
@@ -472,7 +472,7 @@ def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
     if any(event.stage == "cut" and row.id in event.item_ids for event in manifest.truncation_events):
         return _cut(manifest)
     if row.reason == "below_floor":
-        scores = [one.scores.get("similarity", 0.0) for one in manifest.rows if one.layer == row.layer]
+        scores = [item.scores.get("similarity", 0.0) for item in manifest.rows if item.layer == row.layer]
         floor = policy.retrieval.floor * max(scores, default=0.0)
         return f"found, but below the floor: {row.scores.get('similarity', 0.0):.2f} of {floor:.2f}"
     return WHY.get(row.reason or "", "an earlier call had shortened it")

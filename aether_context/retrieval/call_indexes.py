@@ -89,18 +89,18 @@ def ranked(
     for number, candidate in enumerate(candidates):
         if "similarity" not in candidate.scores:
             layers.setdefault(candidate.layer, {})[str(number)] = candidate
-    found = list(candidates)
+    result = list(candidates)
     for layer in layers.values():
         entries = [
-            Entry(id=place, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
-            for place, candidate in layer.items()
+            Entry(id=key, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
+            for key, candidate in layer.items()
         ]
         index = HybridIndex(entries, embedder or "none", redact=masker(redact))
         # Also of those that say no more of it than any other: whether a memory may enter is not for the others to say.
         for hit in index.search(query, len(entries), asked=asked, every=True):
             candidate = layer[hit.id]
-            found[int(hit.id)] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
-    return tuple(found)
+            result[int(hit.id)] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
+    return tuple(result)
 
 
 def scores_of(hit: Hit) -> dict[str, float]:
@@ -131,28 +131,28 @@ _SHARE_OF_AGENTS = 3
 """What agents say is long: a third as many passages of theirs."""
 
 
-def passages(text: str, most: int = _LONGEST_PASSAGE) -> list[str]:
+def passages(text: str, limit: int = _LONGEST_PASSAGE) -> list[str]:
     """A text in pieces of whole lines or sentences, of at most so many characters but for a sentence that is longer,
     which is cut at twice as many."""
-    if len(text) <= most:
+    if len(text) <= limit:
         return [text.strip()] if text.strip() else []
     pieces = [""]
     for sentence in sentences(text):
-        for start in range(0, len(sentence), 2 * most):
-            part = sentence[start : start + 2 * most]
-            if len(pieces[-1]) + len(part) > most:
+        for start in range(0, len(sentence), 2 * limit):
+            part = sentence[start : start + 2 * limit]
+            if len(pieces[-1]) + len(part) > limit:
                 pieces.append("")
             pieces[-1] += part
-    return [piece.strip() for piece in pieces if piece.strip()]
+    return [bit.strip() for bit in pieces if bit.strip()]
 
 
-def turn_entries(place: int, words: str, *, time: float, speaker: str) -> list[Entry]:
+def turn_entries(position: int, words: str, *, time: float, speaker: str) -> list[Entry]:
     """A turn as entries of an index, in passages where it is long. Ids are its place in the history, with ``#`` and a
     number for a passage."""
     pieces = passages(words)
-    names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
+    names = [str(position)] if len(pieces) == 1 else [f"{position}#{number}" for number in range(1, len(pieces) + 1)]
     named = zip(names, pieces, strict=True)
-    return [Entry(id=name, text=piece, time=time, speaker=speaker, thread="") for name, piece in named]
+    return [Entry(id=name, text=part, time=time, speaker=speaker, thread="") for name, part in named]
 
 
 class TurnIndex:
@@ -199,7 +199,7 @@ def recalled(
     index = index or TurnIndex()
     with index.lock:
         hits = index.over(turns, embedder, redact).search(query, _MORE_HITS * most, asked=asked)
-    found, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
+    result, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
     by_user, by_agent = _BY_USER.search(query) is not None, _BY_AGENT.search(query) is not None
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
@@ -208,10 +208,10 @@ def recalled(
         if len(hit.text) > characters:
             continue
         characters -= len(hit.text)
-        place, passage, number = hit.id.partition("#")
-        found.append(
+        position, passage, number = hit.id.partition("#")
+        result.append(
             Candidate(
-                id=f"{recalled_id(int(place), digest_of(int(place)))}{passage}{number}",
+                id=f"{recalled_id(int(position), digest_of(int(position)))}{passage}{number}",
                 layer="memory",
                 source=RECALLED,
                 text=hit.text,
@@ -221,7 +221,7 @@ def recalled(
                 scores=scores_of(hit),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _weighted(hits: Sequence[Hit]) -> list[Hit]:
@@ -230,10 +230,10 @@ def _weighted(hits: Sequence[Hit]) -> list[Hit]:
     What the user said comes before what is as near and was said by somebody who says more: of ten times as many words
     ten times as many are near by chance. What the user said is also what later questions are about.
     """
-    said: Counter[str | None] = Counter()
+    counts: Counter[str | None] = Counter()
     for hit in hits:
-        said[hit.entry.speaker] += len(hit.text)
-    users = said[USER] or max(said.values(), default=0)
-    weights = {speaker: max(_LEAST_WEIGHT, min(1.0, users / length)) for speaker, length in said.items()}
+        counts[hit.entry.speaker] += len(hit.text)
+    users = counts[USER] or max(counts.values(), default=0)
+    weights = {speaker: max(_LEAST_WEIGHT, min(1.0, users / length)) for speaker, length in counts.items()}
     weighted = [replace(hit, score=hit.score * weights[hit.entry.speaker]) for hit in hits]
     return sorted(weighted, key=lambda hit: (-hit.score, hit.id))

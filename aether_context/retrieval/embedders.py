@@ -71,13 +71,13 @@ _CACHED_ROWS = 256
 """So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
 
 
-def products(rows: Rows, wanted: NDArray[np.int8]) -> NDArray[np.float64]:
+def products(rows: Rows, query: NDArray[np.int8]) -> NDArray[np.float64]:
     """The products of each row with each of some vectors, of shape ``(vectors, rows)``.
 
     Sums of products of whole numbers from -127 to 127 stay below 2**24, so that 32-bit floats hold them exactly in
     whatever order a machine's linear algebra adds them up.
     """
-    columns = wanted.astype(np.float32)
+    columns = query.astype(np.float32)
     products = np.empty((len(columns), len(rows)), dtype=np.float32)
     room = np.empty((min(len(rows), _CACHED_ROWS), rows.shape[1]), dtype=np.float32)
     for first in range(0, len(rows), _CACHED_ROWS):
@@ -91,8 +91,8 @@ def products(rows: Rows, wanted: NDArray[np.int8]) -> NDArray[np.float64]:
 
 def lengths_of(rows: Rows) -> NDArray[np.float64]:
     """The length of each row."""
-    found: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
-    return found
+    lengths: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
+    return lengths
 
 
 def vectors_of(embedder: Embedder | None, texts: Sequence[str], purpose: Purpose = "entry") -> Rows:
@@ -132,13 +132,13 @@ class CachedEmbedder:
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         keys = [digest_of(f"{purpose}\n{text}") for text in texts]
         with self._lock:
-            known = {key: self._cache[key] for key in dict.fromkeys(keys) if key in self._cache}
-        if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in known}:
-            made = np.asarray(self._embedder.embed(list(new.values()), purpose=purpose), dtype=np.float32)
-            known |= zip(new, map(np.copy, made), strict=True)
+            rows = {key: self._cache[key] for key in dict.fromkeys(keys) if key in self._cache}
+        if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in rows}:
+            fresh = np.asarray(self._embedder.embed(list(new.values()), purpose=purpose), dtype=np.float32)
+            rows |= zip(new, map(np.copy, fresh), strict=True)
             with self._lock:
-                self._cache.update((key, known[key]) for key in new)
-        return np.stack([known[key] for key in keys])
+                self._cache.update((key, rows[key]) for key in new)
+        return np.stack([rows[key] for key in keys])
 
 
 _MOST_CHARACTERS = 8_000
@@ -192,14 +192,14 @@ class _Model:
         starts = (sound(text[:_MOST_CHARACTERS]) for text in texts)
         words = [text.replace("\t", " ").replace("\n", " ").replace("\r", " ").split(" ") for text in starts]
         different = set().union(*words)
-        if len(known := self._pieces) > _MOST_WORDS:
-            self._pieces = known = {}
-        pieces = {word: known[word] for word in different & known.keys()}
+        if len(ids_of := self._pieces) > _MOST_WORDS:
+            self._pieces = ids_of = {}
+        pieces = {word: ids_of[word] for word in different & ids_of.keys()}
         new = list(different - pieces.keys())
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        ids = (np.array(found.ids, np.uint16).tobytes() for found in encoded)
+        ids = (np.array(item.ids, np.uint16).tobytes() for item in encoded)
         pieces.update(zip(new, ids, strict=True))
-        known.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
+        ids_of.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
         joined = (b"".join(map(pieces.__getitem__, of_text)) for of_text in words)
         return [np.frombuffer(of_text, np.uint16)[:_MOST_TOKENS] for of_text in joined]
 
@@ -224,19 +224,19 @@ def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
     and Zaharia, 2020), and counts the more the fewer of these texts have anything near it.
     """
     model, result = _model(), np.zeros(len(texts))
-    asked, *said = model.tokens([query, *texts])
-    words = {number: model.vocabulary[number].removeprefix("##") for number in set(asked.tolist())}
-    asked = np.array(sorted(number for number, word in words.items() if word.isalnum() and word not in STOP_WORDS))
-    if not asked.size or not any(ids.size for ids in said):
+    query_ids, *text_ids = model.tokens([query, *texts])
+    words = {number: model.vocabulary[number].removeprefix("##") for number in set(query_ids.tolist())}
+    query_ids = np.array(sorted(number for number, word in words.items() if word.isalnum() and word not in STOP_WORDS))
+    if not query_ids.size or not any(ids.size for ids in text_ids):
         return result
     # Each token once a stretch of a text, then each once.
     many = len(model.vocabulary)
-    stretches = [place * _MOST_TOKENS + np.arange(len(ids)) // _STRETCH for place, ids in enumerate(said)]
-    stretch, ids = np.divmod(np.unique(np.concatenate(stretches) * many + np.concatenate(said)), many)
+    stretches = [place * _MOST_TOKENS + np.arange(len(ids)) // _STRETCH for place, ids in enumerate(text_ids)]
+    stretch, ids = np.divmod(np.unique(np.concatenate(stretches) * many + np.concatenate(text_ids)), many)
     different, at = np.unique(ids, return_inverse=True)
     rows = model.rows[different]
-    lengths = np.outer(lengths_of(model.rows[asked]), lengths_of(rows))
-    alike = products(rows, model.rows[asked])
+    lengths = np.outer(lengths_of(model.rows[query_ids]), lengths_of(rows))
+    alike = products(rows, model.rows[query_ids])
     cosines = np.divide(alike, lengths, out=np.zeros(lengths.shape), where=lengths > 0)
     near = np.maximum(0.0, cosines - _ALIKE) / (1 - _ALIKE)
     begins = np.flatnonzero(np.diff(stretch, prepend=-1))
@@ -287,8 +287,8 @@ class TransformerEmbedder:
 
                 self._loaded = SentenceTransformer(self._model)
             encode = self._loaded.encode_query if purpose == "query" else self._loaded.encode_document
-            found = encode(list(texts), batch_size=_TRANSFORMER_BATCH, show_progress_bar=False, convert_to_numpy=True)
-        return unit(np.asarray(found))
+            vectors = encode(list(texts), batch_size=_TRANSFORMER_BATCH, show_progress_bar=False, convert_to_numpy=True)
+        return unit(np.asarray(vectors))
 
 
 def identity(model: str) -> str:

@@ -52,20 +52,20 @@ class HybridIndex:
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Adds entries. Errors as of `HybridIndex`, and nothing is added then."""
-        new, known = list(entries), set(self._ids)
+        new, ids = list(entries), set(self._ids)
         for entry in new:
-            if entry.id in known:
+            if entry.id in ids:
                 raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
             if entry.time is not None and not math.isfinite(entry.time):
                 raise SearchIndexError(
                     f"time {entry.time} of entry {entry.id!r} is not finite: None is an unknown time"
                 )
-            known.add(entry.id)
+            ids.add(entry.id)
         numbers = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in new]
         texts = [self._redact(entry.text) for entry in new]
-        said = [terms.hash_terms(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
-        self._texts.extend(said, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
-        self._ids, self._entries, self._said = known, self._entries + new, self._said + texts
+        hashes = [terms.hash_terms(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
+        self._texts.extend(hashes, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
+        self._ids, self._entries, self._said = ids, self._entries + new, self._said + texts
 
     @classmethod
     def from_texts(
@@ -107,7 +107,7 @@ class HybridIndex:
         vector = vectors_of(self._embedder, [plain], "query")
 
         def entries(places: Places) -> list[Entry]:
-            return [self._entries[place] for place in places.tolist()]
+            return [self._entries[row] for row in places.tolist()]
 
-        alone, scores = self._texts.answers(plain, vector, lambda places: [self._said[at] for at in places.tolist()])
-        return self._texts.ranked(query, limit, entries, alone, scores, asked=asked, every=every)
+        base, scores = self._texts.answers(plain, vector, lambda places: [self._said[at] for at in places.tolist()])
+        return self._texts.ranked(query, limit, entries, base, scores, asked=asked, every=every)

@@ -174,8 +174,8 @@ class Pool:
     def named(self, query: str) -> tuple[str, NDArray[np.bool_]]:
         """A query without the names of those who speak here, which stand in half of all texts; and which texts are
         those of speakers that it means."""
-        rest, marks = terms.without_names(query, self._speakers)
-        return rest, np.isin(self._marks[:, 0], np.frombuffer(b"".join(marks), dtype=_TERM))
+        stripped, marks = terms.without_names(query, self._speakers)
+        return stripped, np.isin(self._marks[:, 0], np.frombuffer(b"".join(marks), dtype=_TERM))
 
     def _in_talks(self) -> _Talks:
         if self._talks is None:
@@ -201,11 +201,11 @@ class Pool:
         is_latin = terms.is_latin(query)
         if not (is_latin or self._is_model):
             asked = asked[:, :0]
-        found, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
+        matched, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
         # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
-        most = float(found.max(initial=0.0))
-        lexical = found / math.sqrt(most * max(most, ceiling)) if most > 0 else found
+        highest = float(matched.max(initial=0.0))
+        lexical = matched / math.sqrt(highest * max(highest, ceiling)) if highest > 0 else matched
         # In a pool about one subject everything is a little alike, and neighbours would add that up, so that what is
         # usual is taken off. The median of a small pool says little and counts for less.
         cosine = np.round(self._cosines(asked), 6)
@@ -216,30 +216,32 @@ class Pool:
         is_document = (self._threads < 0).all() and len(self._terms) > _LONGEST_SENTENCES * len(self)
         share = _DOCUMENTS_WEIGHT if is_document and not self._is_model else self._weight
         weight = share * (1.0 - named) if asked.size else 0.0
-        alone = (1 - weight) * lexical + weight * semantic
-        scores = {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
+        base = (1 - weight) * lexical + weight * semantic
+        scores = {"bm25": matched, "cosine": cosine, "lexical": lexical, "semantic": semantic}
         if asked.size and is_latin and not is_document:
-            places = best(alone, _COMPARED)
-            places = places[np.argsort(-alone[places], kind="stable")[:_COMPARED]]
+            places = best(base, _COMPARED)
+            places = places[np.argsort(-base[places], kind="stable")[:_COMPARED]]
             if (words := word_by_word(query, said(places))).any():
                 weight, scores["words"] = _WORDS_WEIGHT * (1.0 - named), np.zeros(len(self))
                 scores["words"][places] = words
-                alone = (1 - weight) * alone + weight * scores["words"]
-        return alone, scores
+                base = (1 - weight) * base + weight * scores["words"]
+        return base, scores
 
-    def _cosines(self, asked: Rows) -> Floats:
+    def _cosines(self, query: Rows) -> Floats:
         """The cosine of each text, and half of the one before it in its talk, with a query; 0 where either has no
         vector."""
-        if not asked.any() or not self.vectors.size:
+        if not query.any() or not self.vectors.size:
             return np.zeros(len(self))
         (order, numbers), norms = self._in_talks(), self._norms
-        lengths = norms * lengths_of(asked)
-        found = np.divide(products(self.vectors, asked)[0], lengths, out=np.zeros(len(self)), where=lengths > 0)
-        at, before = order[1:], order[:-1]
+        lengths = norms * lengths_of(query)
+        cosines = np.divide(products(self.vectors, query)[0], lengths, out=np.zeros(len(self)), where=lengths > 0)
+        at, previous = order[1:], order[:-1]
         share = _BEFORE * (numbers[1:] == numbers[:-1])
-        lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[before] > 0) + 2 * share * self._alike[at])
-        joined: Floats = found.copy()
-        joined[at] = np.divide(found[at] + share * found[before], lengths, out=np.zeros(len(at)), where=lengths > 0)
+        lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[previous] > 0) + 2 * share * self._alike[at])
+        joined: Floats = cosines.copy()
+        joined[at] = np.divide(
+            cosines[at] + share * cosines[previous], lengths, out=np.zeros(len(at)), where=lengths > 0
+        )
         return joined
 
     def ranked(
@@ -279,12 +281,12 @@ class Pool:
         total = np.round(total * scores["weight"], 9)
 
         places = np.arange(len(self)) if every else best(total, limit)
-        found = entries(places)
+        listed = entries(places)
         ranks = total[places].tolist()
-        order = sorted(range(len(found)), key=lambda rank: (-ranks[rank], found[rank].id))[:limit]
+        order = sorted(range(len(listed)), key=lambda rank: (-ranks[rank], listed[rank].id))[:limit]
         rounded = [np.round(values[places[order]], 6).tolist() for values in scores.values()]
         return [
-            Hit(entry=found[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
+            Hit(entry=listed[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
             for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
         ]
 
@@ -310,20 +312,20 @@ class Pool:
             result.append(list(zip(later[chosen].tolist(), self._times[later[chosen]].tolist(), strict=True)))
         return result
 
-    def _beside_neighbours(self, alone: Floats) -> Floats:
+    def _beside_neighbours(self, base: Floats) -> Floats:
         """Scores with what the texts before and behind lend in their talks, and the best of them."""
         order, numbers = self._in_talks()
-        own = alone[order]
-        lent = own.copy()
+        ordered = base[order]
+        shared = ordered.copy()
         for distance, share in enumerate(_NEIGHBOURS, start=1):
             near = numbers[distance:] == numbers[:-distance]
-            lent[distance:] += share * own[:-distance] * near
-            lent[:-distance] += share * own[distance:] * near
+            shared[distance:] += share * ordered[:-distance] * near
+            shared[:-distance] += share * ordered[distance:] * near
         if len(order):
-            highest = np.maximum.reduceat(own, np.flatnonzero(np.diff(numbers, prepend=-1)))
-            lent += _TALK * (highest - highest.min())[numbers]
-        total = alone.copy()
-        total[order] = lent
+            highest = np.maximum.reduceat(ordered, np.flatnonzero(np.diff(numbers, prepend=-1)))
+            shared += _TALK * (highest - highest.min())[numbers]
+        total = base.copy()
+        total[order] = shared
         return total
 
 
@@ -347,10 +349,10 @@ def _grown(table: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
     return room[:size]
 
 
-def packed(said: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+def packed(hashes: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
     """The hashes of the terms of texts, one text after the other, and how many each text has."""
-    lengths = np.array([len(of_text) // _TERM.itemsize for of_text in said], dtype=np.int32)
-    return np.frombuffer(b"".join(said), dtype=_TERM), lengths
+    lengths = np.array([len(of_text) // _TERM.itemsize for of_text in hashes], dtype=np.int32)
+    return np.frombuffer(b"".join(hashes), dtype=_TERM), lengths
 
 
 def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int32]) -> tuple[Floats, float]:
@@ -363,11 +365,11 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
     Args:
         said: as of `packed`; so are ``lengths``.
     """
-    found = np.zeros(len(lengths))
+    scores = np.zeros(len(lengths))
     words = int(lengths.sum(dtype=np.int64))
     keys = np.frombuffer(b"".join(map(terms.hash_of, sorted(query))), dtype=_TERM)
     if not words or not len(keys):
-        return found, 0.0
+        return scores, 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
     places = np.flatnonzero(_among(said, keys))
     hashes, texts = said[places], np.searchsorted(np.cumsum(lengths), places, side="right")
@@ -377,8 +379,8 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
         first = np.flatnonzero(np.diff(holding, prepend=-1))
         counts, holders = np.diff(first, append=len(holding)), holding[first]
         weights.append(math.log((len(lengths) + 1) / max(1, len(holders))))
-        found[holders] += weights[-1] * (K1 + 1) * counts / (norms[holders] + counts)
-    return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
+        scores[holders] += weights[-1] * (K1 + 1) * counts / (norms[holders] + counts)
+    return scores, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
 
 
 def _with_any(said: NDArray[np.uint32], lengths: NDArray[np.int32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
@@ -390,17 +392,17 @@ def _with_any(said: NDArray[np.uint32], lengths: NDArray[np.int32], keys: NDArra
     return result
 
 
-def _among(said: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _among(hashes: NDArray[np.uint32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
     """The texts that hold any of many keys, and a few other terms: in one pass, however many are asked for."""
     low = np.zeros(2**16, dtype=np.bool_)
     low[keys.astype(np.uint16)] = True
-    return low.take(said.astype(np.uint16))
+    return low.take(hashes.astype(np.uint16))
 
 
-def best(scores: Floats, most: int) -> Places:
+def best(scores: Floats, limit: int) -> Places:
     """The places of the highest scores above 0, and of those that equal the last of them."""
     places = np.flatnonzero(scores > 0)
-    if len(places) > most:
-        above = scores[places]
-        places = places[above >= np.partition(above, -most)[-most]]
+    if len(places) > limit:
+        values = scores[places]
+        places = places[values >= np.partition(values, -limit)[-limit]]
     return places

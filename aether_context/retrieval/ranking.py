@@ -69,7 +69,7 @@ def retrieve(
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
-    left: list[Left] = []
+    rejected: list[Left] = []
     fresh: list[Candidate] = []
     expired = {candidate.id for candidate in candidates if candidate.expires is not None and candidate.expires < now}
     # Of those that say the same the latest stays: what is said again holds again.
@@ -77,7 +77,7 @@ def retrieve(
     repeated = _repeated(sorted(live, key=lambda candidate: (rank(candidate), -(candidate.time or 0), candidate.id)))
     for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id)):
         reason: Reason | None = None
-        standing = candidate.kind == "preference"
+        fixed = candidate.kind == "preference"
         listed = candidate.layer == "evidence" and candidate.uri
         if candidate.id.partition("#")[0] in sent:
             reason = "already_in_conversation"
@@ -85,36 +85,36 @@ def retrieve(
             reason = "expired"
         elif candidate.id in repeated:
             reason = "duplicate"
-        elif tail and not (standing or listed) and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
+        elif tail and not (fixed or listed) and len(candidate.text) >= LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
         if reason is None:
             fresh.append(candidate)
         else:
-            left.append(Left(candidate=candidate, reason=reason))
-    own = [candidate for candidate in fresh if candidate.kind == "app_note"]
+            rejected.append(Left(candidate=candidate, reason=reason))
+    notes = [candidate for candidate in fresh if candidate.kind == "app_note"]
     turns = [candidate for candidate in fresh if candidate.source == RECALLED]
-    found = [candidate for candidate in fresh if not candidate.kind and candidate.source != RECALLED]
+    hits = [candidate for candidate in fresh if not candidate.kind and candidate.source != RECALLED]
     best_turn = max([_POOR_MATCH, *(candidate.score for candidate in turns)])
     weak = {turn.id for turn in turns if turn.score < settings.floor * _FLOOR_OF_TURNS * best_turn}
     # Without meanings to compare, words alone tell whether a memory has anything to do with the request.
-    match = _GOOD_MATCH if any(memory.scores.get("cosine") for memory in found) else _POOR_MATCH
-    for memory in found if not is_short else ():
+    match = _GOOD_MATCH if any(memory.scores.get("cosine") for memory in hits) else _POOR_MATCH
+    for memory in hits if not is_short else ():
         similarity = max(memory.score, memory.scores.get("cosine", 0.0))
         if memory.layer == "memory" and similarity < settings.floor * match and not _STANDING.search(memory.text):
             weak.add(memory.id)
-    chosen = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
+    picks = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
     # Evidence that somebody recorded is for whoever works next, however much of it there is.
-    recorded = sum(candidate.layer == "evidence" for candidate in own)
-    for group, most in ((own, max(k, recorded)), (found, k), (turns, turns_k)):
+    recorded = sum(candidate.layer == "evidence" for candidate in notes)
+    for group, limit in ((notes, max(k, recorded)), (hits, k), (turns, turns_k)):
         passing = [candidate for candidate in group if candidate.id not in weak]
-        chosen += diversify(passing, k=most, diversity=settings.diversity)
-    names = {candidate.id for candidate in chosen}
-    left += [
+        picks += diversify(passing, k=limit, diversity=settings.diversity)
+    names = {candidate.id for candidate in picks}
+    rejected += [
         Left(candidate=candidate, reason="below_floor" if candidate.id in weak else "beyond_k")
         for candidate in fresh
         if candidate.id not in names
     ]
-    return Ranking(chosen=tuple(chosen), left=tuple(left))
+    return Ranking(chosen=tuple(picks), left=tuple(rejected))
 
 
 def _repeated(candidates: Sequence[Candidate]) -> frozenset[str]:
@@ -163,26 +163,26 @@ def diversify(candidates: Sequence[Candidate], *, k: int, diversity: float) -> l
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
     queue = [
-        (not candidate.covers, -diversity * candidate.score, candidate.id, place)
-        for place, candidate in enumerate(candidates)
+        (not candidate.covers, -diversity * candidate.score, candidate.id, index)
+        for index, candidate in enumerate(candidates)
     ]
     heapq.heapify(queue)
-    chosen: list[int] = []
+    picks: list[int] = []
     ranked: list[Candidate] = []
-    while queue and len(chosen) < k:
-        covers, marginal, name, place = queue[0]
-        if compared[place] < len(chosen):
-            for earlier in chosen[compared[place] :]:
-                if shared := len(words[place] & words[earlier]):
-                    union = len(words[place]) + len(words[earlier]) - shared
-                    overlap[place] = max(overlap[place], shared / union)
-            compared[place] = len(chosen)
-            marginal = (1 - diversity) * overlap[place] - diversity * candidates[place].score
-            heapq.heapreplace(queue, (covers, marginal, name, place))
+    while queue and len(picks) < k:
+        covers, marginal, name, index = queue[0]
+        if compared[index] < len(picks):
+            for earlier in picks[compared[index] :]:
+                if shared := len(words[index] & words[earlier]):
+                    union = len(words[index]) + len(words[earlier]) - shared
+                    overlap[index] = max(overlap[index], shared / union)
+            compared[index] = len(picks)
+            marginal = (1 - diversity) * overlap[index] - diversity * candidates[index].score
+            heapq.heapreplace(queue, (covers, marginal, name, index))
             continue
         heapq.heappop(queue)
-        chosen.append(place)
-        candidate = candidates[place]
+        picks.append(index)
+        candidate = candidates[index]
         ranked.append(replace(candidate, scores={**candidate.scores, "mmr": round(-marginal, 6)}))
     return ranked
 
@@ -198,7 +198,7 @@ def query_for(source: PackInput) -> str:
     request, step = source.request, source.step
     user_message = request.contents[request.request_index].words if request.request_index is not None else ""
     pieces = (user_message, step.text, step.goal, *(item.text for item in step.acceptance))
-    return searched("\n".join(piece for piece in pieces if piece))
+    return searched("\n".join(part for part in pieces if part))
 
 
 _MANY = re.compile(
@@ -231,14 +231,14 @@ LEAST_TOKENS = 256
 _MOST_SHARE = 0.3
 
 
-def room_for_turns(spoken: int, whole: int, most: float) -> int:
+def room_for_turns(words: int, whole: int, share: float) -> int:
     """Tokens for recalled turns, three tenths of so many at most; 0 where they would be too few for any.
 
     Args:
         spoken: characters of the turns that are words alone.
         whole: characters of the whole history.
     """
-    tokens = int(min(_MOST_SHARE, (spoken / max(1, whole)) ** 2) * most)
+    tokens = int(min(_MOST_SHARE, (words / max(1, whole)) ** 2) * share)
     return tokens if tokens >= LEAST_TOKENS else 0
 
 

@@ -76,14 +76,14 @@ def terms(text: str) -> list[str]:
     """The terms of a text in its order, repeated as they are."""
     if text.isascii():
         return list(chain.from_iterable(map(_of_name, _ASCII_NAME.findall(text))))
-    found: list[str] = []
+    result: list[str] = []
     for run, name in _SPAN.findall(text):
         if name:
-            found += _of_name(name)
+            result += _of_name(name)
         else:
-            found += [first + second for first, second in pairwise(run)]
-            found += [run] if len(run) == 1 else [character for character in run if _is_word(character)]
-    return found
+            result += [first + second for first, second in pairwise(run)]
+            result += [run] if len(run) == 1 else [character for character in run if _is_word(character)]
+    return result
 
 
 def _is_word(character: str) -> bool:
@@ -103,12 +103,12 @@ class _Hashes(dict[str, bytes]):
     """The hashes of the terms in a text without blanks, kept of short ones."""
 
     def __missing__(self, word: str) -> bytes:
-        found = b"".join(map(hash_of, terms(word)))
+        value = b"".join(map(hash_of, terms(word)))
         if len(word) <= _LONGEST_KEPT:
             if len(self) >= _MOST_KEPT:
                 self.clear()
-            self[word] = found
-        return found
+            self[word] = value
+        return value
 
 
 _hashes = _Hashes()
@@ -134,35 +134,35 @@ def speaker_mark(speaker: str) -> str:
     """A mark of those who may be meant in a question: the user, and whoever has a name that is no plain word, since
     agents are called ``search`` or ``booking``."""
     name = _NAME.search(speaker)
-    known = speaker == USER or (name and (name[0][0].isupper() or "_" in name[0]))
-    return f"{_MARK}{name[0].casefold()}" if name and known else _MARK
+    is_name = speaker == USER or (name and (name[0][0].isupper() or "_" in name[0]))
+    return f"{_MARK}{name[0].casefold()}" if name and is_name else _MARK
 
 
-def without_names(query: str, known: Container[bytes]) -> tuple[str, list[bytes]]:
+def without_names(query: str, speakers: Container[bytes]) -> tuple[str, list[bytes]]:
     """A query without the names of speakers that are known, unless it is nothing else, and the marks of those it means.
 
     Args:
         known: `hash_of` the marks of the speakers.
     """
-    found: list[bytes] = []
+    marks: list[bytes] = []
 
     def left(match: re.Match[str]) -> str:
         mark = hash_of(_MARK + match[1].casefold())
-        if match[1].casefold() == USER or mark not in known:
+        if match[1].casefold() == USER or mark not in speakers:
             return match[0]
-        found.append(mark)
+        marks.append(mark)
         return " "
 
-    rest = _NAME_IN_QUERY.sub(left, query)
+    text = _NAME_IN_QUERY.sub(left, query)
     if _SELF.search(query):
-        found.append(hash_of(_MARK + USER))
-    return rest if rest.strip() else query, found
+        marks.append(hash_of(_MARK + USER))
+    return text if text.strip() else query, marks
 
 
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
-    found = set(terms(text))
-    return sorted({term for term in found - STOP_TERMS - _QUESTION_WORDS if not _PARTICLES.issuperset(term)} or found)
+    result = set(terms(text))
+    return sorted({term for term in result - STOP_TERMS - _QUESTION_WORDS if not _PARTICLES.issuperset(term)} or result)
 
 
 def is_latin(text: str) -> bool:
@@ -183,15 +183,15 @@ def _is_identifier(name: str) -> bool:
 def _of_name(name: str) -> tuple[str, ...]:
     """The terms of one name: the whole where it is an identifier, its words, and the parts of those."""
     words = _WORD.findall(name)
-    found = [name.casefold()] if len(words) > 1 and _is_identifier(name) else []
+    result = [name.casefold()] if len(words) > 1 and _is_identifier(name) else []
     for word in words:
         parts = [] if _HEX.fullmatch(name) else _PART.findall(word)
         if len(parts) > 1:
-            found.append(word.casefold())
-            found += [_stem(part.casefold()) for part in parts if len(part) > 1 or part.isdigit()]
+            result.append(word.casefold())
+            result += [_stem(part.casefold()) for part in parts if len(part) > 1 or part.isdigit()]
         else:
-            found.append(_stem(word.casefold()))
-    return tuple(found)
+            result.append(_stem(word.casefold()))
+    return tuple(result)
 
 
 @lru_cache(maxsize=100_000)
@@ -206,8 +206,8 @@ def _stem(word: str) -> str:
     stemmers: dict[str, Any] = _local.__dict__.setdefault("stemmers", {})
     if language not in stemmers:
         stemmers[language] = Stemmer.Stemmer(language)
-    found: str = stemmers[language].stemWord(word)
-    return found
+    stem: str = stemmers[language].stemWord(word)
+    return stem
 
 
 _QUESTION_WORDS = frozenset(
@@ -319,31 +319,31 @@ def named_times(question: str, *, asked: float) -> tuple[TimeSpan, ...]:
     Args:
         asked: when it was asked; a day or a month without its year is the last one before that.
     """
-    found: set[TimeSpan] = set()
+    spans: set[TimeSpan] = set()
 
     def read(match: re.Match[str]) -> str:
         span = _span(match, asked) if _names_month(match) else None
         if span is None:
             return match[0]
-        found.add(span)
+        spans.add(span)
         return " " * len(match[0])  # what a longer form has read is not read again by a shorter one
 
-    rest = question
+    text = question
     for form in _FORMS:
-        rest = form.sub(read, rest)
+        text = form.sub(read, text)
     today = math.floor(asked / DAY_SECONDS) * DAY_SECONDS
     if re.search(r"\byesterday\b", question, re.I):
-        found.add(TimeSpan(today - DAY_SECONDS, today))
+        spans.add(TimeSpan(today - DAY_SECONDS, today))
     if re.search(r"\btoday\b", question, re.I):
-        found.add(TimeSpan(today, today + DAY_SECONDS))
+        spans.add(TimeSpan(today, today + DAY_SECONDS))
     for match in _LAST.finditer(question):
-        found.add(TimeSpan(today - _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS, today))
+        spans.add(TimeSpan(today - _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS, today))
     for match in _AGO.finditer(question):
         length = _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS
         many = _NUMBERS.get(match["many"].lower()) or int(match["many"])
         middle = today - min(many, 10_000) * length
-        found.add(TimeSpan(middle - length / 2, middle + length / 2 + DAY_SECONDS))
-    return tuple(sorted(found))
+        spans.add(TimeSpan(middle - length / 2, middle + length / 2 + DAY_SECONDS))
+    return tuple(sorted(spans))
 
 
 def asks_for_recent(question: str) -> bool:
@@ -363,8 +363,8 @@ def closeness(times: NDArray[np.float64], spans: Sequence[TimeSpan]) -> NDArray[
     """
     best = np.zeros(len(times))
     for span in spans:
-        late = np.maximum(0.0, times - span.end) / (DAY_SECONDS * TOLD_WITHIN_DAYS)
-        near = np.where(times >= span.start, np.exp2(-late), 0.0)
+        delay = np.maximum(0.0, times - span.end) / (DAY_SECONDS * TOLD_WITHIN_DAYS)
+        near = np.where(times >= span.start, np.exp2(-delay), 0.0)
         best = np.maximum(best, np.nan_to_num(near))
     return best
 

@@ -65,8 +65,8 @@ def printable(text: str) -> str:
 def escaped(text: str, kept: str = "") -> str:
     """A text with escapes for characters that move a cursor, hide or reorder text, but for those that are kept."""
     return _NOT_PLAIN.sub(
-        lambda found: (
-            ascii(found[0])[1:-1] if unicodedata.category(found[0]) in _UNSEEN and found[0] not in kept else found[0]
+        lambda match: (
+            ascii(match[0])[1:-1] if unicodedata.category(match[0]) in _UNSEEN and match[0] not in kept else match[0]
         ),
         text,
     )
@@ -83,7 +83,7 @@ def visible(text: str) -> str:
 
     Letters of any script, joiners of emoji and the marks of Arabic and Hebrew stay.
     """
-    return _HIDDEN.sub(lambda found: found[0] if len(found[0]) > 1 else ascii(found[0])[1:-1], text)
+    return _HIDDEN.sub(lambda match: match[0] if len(match[0]) > 1 else ascii(match[0])[1:-1], text)
 
 
 def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | None:

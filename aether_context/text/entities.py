@@ -112,7 +112,7 @@ def entity_table(
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
     for number, rank in enumerate(RANKS, start=1):
-        chosen: dict[str, list[str]] = {}
+        chosen_names: dict[str, list[str]] = {}
         # What a weaker line names goes with that line where room gets short.
         weaker = tuple(_TITLES[other] for other in RANKS[number:])
         listed = "\n".join([*lines, *(line for line in known.splitlines() if not line.startswith(weaker))])
@@ -125,13 +125,13 @@ def entity_table(
         ordered = sorted(entities, key=_is_plain)
         for at, entity in enumerate(ordered):
             if prepare is not None and at % _BATCH == 0:
-                last_fields = {name: fields[-1] for name, fields in chosen.items() if fields}
+                last_fields = {name: fields[-1] for name, fields in chosen_names.items() if fields}
                 prepare([*_written(ordered[at : at + _BATCH], last_fields)])
             is_address = _EVIDENCE_PREFIX in entity
             if entity in listed or (is_address and len(entity) >= shortest_rejected):
                 continue
             record, field = _of_record(entity)
-            fields = chosen.get(record)
+            fields = chosen_names.get(record)
             cost = counter.count(*_written([entity], {record: fields[-1]} if fields else {}))
             if not is_address:
                 if cost > tokens_left:
@@ -142,10 +142,10 @@ def entity_table(
                 continue
             else:
                 address_tokens_left -= cost
-            chosen.setdefault(record or entity, []).extend([field] if record else [])
+            chosen_names.setdefault(record or entity, []).extend([field] if record else [])
             listed += f"\n{entity}"
-        if chosen:
-            fields_shown = {name: map(_without_key, fields, ["", *fields]) for name, fields in chosen.items()}
+        if chosen_names:
+            fields_shown = {name: map(_without_key, fields, ["", *fields]) for name, fields in chosen_names.items()}
             items = (f"{name} {_FIELDS.join(fields)}".rstrip() for name, fields in fields_shown.items())
             lines.append(_TITLES[rank] + _BETWEEN.join(items))
     return "\n".join(lines)
@@ -171,9 +171,9 @@ def _of_record(entity: str) -> tuple[str, str]:
     return (record, f"{key}: {value}") if record else ("", entity)
 
 
-def _without_key(field: str, before: str) -> str:
+def _without_key(field: str, preceding_text: str) -> str:
     """A field as it is written behind another one of its record: without its key where it has the same."""
-    return field.removeprefix(f"{before.partition(': ')[0]}: ") if before else field
+    return field.removeprefix(f"{preceding_text.partition(': ')[0]}: ") if preceding_text else field
 
 
 def _is_plain(entity: str) -> bool:
@@ -356,8 +356,8 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
             elif match["key"]:
                 yield f"{nearest or label or record} {entity}".lstrip()
             elif not is_number(entity.lstrip("~=")):
-                found = _KEY_BEFORE.search(line, max(0, match.start() - 50), match.start()) if in_records else None
-                own_key = found[1] if found is not None else ""
+                key_match = _KEY_BEFORE.search(line, max(0, match.start() - 50), match.start()) if in_records else None
+                own_key = key_match[1] if key_match is not None else ""
                 if entity:
                     yield f"{owner} {own_key}: {entity}" if own_key and owner not in ("", entity) else entity
                 if is_label(entity) and not is_json and (not own_key or (is_id(own_key) and naming in ("", own_key))):
@@ -397,7 +397,7 @@ _URI = rf"""(?<="){SCHEME}[^"\\\n]{{1,200}}\.\w{{1,8}}(?=")|{SCHEME}\w[^\s"'`<>(
 """An address that fills a JSON string, and may hold blanks, or that ends at the next character no address has."""
 
 
-def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
+def artifact_uris(text: str, known_uris: Iterable[str] = ()) -> list[str]:
     """All addresses of artifacts in a text, in order and with repetitions.
 
     Args:
@@ -405,7 +405,7 @@ def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
     """
     if SCHEME not in text:
         return []
-    unusual = {uri for uri in known if uri.startswith(SCHEME) and artifact_uris(uri) != [uri]}
+    unusual = {uri for uri in known_uris if uri.startswith(SCHEME) and artifact_uris(uri) != [uri]}
     written = "|".join(map(re.escape, sorted(unusual, key=len, reverse=True)))
     pattern = rf"({written})(?![./-]?\w)|{_URI}" if unusual else _URI
     return [match[0] if match.lastindex else match[0].rstrip(".:!?*_~…") for match in re.finditer(pattern, text)]

@@ -39,10 +39,10 @@ def read(text: str) -> JSON:
     if len(text) > _MOST_CHARACTERS or not text.startswith(("{", "[")) or not (is_complete or _JSON_START.match(text)):
         return None
     # A number at the cut may have lost digits.
-    found = read_json(text if is_complete else text.rstrip("0123456789.+-eE"), as_written=True)
-    if found is None or (not found[1] and (is_complete or 3 * len(json.dumps(found[0])) < len(text))):
+    value = read_json(text if is_complete else text.rstrip("0123456789.+-eE"), as_written=True)
+    if value is None or (not value[1] and (is_complete or 3 * len(json.dumps(value[0])) < len(text))):
         return read_python(text) if is_complete else None
-    return found[0]
+    return value[0]
 
 
 # JSON in lines.
@@ -85,7 +85,7 @@ def outlined(value: JSON) -> list[Line]:
 
 def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: int) -> None:
     if isinstance(value, str) and len(value) > _LONG_TEXT:
-        value = [piece for line in value.split("\n") for piece in pieces(line, LONGEST)]
+        value = [text_piece for line in value.split("\n") for text_piece in pieces(line, LONGEST)]
     is_open = isinstance(value, (dict, list)) and depth <= _DEEPEST
     whole = "" if is_open and _is_long(value) else compact_json(value)
     if whole and (not is_open or len(whole) <= LONGEST):
@@ -114,13 +114,13 @@ def _is_long(value: JSON) -> bool:
     return size > LONGEST
 
 
-def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
+def rendered(lines: Sequence[Line], chosen_lines: Iterable[int]) -> str:
     """The JSON of chosen lines, each on a line of its own, with notes of what is missing."""
-    kept: set[int] = set()  # the chosen lines, and those that open and close what they stand in
-    for at in chosen:
+    kept_lines: set[int] = set()  # the chosen lines, and those that open and close what they stand in
+    for at in chosen_lines:
         at = lines[at].parent if lines[at].text in CLOSING else at
-        while at >= 0 and at not in kept:
-            kept.update((at, lines[at].end) if lines[at].end >= 0 else (at,))
+        while at >= 0 and at not in kept_lines:
+            kept_lines.update((at, lines[at].end) if lines[at].end >= 0 else (at,))
             at = lines[at].parent
     out: list[str] = []
 
@@ -130,7 +130,7 @@ def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
         out.append(text if key is None else f"{json.dumps(key, ensure_ascii=False)}:{text}")
 
     following = 0
-    for at in (*sorted(kept), len(lines)):
+    for at in (*sorted(kept_lines), len(lines)):
         if at > following:
             parent = lines[following].parent
             named = parent >= 0 and lines[parent].text == "{"
@@ -148,13 +148,13 @@ def span(start: int, stop: int) -> str:
 
 def pieces(line: str, width: int) -> list[str]:
     """A line in pieces of at most ``width`` characters, cut at spaces where there are any."""
-    found: list[str] = []
+    text_pieces: list[str] = []
     start = 0
     while len(line) - start > width:
         cut = line.rfind(" ", start + width // 2, start + width) + 1 or start + width
-        found.append(LinePiece(line[start:cut]))
+        text_pieces.append(LinePiece(line[start:cut]))
         start = cut
-    return [*found, line[start:]]
+    return [*text_pieces, line[start:]]
 
 
 def tabled(value: JSON, depth: int = 0) -> JSON:

@@ -72,8 +72,8 @@ def pair_results(contents: Iterable[Content], *, again: bool = False) -> list[li
         results += [paired(quote, ("name", quote.agent, quote.name)) for quote in quotes if quote.kind == "response"]
         pairs.append(results)
         for call in content.calls:
-            known = ("id", call.call_id, "") if call.call_id else ("no id", "", call.name)
-            wait(at, call, ("name", "", call.name), known)
+            pair_key = ("id", call.call_id, "") if call.call_id else ("no id", "", call.name)
+            wait(at, call, ("name", "", call.name), pair_key)
         for quote in quotes:
             if quote.kind == "call":
                 wait(at, quote, ("name", quote.agent, quote.name), ("name", _PERSON, quote.name))

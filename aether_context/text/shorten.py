@@ -134,28 +134,28 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in CLOSING]
         rankings[2:2] = [(0.0, [at]) for at in (records[0], records[-1])]
 
-    def written(chosen: set[int]) -> str:
+    def written(chosen_lines: set[int]) -> str:
         if view.outline:
-            return rendered(view.outline, {numbers[at] for at in chosen})
-        return _with_gaps(texts, [places[number] for number in numbers], total, chosen)
+            return rendered(view.outline, {numbers[at] for at in chosen_lines})
+        return _with_gaps(texts, [places[number] for number in numbers], total, chosen_lines)
 
     for_names = 0
     if names:
         all_names = ", ".join(dict.fromkeys(name for entities in mentioned for name in entities))
         for_names = min(int(_NAMES_SHARE * max_tokens), counter.count(all_names) + 4)
-    found = _fitting(
+    fitting = _fitting(
         lambda budget: _pick(cost, rankings, budget), written, max_tokens=max_tokens - for_names, counter=counter
     )
-    if found is not None:
-        shown, chosen = found
+    if fitting is not None:
+        shown_text, chosen_lines = fitting
     else:
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
-        shown, chosen = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
+        shown_text, chosen_lines = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
     unshown = ""
     if names:
-        left_out = (name for at, entities in enumerate(mentioned) if at not in chosen for name in entities)
-        unshown = _unshown_names(left_out, shown, max_tokens - counter.count(shown), counter)
-    return Excerpt(text=shown, kept=len(chosen), total=total, names=unshown, ends_early=view.ends_early)
+        left_out = (name for at, entities in enumerate(mentioned) if at not in chosen_lines for name in entities)
+        unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
+    return Excerpt(text=shown_text, kept=len(chosen_lines), total=total, names=unshown, ends_early=view.ends_early)
 
 
 def tokens_per_character(text: str, counter: Counts) -> float:
@@ -211,24 +211,24 @@ def shorten_line(text: str, max_tokens: int, *, counter: Counts, query: str = ""
     cost = [len(part) * tokens / len(text) for part in parts]
 
     def choose(budget: float) -> set[int]:
-        chosen: set[int] = set()
+        chosen_pieces: set[int] = set()
         for at in ranked:
             if budget < 1:
                 break
             if cost[at] <= budget:
-                chosen.add(at)
+                chosen_pieces.add(at)
                 budget -= cost[at]
-        return chosen
+        return chosen_pieces
 
-    def written(chosen: set[int]) -> str:
+    def written(chosen_pieces: set[int]) -> str:
         joined, previous = "", -1
-        for at in sorted(chosen):
+        for at in sorted(chosen_pieces):
             joined += ("" if not at else " " if at == previous + 1 else " … ") + parts[at]
             previous = at
         return joined.lstrip() + (" …" if previous < len(parts) - 1 else "")
 
-    found = _fitting(choose, written, max_tokens=max_tokens, counter=counter)
-    return found[0] if found is not None else beginning(parts[ranked[0]], max_tokens, counter)
+    fitting = _fitting(choose, written, max_tokens=max_tokens, counter=counter)
+    return fitting[0] if fitting is not None else beginning(parts[ranked[0]], max_tokens, counter)
 
 
 # The lines of a long text that are worth a look, found without reading all of it line by line.
@@ -301,25 +301,25 @@ def _errors(texts: Sequence[str]) -> list[int]:
     together = "\n".join(texts)
     if not any(hint in together for hint in _ERROR_HINTS):
         return []
-    found: dict[str, list[int]] = {}
+    error_lines: dict[str, list[int]] = {}
     block: list[int] = []
     for at, text in enumerate(texts):
         if at - 1 in block[-1:] and len(block) < _LONGEST_ERROR and _CONTINUED.match(text):
             block.append(at)
         elif _ERROR.search(text):
             block, shape = [at], re.sub(r"\d+", "0", text)
-            found.pop(shape, None)
-            found[shape] = block
-    return [line for block in found.values() for line in block]
+            error_lines.pop(shape, None)
+            error_lines[shape] = block
+    return [line for block in error_lines.values() for line in block]
 
 
 def _dense(mentioned: Sequence[Sequence[str]], cost: Sequence[float]) -> list[int]:
     """Lines by the names and numbers in them that no line before had, for what each costs."""
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     worth: list[float] = []
     for entities, tokens in zip(mentioned, cost, strict=True):
-        names = {*entities} - seen
-        seen |= names
+        names = {*entities} - seen_names
+        seen_names |= names
         worth.append(sum(min(len(name), 24) for name in names) / (tokens + _NOTE_TOKENS))
     return _best_first(worth)
 
@@ -332,11 +332,11 @@ def _fitting(
 ) -> tuple[str, set[int]] | None:
     """Lowers the budget until the text rendered from the choice fits; returns both, None where none fits."""
     budget = float(max_tokens)
-    while chosen := choose(budget):
-        text = render(chosen)
+    while chosen_lines := choose(budget):
+        text = render(chosen_lines)
         used = counter.count(text)
         if used <= max_tokens:
-            return text, chosen
+            return text, chosen_lines
         budget *= min(0.98, max_tokens / used)
     return None
 
@@ -351,22 +351,22 @@ def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]]
         cost: tokens of each line.
         rankings: shares of the budget, each with line indices from best to worst. A line that does not fit is skipped.
     """
-    chosen: set[int] = set()
+    chosen_lines: set[int] = set()
     total = remaining = budget - _NOTE_TOKENS
 
     def take(indices: Iterable[int], limit: float, *, skips: bool = True) -> None:
         nonlocal remaining
-        left = min(limit, remaining)
+        remaining_tokens = min(limit, remaining)
         for index in indices:
-            if index in chosen:
+            if index in chosen_lines:
                 continue
-            has_note = skips and index - 1 not in chosen and index + 1 not in chosen
+            has_note = skips and index - 1 not in chosen_lines and index + 1 not in chosen_lines
             extra = cost[index] + (_NOTE_TOKENS if has_note else 0)
-            if extra <= left:
-                chosen.add(index)
-                left -= extra
+            if extra <= remaining_tokens:
+                chosen_lines.add(index)
+                remaining_tokens -= extra
                 remaining -= extra
-            elif not skips or left < _NOTE_TOKENS:
+            elif not skips or remaining_tokens < _NOTE_TOKENS:
                 break
 
     for share, ranked in rankings:
@@ -375,17 +375,17 @@ def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]]
     take(range(len(cost)), remaining * 2 / 3, skips=False)
     take(range(len(cost) - 1, -1, -1), remaining, skips=False)
     take(rankings[-1][1], remaining)
-    return chosen
+    return chosen_lines
 
 
-def _with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, chosen: set[int]) -> str:
+def _with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, chosen_lines: set[int]) -> str:
     """The chosen texts, with a note of the missing lines in each gap.
 
     ``numbers`` are the texts' line numbers from 0, out of ``total``.
     """
     parts: list[str] = []
     next_number = 0
-    for index in sorted(chosen):
+    for index in sorted(chosen_lines):
         if numbers[index] > next_number:
             parts.append(f"[… {span(next_number, numbers[index])} …]")
         parts.append(texts[index])
@@ -400,23 +400,23 @@ _NOTE = re.compile(r"\[… lines? (\d{1,9})(?:-(\d{1,9}))? …\]")
 
 def _renumbered(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[int], int]:
     """The lines of what may be an excerpt itself, their numbers in the text that it is of, and how many that has."""
-    found: list[str] = []
+    renumbered_lines: list[str] = []
     numbers: list[int] = []
     total = 0
     for line in lines:
         if (note := _NOTE.fullmatch(line)) is not None:
             total = max(total, int(note[2] or note[1]))
         else:
-            found.append(line)
+            renumbered_lines.append(line)
             numbers.append(total)
             total += 1
-    return found, numbers, total
+    return renumbered_lines, numbers, total
 
 
-def _unshown_names(entities: Iterable[str], shown: str, max_tokens: int, counter: Counts) -> str:
+def _unshown_names(entities: Iterable[str], shown_text: str, max_tokens: int, counter: Counts) -> str:
     """The entities that are missing in what is shown, in their order, as many as fit."""
-    left = max(0, max_tokens - 4)
-    missing = (name for name in dict.fromkeys(entities) if len(name) <= _LONGEST_NAME and name not in shown)
-    names = list(islice(missing, left))
+    remaining_tokens = max(0, max_tokens - 4)
+    missing = (name for name in dict.fromkeys(entities) if len(name) <= _LONGEST_NAME and name not in shown_text)
+    names = list(islice(missing, remaining_tokens))
     costs = accumulate(counter.count_all([f", {name}" for name in names]))
-    return ", ".join(name for name, cost in zip(names, costs, strict=True) if cost <= left)
+    return ", ".join(name for name, cost in zip(names, costs, strict=True) if cost <= remaining_tokens)

@@ -193,16 +193,16 @@ class PackCounter:
             items: key, tokens of media, and the item. Media are not cached: models of one family differ in them.
             write: returns the text of an item that is counted, and the tokens of its framing.
         """
-        known = {key: self.counts.get(key) or self._recorded.get(key) for key, _, _ in items}
+        known_counts = {key: self.counts.get(key) or self._recorded.get(key) for key, _, _ in items}
         for key, media, _ in items:
-            if known[key] is None and (cached := self._cache.counts.get(f"{self._scope}:{key}")) is not None:
-                known[key] = cached + media
-        missing = {key: (media, *write(item)) for key, media, item in items if known[key] is None}
+            if known_counts[key] is None and (cached := self._cache.counts.get(f"{self._scope}:{key}")) is not None:
+                known_counts[key] = cached + media
+        missing = {key: (media, *write(item)) for key, media, item in items if known_counts[key] is None}
         counted = self.counter.count_all([text for _, text, _ in missing.values()]) if missing else []
         for (key, (media, _, frame)), tokens in zip(missing.items(), counted, strict=True):
             self._cache.counts.put(f"{self._scope}:{key}", tokens + frame)
-            known[key] = tokens + frame + media
-        counts = {key: tokens or 0 for key, tokens in known.items()}
+            known_counts[key] = tokens + frame + media
+        counts = {key: tokens or 0 for key, tokens in known_counts.items()}
         self.counts.update(counts)
         return [counts[key] for key, _, _ in items]
 

@@ -138,7 +138,7 @@ class EstimateCounter:
         from aether_context.tokens.estimate import UNIT, text_costs  # it loads numpy
 
         keys = {text: _key(text) for text in texts}
-        counts = {text: known for text, key in keys.items() if (known := self._counts.get(key)) is not None}
+        counts = {text: count for text, key in keys.items() if (count := self._counts.get(key)) is not None}
         if missing := [text for text in keys if text not in counts]:
             for text, cost in zip(missing, text_costs(missing, self._tables), strict=True):
                 counts[text] = max(1, (cost * self._percent // 50 + UNIT) // (2 * UNIT)) if text else 0

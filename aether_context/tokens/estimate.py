@@ -94,9 +94,9 @@ def load_table(names: tuple[str, ...]) -> Table:
     A file holds the costs' square roots, one byte each, so that small costs stay precise.
     """
     files = [np.load(io.BytesIO(table_bytes(name)), allow_pickle=False) for name in names]
-    known = functools.reduce(np.bitwise_and, [file["known"] for file in files])
+    known_bits = functools.reduce(np.bitwise_and, [file["known"] for file in files])
     costs = functools.reduce(np.maximum, [file["roots"].astype(np.uint32) ** 2 for file in files])
-    return Table(known, costs, files[0]["letters"])
+    return Table(known_bits, costs, files[0]["letters"])
 
 
 def text_costs(texts: Sequence[str], names: tuple[str, ...]) -> list[int]:
@@ -136,14 +136,14 @@ def padded_chunks(text: str) -> Iterator[str]:
         yield text[start : start + _CHUNK + _MARGIN]
 
 
-def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places]:
+def scan(chunk: str, known_bits: Bytes, letters: Bytes) -> tuple[Ints, Places, Places]:
     """The context of each character of a padded chunk, and where the words that are one token start and end.
 
     Contexts are uint32[n] below 2**16; starts and ends are equally long, ends exclusive, indices without the padding.
     """
     points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), "<u4")
-    starts, ends = _known_words(_edges(points, letters), fold_case(points), known)
-    return _contexts(points, known), starts, ends
+    starts, ends = _known_words(_edges(points, letters), fold_case(points), known_bits)
+    return _contexts(points, known_bits), starts, ends
 
 
 _RARE = np.array(
@@ -210,12 +210,12 @@ def fold_case(points: Ints) -> bytes:
     return ((points + (points >> np.uint32(8)) * np.uint32(0x35)) & np.uint32(255)).astype(np.uint8).tobytes()
 
 
-def _contexts(points: Ints, known: Bytes) -> Ints:
+def _contexts(points: Ints, known_bits: Bytes) -> Ints:
     current, previous = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
     mixed: Ints = current * np.uint32(0x9E3779B1) + previous * np.uint32(0x85EBCA77)
     wordless = current >= WORDLESS
     if wordless.any():
-        mixed[wordless] = _piece_mix(points, wordless, known)
+        mixed[wordless] = _piece_mix(points, wordless, known_bits)
     if (current == previous).any():
         # 1 for the last of five equal characters, 2 where the one 32 before is equal as well, else 0.
         repeats = points[_BEFORE - 3 : -_AFTER] == points[_BEFORE - 4 : -_AFTER - 1]
@@ -226,7 +226,7 @@ def _contexts(points: Ints, known: Bytes) -> Ints:
     return mixed >> np.uint32(32 - COST_BITS)
 
 
-def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
+def _piece_mix(points: Ints, wordless: Flags, known_bits: Bytes) -> Ints:
     """Contexts of the wordless characters only, by which pieces around each are known.
 
     A context consists of the character's block, whether the three pairs around it are unknown, known or common, whether
@@ -234,19 +234,19 @@ def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
     3 of the same block. A block is 128 code points, all of Han, or beyond the basic plane 65,536 code points.
     """
     # The wordless characters with the two on either side of each, joined. The neighbours keep groups apart.
-    wanted = np.zeros(len(wordless) + 4, np.bool_)
+    selected = np.zeros(len(wordless) + 4, np.bool_)
     for shift in range(5):
-        wanted[shift : len(wanted) - 4 + shift] |= wordless
-    points_near = points[_BEFORE - 2 : 2 - _AFTER][wanted]
+        selected[shift : len(selected) - 4 + shift] |= wordless
+    points_near = points[_BEFORE - 2 : 2 - _AFTER][selected]
     wordless = points_near >= WORDLESS
     keys = points_near.astype(np.uint64)
     pair_keys = keys[:-1] | keys[1:] << np.uint64(21)
     in_pair = wordless[1:] & wordless[:-1]
-    pairs = (_is_known(pair_keys, PIECE, known) & in_pair).astype(np.uint32)
-    pairs += pairs * _is_known(pair_keys, COMMON_PIECE, known)
+    pairs = (_is_known(pair_keys, PIECE, known_bits) & in_pair).astype(np.uint32)
+    pairs += pairs * _is_known(pair_keys, COMMON_PIECE, known_bits)
     in_triple = in_pair[1:] & in_pair[:-1]
-    triples = _is_known(pair_keys[:-1] | keys[2:] << np.uint64(42), PIECE, known) & in_triple
-    state: Ints = _is_known(keys[2:-2], PIECE, known).astype(np.uint32)
+    triples = _is_known(pair_keys[:-1] | keys[2:] << np.uint64(42), PIECE, known_bits) & in_triple
+    state: Ints = _is_known(keys[2:-2], PIECE, known_bits).astype(np.uint32)
     for bit, triple in ((2, triples[:-2]), (4, triples[1:-1]), (8, triples[2:])):
         state += triple * np.uint32(bit)
     for weight, pair in ((16, pairs[:-3]), (48, pairs[1:-2]), (144, pairs[2:-1])):
@@ -276,7 +276,7 @@ def _edges(points: Ints, letters: Bytes) -> Bytes:
     return edges
 
 
-def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Places]:
+def _known_words(edges: Bytes, folded: bytes, known_bits: Bytes) -> tuple[Places, Places]:
     """Start and end indices of the words that the filter knows, by their characters and the space before them."""
     places = (edges > 0).nonzero()[0]
     kinds = edges[places]
@@ -287,14 +287,14 @@ def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Pla
     eights: Keys = np.ndarray((len(folded) - _BEFORE - 7,), "<u8", folded, _BEFORE, (1,))  # overlap, one at each byte
     low = eights[first] & _LOW_MASKS.take(length, mode="clip")
     high = eights[first + 8] & _HIGH_MASKS.take(length, mode="clip")
-    known_words = _is_known(low, high, known).nonzero()[0]
+    known_words = _is_known(low, high, known_bits).nonzero()[0]
     return starts[known_words], ends[known_words]
 
 
-def _is_known(low: Keys, high: Keys | int, known: Bytes) -> Flags:
+def _is_known(low: Keys, high: Keys | int, known_bits: Bytes) -> Flags:
     """Tells whether the filter has the bit of each key."""
     high = np.array([high], np.uint64) if isinstance(high, int) else high
     mixed = low * np.uint64(0x9E3779B97F4A7C15) ^ high * np.uint64(0xC2B2AE3D27D4EB4F)
     places = (mixed >> np.uint64(64 - KNOWN_BITS)).view(np.int64)
-    bits: Bytes = known[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)
+    bits: Bytes = known_bits[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)
     return bits.view(np.bool_)

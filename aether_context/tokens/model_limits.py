@@ -63,9 +63,9 @@ def known_window(model: str) -> int | None:
 @functools.lru_cache(maxsize=4096)
 def model_window(model: str | None) -> int:
     """The window of a model; where it is not known, a small one is assumed, with one warning for each name."""
-    known = known_window(model or "")
-    if known is not None:
-        return known
+    window = known_window(model or "")
+    if window is not None:
+        return window
     name, is_ollama = model or "", provider_of(model or "").startswith("ollama")
     assumed = OLLAMA_INPUT_TOKENS if is_ollama else DEFAULT_INPUT_TOKENS
     cure = f"{'give LiteLlm num_ctx=…, or ' if is_ollama else ''}set max_input_tokens = {{{name!r}: …}} in the policy"
@@ -124,11 +124,11 @@ def listed_models(model: str, *, any_provider: bool = True) -> tuple[ModelInfo, 
         attempts.append((bare_name, None))
     if "." in bare_name and bare_name.startswith("claude-"):
         attempts += [(reference.replace(".", "-"), provider_id) for reference, provider_id in attempts]
-    found = []
+    names = []
     for reference, provider_id in attempts:
         with contextlib.suppress(LookupError):
-            found.append(get_snapshot().find_provider_model(reference, None, provider_id, None)[1])
-    return tuple(found)
+            names.append(get_snapshot().find_provider_model(reference, None, provider_id, None)[1])
+    return tuple(names)
 
 
 def _matching(table: str, name: str) -> int | None:

@@ -40,7 +40,7 @@ _PART = 2 / 3
 
 def grid(base: PackPolicy) -> Mapping[str, PackPolicy]:
     """The policies to try by name, 24 for the usual ones, each once and none equal to the base."""
-    found: dict[str, PackPolicy] = {}
+    policies: dict[str, PackPolicy] = {}
     digests = {base.digest}
     for move, marks, memories in _TRIALS:
         names: list[str] = []
@@ -60,8 +60,8 @@ def grid(base: PackPolicy) -> Mapping[str, PackPolicy]:
             continue
         if policy.digest not in digests:
             digests.add(policy.digest)
-            found[", ".join(names)] = policy
-    return found
+            policies[", ".join(names)] = policy
+    return policies
 
 
 def _moved(base: PackPolicy, to: Layer, source: Layer) -> dict[str, Any]:

@@ -68,7 +68,9 @@ def play(folder: SessionFolder, profile: str, policies: Sequence[PackPolicy]) ->
     try:
         recorded, stored = recorded_sessions(folder), stored_texts(folder)
         sessions = [
-            _Session(one, stored) for one in recorded if any(call.manifest.profile == profile for call in one.calls)
+            _Session(entry, stored)
+            for entry in recorded
+            if any(call.manifest.profile == profile for call in entry.calls)
         ]
     except AetherContextError as error:
         return [f"{type(error).__name__}: {error}"] * len(policies)
@@ -113,13 +115,18 @@ class _Session:
         if source.request.first_call and source.epoch.cut_count:
             source = self._recalling(call, source, policy, frozenset(source.request.positions))
         pack = build(source)
-        if (wanted := turns_to_find(pack)) is not None:
-            recalling = self._recalling(call, source, policy, *wanted)
+        if (turn_search := turns_to_find(pack)) is not None:
+            recalling = self._recalling(call, source, policy, *turn_search)
             pack = build(recalling) if recalling.search.turns is not None else pack
         return pack
 
     def _recalling(
-        self, call: RecordedCall, source: PackInput, policy: PackPolicy, sent: frozenset[int], most: int | None = None
+        self,
+        call: RecordedCall,
+        source: PackInput,
+        policy: PackPolicy,
+        skip: frozenset[int],
+        max_tokens: int | None = None,
     ) -> PackInput:
         """The input with the most relevant turns that were cut; unchanged where none were cut.
 
@@ -130,22 +137,22 @@ class _Session:
             return source
         entries: list[Entry] = []
         turn_characters = all_characters = 0
-        for place, (content, time) in enumerate(zip(call.history[:asked_at], call.times, strict=False)):
+        for position, (content, time) in enumerate(zip(call.history[:asked_at], call.times, strict=False)):
             size = sum(len(part.text) for part in content.parts if part.kind != "thought")
             all_characters += size + 1
             words = "" if content.calls or content.responses else content.words.strip()
             if words:
                 turn_characters += size
                 speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
-                entries += turn_entries(place, words, time=time, speaker=speaker)
+                entries += turn_entries(position, words, time=time, speaker=speaker)
         room = room_for_turns(turn_characters, all_characters, source.window - source.growth_reserve)
-        room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        if not room or all(int(entry.id.partition("#")[0]) in sent for entry in entries):
+        room = room if max_tokens is None else min(room, max(max_tokens, LEAST_TOKENS))
+        if not room or all(int(entry.id.partition("#")[0]) in skip for entry in entries):
             return source
         candidates = recalled(
             entries,
             query,
-            lambda place: call.history[place].digest,
+            lambda position: call.history[position].digest,
             most=most_turns(settings, source),
             tokens=room,
             asked=source.identity.last_event_time,

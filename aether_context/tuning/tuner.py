@@ -83,13 +83,13 @@ class Tuner:
         self, urls: Sequence[str], executor: Executor, *, base: PackPolicy | None = None, seed: int = 0
     ) -> None:
         self._executor, self._base, self._seed = executor, base, seed
-        found = folders(urls)
-        if not found:
+        all_folders = folders(urls)
+        if not all_folders:
             raise PackNotFound(f"no packs in {', '.join(urls)}: give the store that a plugin writes to")
         self._recorded: dict[SessionFolder, Mapping[tuple[str, str], int]] = {}
         self.unusable: dict[str, str] = {}
         self.calls, self.same = Counter[str](), Counter[str]()
-        for folder, policies in zip(found, executor.map(recorded_policies, found), strict=True):
+        for folder, policies in zip(all_folders, executor.map(recorded_policies, all_folders), strict=True):
             if isinstance(policies, str):
                 self.unusable[folder.name] = policies
             else:
@@ -129,28 +129,28 @@ class Tuner:
     def tune(self, recordings: Recordings, *, margin: float = 1.0, spend: float = 0.0) -> TuningVerdict:
         """Searches on one half of the sessions, and tests the result on the other."""
         policies = grid(recordings.base)
-        base, *others = self._play(recordings, recordings.searched, [recordings.base, *policies.values()])
+        base, *other_outcomes = self._play(recordings, recordings.searched, [recordings.base, *policies.values()])
 
         def test(name: str) -> Compared:
-            before, after = self._play(recordings, recordings.tested, [recordings.base, policies[name]])
-            return compare(before, after, self._seed)
+            base_outcome, tuned_outcome = self._play(recordings, recordings.tested, [recordings.base, policies[name]])
+            return compare(base_outcome, tuned_outcome, self._seed)
 
-        trials = search(base, dict(zip(policies, others, strict=True)), self._seed)
+        trials = search(base, dict(zip(policies, other_outcomes, strict=True)), self._seed)
         return decide(trials, test, margin=margin, spend=spend)
 
     def check(self, recordings: Recordings, policy: PackPolicy, *, margin: float = 1.0) -> TuningVerdict:
         """Compares a policy with the base, over all sessions: what it names, on top of the base."""
         policies = recordings.base, policy.over(recordings.base).for_profile(recordings.profile)
-        before, after = self._play(recordings, [*recordings.searched, *recordings.tested], policies)
-        return checked(compare(before, after, self._seed), margin)
+        base_outcome, checked_outcome = self._play(recordings, [*recordings.searched, *recordings.tested], policies)
+        return checked(compare(base_outcome, checked_outcome, self._seed), margin)
 
     def _play(
-        self, recordings: Recordings, chosen: Sequence[SessionFolder], policies: Sequence[PackPolicy]
+        self, recordings: Recordings, picked: Sequence[SessionFolder], policies: Sequence[PackPolicy]
     ) -> list[Outcomes]:
         """The results of sessions under each policy, the base first."""
         outcomes: list[dict[SessionFolder, Played]] = [{} for _ in policies]
-        results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), chosen)
-        for folder, played in zip(chosen, results, strict=True):
+        results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), picked)
+        for folder, played in zip(picked, results, strict=True):
             if isinstance(played[0], str):
                 self.unusable[folder.name] = played[0]
                 continue

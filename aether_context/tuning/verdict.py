@@ -70,10 +70,12 @@ class TuningVerdict:
         return f"{self.kind}{price}: {self.reason}"
 
 
-def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[SessionFolder] | None = None) -> Compared:
+def compare(
+    base_outcomes: Outcomes, new: Outcomes, seed: int, counting: frozenset[SessionFolder] | None = None
+) -> Compared:
     """Compares two policies over the sessions in which they differ, or over others that count."""
-    counting = _differing(before, after) if counting is None else counting
-    pairs = {folder: (before[folder], after[folder]) for folder in before if folder in after}
+    counting = _differing(base_outcomes, new) if counting is None else counting
+    pairs = {folder: (base_outcomes[folder], new[folder]) for folder in base_outcomes if folder in new}
     counted = [pair for folder, pair in pairs.items() if folder in counting]
     retentions = [(base.retention, other.retention) for base, other in counted]
     total = sum(base.cost for base, _ in pairs.values())
@@ -84,23 +86,23 @@ def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[Se
         sessions=len(pairs),
         weight=effective([base.cost for base, _ in pairs.values()]),
         over=sum(other.over - base.over for base, other in pairs.values()),
-        unplayed=len(before) - len(pairs),
+        unplayed=len(base_outcomes) - len(pairs),
     )
 
 
-def _differing(before: Outcomes, after: Outcomes) -> frozenset[SessionFolder]:
-    pairs = ((folder, played, after[folder]) for folder, played in before.items() if folder in after)
+def _differing(base_outcomes: Outcomes, new: Outcomes) -> frozenset[SessionFolder]:
+    pairs = ((folder, played, new[folder]) for folder, played in base_outcomes.items() if folder in new)
     return frozenset(folder for folder, a, b in pairs if (a.cost, a.kept) != (b.cost, b.kept))
 
 
-def _percent(before: float, after: float) -> float:
-    return 100 * (after / before - 1) if before else 0.0
+def _percent(base_value: float, new_value: float) -> float:
+    return 100 * (new_value / base_value - 1) if base_value else 0.0
 
 
-def search(base: Outcomes, others: Mapping[str, Outcomes], seed: int) -> Mapping[str, Compared]:
+def search(base: Outcomes, other_outcomes: Mapping[str, Outcomes], seed: int) -> Mapping[str, Compared]:
     """Policies against the base, over the sessions that any of them changes: many are never near their window."""
-    counting = frozenset[SessionFolder]().union(*(_differing(base, outcomes) for outcomes in others.values()))
-    return {name: compare(base, outcomes, seed, counting) for name, outcomes in others.items()}
+    counting = frozenset[SessionFolder]().union(*(_differing(base, outcomes) for outcomes in other_outcomes.values()))
+    return {name: compare(base, outcomes, seed, counting) for name, outcomes in other_outcomes.items()}
 
 
 def decide(
@@ -125,16 +127,16 @@ def decide(
     kind: Kind
     # Of equals the first is taken, since single factors come before combinations.
     if cheaper and not (better and spend):
-        kind, chosen = "cheaper at the same retention", min(cheaper, key=lambda name: cheaper[name].cost.mean)
-        check = test(chosen)
+        kind, winner = "cheaper at the same retention", min(cheaper, key=lambda name: cheaper[name].cost.mean)
+        check = test(winner)
         chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))
-        of_cost = needed_sessions(check.cost.deviation, cheaper[chosen].cost.mean)
+        of_cost = needed_sessions(check.cost.deviation, cheaper[winner].cost.mean)
         needs = max(of_cost, needed_sessions(check.retention.deviation, margin))
     elif better:
-        kind, chosen = "more kept", max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
-        check = test(chosen)
+        kind, winner = "more kept", max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
+        check = test(winner)
         chance = max(check.retention.chance_of(below=0.0), check.cost.chance_of(above=spend + margin))
-        needs = needed_sessions(check.retention.deviation, better[chosen].retention.mean)
+        needs = needed_sessions(check.retention.deviation, better[winner].retention.mean)
     else:
         reason = "no policy of the grid is cheaper and keeps as much, or keeps more for what may be spent"
         if more:
@@ -143,21 +145,21 @@ def decide(
         if not any(trial.sessions for trial in trials.values()):
             reason = "no session can be played"
         return TuningVerdict(kind="no change", reason=reason, trials=trials)
-    reason = f"{chosen!r} holds on sessions that were not searched"
+    reason = f"{winner!r} holds on sessions that were not searched"
     takes = f"to show this effect takes about {max(LEAST_SESSIONS, needs)} sessions that differ"
     # Where answers used nothing, nothing is known of what a policy keeps.
     sessions = min(check.cost.sessions, check.retention.sessions)
     if sessions < LEAST_SESSIONS:
         kind, chance = "no change", 1.0
         reason = (
-            f"too few sessions: of {check.sessions} that were not searched {chosen!r} changes {sessions} whose answers "
+            f"too few sessions: of {check.sessions} that were not searched {winner!r} changes {sessions} whose answers "
             f"used anything; {takes}"
         )
     elif chance > _ALPHA:
-        kind, reason = "no change", f"{chosen!r} does not hold on sessions that were not searched; {takes}"
+        kind, reason = "no change", f"{winner!r} does not hold on sessions that were not searched; {takes}"
     elif faults := _faults(check):
-        kind, reason = "no change", f"with {chosen!r} {faults}"
-    return TuningVerdict(kind=kind, reason=reason, trials=trials, chosen=chosen, check=check, chance=chance)
+        kind, reason = "no change", f"with {winner!r} {faults}"
+    return TuningVerdict(kind=kind, reason=reason, trials=trials, chosen=winner, check=check, chance=chance)
 
 
 def checked(comparison: Compared, margin: float) -> TuningVerdict:
@@ -180,10 +182,10 @@ def _faults(compared: Compared) -> str:
 def adjusted(verdicts: Sequence[TuningVerdict]) -> list[TuningVerdict]:
     """The verdicts of several profiles, with p-values adjusted for their number."""
     tested = [number for number, verdict in enumerate(verdicts) if verdict.chance < 1]
-    found = list(verdicts)
+    adjusted_verdicts = list(verdicts)
     for number, chance in zip(tested, holm([verdicts[number].chance for number in tested]), strict=True):
-        found[number] = replace(found[number], chance=chance)
-        if chance > _ALPHA and found[number].kind != "no change":
-            reason = f"{found[number].chosen!r} does not hold beside what was found for other profiles"
-            found[number] = replace(found[number], kind="no change", reason=reason)
-    return found
+        adjusted_verdicts[number] = replace(adjusted_verdicts[number], chance=chance)
+        if chance > _ALPHA and adjusted_verdicts[number].kind != "no change":
+            reason = f"{adjusted_verdicts[number].chosen!r} does not hold beside what was found for other profiles"
+            adjusted_verdicts[number] = replace(adjusted_verdicts[number], kind="no change", reason=reason)
+    return adjusted_verdicts

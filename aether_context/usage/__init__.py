@@ -76,17 +76,17 @@ class CallUsage:
         Args:
             estimate: the tokens of its request, used where the provider reported no input.
         """
-        found = {name: value for name, value in outcome.items() if type(value) is int and 0 <= value <= _MOST}
-        if "input_tokens" not in found and outcome.get("error_code") is not None:
+        numbers = {name: value for name, value in outcome.items() if type(value) is int and 0 <= value <= _MOST}
+        if "input_tokens" not in numbers and outcome.get("error_code") is not None:
             return None
         return cls(
-            input_tokens=found.get("input_tokens", estimate) + found.get("tool_use_tokens", 0),
-            output_tokens=found.get("output_tokens", 0),
-            cached_tokens=found.get("cached_tokens"),
-            cache_write_tokens=found.get("cache_write_tokens", 0),
+            input_tokens=numbers.get("input_tokens", estimate) + numbers.get("tool_use_tokens", 0),
+            output_tokens=numbers.get("output_tokens", 0),
+            cached_tokens=numbers.get("cached_tokens"),
+            cache_write_tokens=numbers.get("cache_write_tokens", 0),
             estimate=estimate,
-            input_estimated="input_tokens" not in found,
-            output_estimated="output_tokens" not in found,
+            input_estimated="input_tokens" not in numbers,
+            output_estimated="output_tokens" not in numbers,
         )
 
 
@@ -139,8 +139,8 @@ class Totals(NamedTuple):
     @property
     def cached_share(self) -> float | None:
         """Cached tokens as a share of the input of the calls whose provider reported them; None without such calls."""
-        known = self.input_tokens - self.unknown_cache_tokens
-        return self.cached_tokens / known if known > 0 else None
+        reported_tokens = self.input_tokens - self.unknown_cache_tokens
+        return self.cached_tokens / reported_tokens if reported_tokens > 0 else None
 
     @property
     def known_cost_usd(self) -> Decimal | None:
@@ -192,12 +192,12 @@ class Accuracy(NamedTuple):
 
 def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
     """The accuracy of (estimated, reported) tokens. Pairs in which 0 tokens are reported are left out."""
-    known = [(estimated, reported) for estimated, reported in pairs if reported > 0]
-    if not known:
+    reported_pairs = [(estimated, reported) for estimated, reported in pairs if reported > 0]
+    if not reported_pairs:
         return Accuracy(calls=0)
-    sizes = sorted(abs(estimated - reported) / reported for estimated, reported in known)
-    bias = sum(estimated for estimated, _ in known) / sum(reported for _, reported in known) - 1
-    return Accuracy(calls=len(known), p50=_percentile(sizes, 0.5), p95=_percentile(sizes, 0.95), bias=bias)
+    sizes = sorted(abs(estimated - reported) / reported for estimated, reported in reported_pairs)
+    bias = sum(estimated for estimated, _ in reported_pairs) / sum(reported for _, reported in reported_pairs) - 1
+    return Accuracy(calls=len(reported_pairs), p50=_percentile(sizes, 0.5), p95=_percentile(sizes, 0.95), bias=bias)
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float:
@@ -338,16 +338,16 @@ class TokenLedger:
 
         Negative amounts count as 0. A lower input in the second report is ignored.
         """
-        opened, before = self._opened(invocation, agent, branch), Totals()
+        opened, earlier_totals = self._opened(invocation, agent, branch), Totals()
         if opened is not None and (counted := opened.counted) is not None:
             if not counted.input_estimated and call.input_tokens < counted.input_tokens:
                 call = replace(call, input_tokens=counted.input_tokens)
-            before = Totals.of(counted)
+            earlier_totals = Totals.of(counted)
             with suppress(ValueError):
                 self._latest.remove(counted)
         if opened is not None:
             opened.counted, opened.planned = call, None
-        change = Totals._make(map(operator.sub, Totals.of(call), before))
+        change = Totals._make(map(operator.sub, Totals.of(call), earlier_totals))
         for scope, name in _names(invocation, agent):
             self._spent[scope][name] = self._totals(scope, name).plus(change)
         self._latest.append(call)
@@ -364,13 +364,13 @@ class TokenLedger:
     def standing(self, *, invocation: str, agent: str) -> list[JSON]:
         """The records of the totals of session, invocation and agent, to be kept with a call of this agent. One that
         equals the session's is empty."""
-        session, *others = (self._totals(scope, name) for scope, name in _names(invocation, agent))
-        return [session.record(), *([] if totals == session else totals.record() for totals in others)]
+        session, *other_totals = (self._totals(scope, name) for scope, name in _names(invocation, agent))
+        return [session.record(), *([] if totals == session else totals.record() for totals in other_totals)]
 
-    def resume(self, standing: list[JSON], *, invocation: str, agent: str) -> None:
+    def resume(self, recorded_totals: list[JSON], *, invocation: str, agent: str) -> None:
         """Goes on from what `standing` gave. No number of an account becomes smaller by it."""
-        for (scope, name), record in zip(_names(invocation, agent), standing, strict=False):
-            if (recorded := Totals.from_record(record or standing[0])) is not None:
+        for (scope, name), record in zip(_names(invocation, agent), recorded_totals, strict=False):
+            if (recorded := Totals.from_record(record or recorded_totals[0])) is not None:
                 self._spent[scope][name] = Totals._make(map(max, self._totals(scope, name), recorded))
 
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:

@@ -108,5 +108,5 @@ class CallReader:
 
 def by_session(places: Iterable[str]) -> list[list[str]]:
     """The places of packs by session, the session with the newest pack first."""
-    sessions = [[*group] for _, group in groupby(sorted(places), key=lambda place: place.rsplit("/", 2)[0])]
+    sessions = [[*group] for _, group in groupby(sorted(places), key=lambda path: path.rsplit("/", 2)[0])]
     return sorted(sessions, key=lambda session: session[-1].rsplit("/", 1)[-1], reverse=True)

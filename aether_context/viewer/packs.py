@@ -35,22 +35,22 @@ class TextSpan(NamedTuple):
     row: str = ""
 
 
-def spans(piece: Piece, view: PackView) -> Iterator[TextSpan]:
+def spans(request_piece: Piece, view: PackView) -> Iterator[TextSpan]:
     """The stretches of a piece; a packed message has one for each section and each line of evidence and memory."""
-    if piece.part != "content":
-        yield TextSpan("system" if piece.part == "system" else "tools", piece.text)
+    if request_piece.part != "content":
+        yield TextSpan("system" if request_piece.part == "system" else "tools", request_piece.text)
         return
-    own = view.summary.id if view.summary and piece.form == "summary" else ""
-    row = next((name for name in piece.rows if name in view.rows), own)
+    summary_id = view.summary.id if view.summary and request_piece.form == "summary" else ""
+    row = next((name for name in request_piece.rows if name in view.rows), summary_id)
     layer: Layer = view.rows[row].layer if row in view.rows else "conversation"
-    before, packed, after = piece.text.partition(f"{payload.FIRST_LINE}\n")
-    if piece.form not in ("payload", "merged") or not packed:
-        yield TextSpan(layer, piece.text, row)
+    text_before, packed_text, text_after = request_piece.text.partition(f"{payload.FIRST_LINE}\n")
+    if request_piece.form not in ("payload", "merged") or not packed_text:
+        yield TextSpan(layer, request_piece.text, row)
         return
-    if before:
-        yield TextSpan(layer, before, row)
+    if text_before:
+        yield TextSpan(layer, text_before, row)
     # Content cannot imitate the headers of sections, since text from outside is indented.
-    head, *sections = _SECTION.split(packed + after)
+    head, *sections = _SECTION.split(packed_text + text_after)
     yield TextSpan("task", head)
     for index, section in enumerate(sections):
         if section.startswith((payload.REQUEST, payload.HANDED)):
@@ -94,8 +94,8 @@ def raw_of(store: PackStore, manifest: Manifest, uri: str) -> bytes | None:
         owner, name, number = artifact_owner(uri, manifest.session_key)
     except ArtifactError:
         return None
-    for read in (store.message, store.receipt) if number is None else ():
-        if (data := read(*manifest.session_key, name)) is not None:
+    for reading in (store.message, store.receipt) if number is None else ():
+        if (data := reading(*manifest.session_key, name)) is not None:
             return data
     version = ArtifactFiles(store.files).load(owner, name, number)
     return version.data if version is not None else None

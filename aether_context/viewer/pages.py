@@ -65,7 +65,7 @@ def environment() -> jinja2.Environment:
     def finalize(value: object) -> object:
         return value if isinstance(value, Markup) else escaped(str(value), kept="\n\t") if value is not None else ""
 
-    found = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.PackageLoader("aether_context.viewer"),
         autoescape=True,
         finalize=finalize,
@@ -73,21 +73,21 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
+    jinja.filters |= {
         "n": _number,
         "usd": _dollars,
         "when": minute,
         "reads": reads_told,
         "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "–",
         "words": lambda name: WHY.get(name, name.replace("_", " ")),
-        "clip": lambda text, most: (
-            text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
+        "clip": lambda text, limit: (
+            text if len(text) <= limit else f"{text[:limit]} … {len(text) - limit:,} more characters"
         ),
     }
-    found.globals |= {"LAYERS": LAYERS, "STYLE": Markup(STYLE), "STYLE_SOURCE": STYLE_SOURCE, "version": __version__}
+    jinja.globals |= {"LAYERS": LAYERS, "STYLE": Markup(STYLE), "STYLE_SOURCE": STYLE_SOURCE, "version": __version__}
     # A row's id may hold any character.
-    found.globals["anchor"] = lambda row: f"c-{short(hash_text(row))}"
-    return found
+    jinja.globals["anchor"] = lambda row: f"c-{short(hash_text(row))}"
+    return jinja
 
 
 def _number(value: float | None, sign: bool = False) -> str:

@@ -88,19 +88,19 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
     places, replayer = store.places(app, user, session), Replayer(store)
     if not places:
         raise PackNotFound(f"no packs of session {session!r} of app {app!r} and user {user!r} are in {store.url}")
-    links = Links(in_file=frozenset(place.rpartition("/")[2] for place in places[-_MOST_IN_FILE:]))
+    links = Links(in_file=frozenset(path.rpartition("/")[2] for path in places[-_MOST_IN_FILE:]))
     packs: list[tuple[str, str]] = []
     reads = _reads(store, (app, user, session))
-    for place in places[-_MOST_IN_FILE:]:
-        name, layout = place.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
+    for path in places[-_MOST_IN_FILE:]:
+        name, layout = path.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
         try:
-            values = _of_pack(replayer, store.read(place), reads)
+            values = _of_pack(replayer, store.read(path), reads)
             packs.append((name, render_page("pack.html", links, **layout, **values)))
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
             packs.append((name, render_page("base.html", links, **layout, **fault)))
-    shown = Session(CallReader(store).of(places))
-    values = {"shown": shown, "calls": [*enumerate(shown.calls, 1)], "paging": (1, 1), "packs": packs, "answer": None}
+    view = Session(CallReader(store).of(places))
+    values = {"shown": view, "calls": [*enumerate(view.calls, 1)], "paging": (1, 1), "packs": packs, "answer": None}
     return render_page("session.html", links, title=session, **values)
 
 
@@ -123,7 +123,7 @@ def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manif
         "view": view,
         "reads": reads,
         "gaps": gaps,
-        "messages": [(piece, [*spans(piece, view)]) for piece in view.request or ()],
+        "messages": [(request_piece, [*spans(request_piece, view)]) for request_piece in view.request or ()],
         "is_beside": is_beside,
         "compared": compared,
         "lines": changed_lines,
@@ -235,16 +235,16 @@ class _Viewer:
 
     def sessions(self, request: Request) -> Response:
         """The sessions, the newest first."""
-        given = {name: request.query_params.get(name, "").strip()[:200] for name in ("words", "app", "user")}
-        sessions = by_session(self.store.places(given["app"] or None, given["user"] or None))
-        if words := given["words"].casefold().split():
+        query = {name: request.query_params.get(name, "").strip()[:200] for name in ("words", "app", "user")}
+        sessions = by_session(self.store.places(query["app"] or None, query["user"] or None))
+        if words := query["words"].casefold().split():
             newest = self.calls.of(places[-1] for places in sessions)
             names = [" ".join(call.names).casefold() for call in newest]
             sessions = [places for places, text in zip(sessions, names, strict=True) if all(map(text.count, words))]
         page, paging = _paged(request, sessions, _MOST_SESSIONS, 1)
-        values = {"given": given, "found": len(sessions), "paging": paging}
-        shown = [Session(self.calls.of(places)) for places in page]
-        return self._page(request, "sessions.html", title="Sessions", shown=shown, **values)
+        values = {"given": query, "found": len(sessions), "paging": paging}
+        shown_sessions = [Session(self.calls.of(places)) for places in page]
+        return self._page(request, "sessions.html", title="Sessions", shown=shown_sessions, **values)
 
     def session(self, request: Request) -> Response:
         """The calls of a session, by default the newest of them, and what became of words that are looked for."""
@@ -252,26 +252,26 @@ class _Viewer:
         places = self.store.places(*owner) if all(owner) else []
         if not places:
             raise HTTPException(404, "no packs of this session are in the store")
-        own = shown = Session(self.calls.of(places))
+        whole = shown_session = Session(self.calls.of(places))
         app, user, session = owner
-        values: dict[str, Any] = {"title": own.owner[2], "packs": (), "words": words, "answer": None, "fault": ""}
+        values: dict[str, Any] = {"title": whole.owner[2], "packs": (), "words": words, "answer": None, "fault": ""}
         call = request.query_params.get("call", "")[:9]
         values["call"] = number = int(call) if call.isdecimal() else None
         try:
             family = session_packs(self.store, app=app, user=user, session=session)
-            shown = Session(self.calls.of(map(self.store.place, family)))
-            shown.owner, shown.last = own.owner, own.last
+            shown_session = Session(self.calls.of(map(self.store.place, family)))
+            shown_session.owner, shown_session.last = whole.owner, whole.last
             if words:
                 values["answer"] = why(self.store, words, app=app, user=user, session=session, call=number)
         except (AetherContextError, ValueError) as error:
             values["fault"] = str(error)
-        calls, paging = _paged(request, [*enumerate(shown.calls, 1)], _MOST_CALLS, 10**9)
-        return self._page(request, "session.html", shown=shown, calls=calls, paging=paging, **values)
+        calls, paging = _paged(request, [*enumerate(shown_session.calls, 1)], _MOST_CALLS, 10**9)
+        return self._page(request, "session.html", shown=shown_session, calls=calls, paging=paging, **values)
 
     def pack(self, request: Request) -> Response:
         """A pack, or with ``beside`` what differs from that one."""
-        manifest, beside = self._manifest(request, request.path_params["pack"]), request.query_params.get("beside")
-        other = self._manifest(request, beside) if beside else None
+        manifest, other_name = self._manifest(request, request.path_params["pack"]), request.query_params.get("beside")
+        other = self._manifest(request, other_name) if other_name else None
         values = _of_pack(Replayer(self.store), manifest, _reads(self.store, manifest.session_key), other)
         return self._page(request, "pack.html", prefix="", **values)
 
@@ -279,8 +279,8 @@ class _Viewer:
         """The content of an address in a pack, as text whatever it is."""
         manifest, uri = self._manifest(request, request.path_params["pack"]), request.query_params.get("uri", "")
         rows = Replayer(self.store).resolve(manifest).rows.values()
-        known = {manifest.uri, *manifest.artifact_uris, *(row.uri for row in rows)}
-        data = raw_of(self.store, manifest, uri) if uri and uri in known else None
+        known_uris = {manifest.uri, *manifest.artifact_uris, *(row.uri for row in rows)}
+        data = raw_of(self.store, manifest, uri) if uri and uri in known_uris else None
         if data is None:
             raise HTTPException(404, "the store does not hold what this address of the pack stands for")
         size = f"{len(data):,} bytes" + (f", the first {_MOST_RAW:,} of them" if len(data) > _MOST_RAW else "")
@@ -291,8 +291,8 @@ class _Viewer:
         """The manifest of a pack of the session in the address, or else of any that `PackStore.find` finds."""
         owner = _owner(request)
         places = self.store.places(*owner) if all(owner) else []
-        place = next((place for place in places if place.endswith(f"/{name}")), None)
-        return self.store.read(place or self.store.find(name[:300]))
+        path = next((path for path in places if path.endswith(f"/{name}")), None)
+        return self.store.read(path or self.store.find(name[:300]))
 
 
 def _owner(request: Request) -> tuple[str, str, str]:
@@ -300,11 +300,11 @@ def _owner(request: Request) -> tuple[str, str, str]:
     return tuple(request.query_params.get(name, "") for name in ("app", "user", "session"))  # type: ignore[return-value]
 
 
-def _paged(request: Request, items: Sequence[_T], most: int, default: int) -> tuple[Sequence[_T], tuple[int, int]]:
+def _paged(request: Request, items: Sequence[_T], max_items: int, default: int) -> tuple[Sequence[_T], tuple[int, int]]:
     """The items of the page that is asked for; its number and the number of pages."""
-    text, pages = request.query_params.get("page", ""), max(1, -(-len(items) // most))
+    text, pages = request.query_params.get("page", ""), max(1, -(-len(items) // max_items))
     page = max(1, min(int(text) if text.isdecimal() and len(text) < 9 else default, pages))
-    return items[(page - 1) * most : page * most], (page, pages)
+    return items[(page - 1) * max_items : page * max_items], (page, pages)
 
 
 def _masked(text: str) -> str:

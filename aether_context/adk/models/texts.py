@@ -45,8 +45,8 @@ class AuxiliaryModel:
         argument: the plugin's argument that takes a model object.
     """
 
-    def __init__(self, given: BaseLlm | None, *, field: str, argument: str) -> None:
-        self._models: dict[str, BaseLlm] = {given.model: given} if given is not None else {}
+    def __init__(self, model: BaseLlm | None, *, field: str, argument: str) -> None:
+        self._models: dict[str, BaseLlm] = {model.model: model} if model is not None else {}
         self._field = field
         self._argument = argument
 
@@ -178,16 +178,16 @@ class ModelSummarizer:
             if not pack.to_store.summary_requests or written.problems:
                 break
             try:
-                left = deadline - asyncio.get_running_loop().time()
-                await within(left, self._complete(pack, policy, written))
+                remaining_seconds = deadline - asyncio.get_running_loop().time()
+                await within(remaining_seconds, self._complete(pack, policy, written))
                 self._useless.put(session, useless + 1 if written.gains and not any(written.gains) else 0)
             except TimeoutError:
                 self._useless.put(session, useless + 1)
                 written.problems.append(f"summarizer: no answer within {self.seconds:g} s")
             except Exception as error:
                 written.problems.append(f"summarizer: {type(error).__name__}")
-            told = (*problems, *dict.fromkeys(written.problems))
-            pack = await build(pack.source._replace(summaries=dict(written.texts), problems=told))
+            all_problems = (*problems, *dict.fromkeys(written.problems))
+            pack = await build(pack.source._replace(summaries=dict(written.texts), problems=all_problems))
         return pack, written.cost.to_json()
 
     async def _complete(self, pack: Pack, policy: PackPolicy, written: _Written) -> None:
@@ -195,15 +195,15 @@ class ModelSummarizer:
         batches: list[list[SummaryRequest]] = []
         size = _BATCH_CHARACTERS
         for request in pack.to_store.summary_requests:
-            place = (pack.identity.app, pack.identity.user, request.key)
-            text = self._known.get(place)
+            cache_key = (pack.identity.app, pack.identity.user, request.key)
+            text = self._known.get(cache_key)
             if text is None and policy.record == "full":
                 try:
-                    text = await in_thread(partial(self._store.summary, *place))
+                    text = await in_thread(partial(self._store.summary, *cache_key))
                 except BaseException as error:
                     written.problems.append(f"summarizer: {type(failure(error)).__name__} in the store")
             if isinstance(text, str):
-                self._known.put(place, text)
+                self._known.put(cache_key, text)
                 written.texts[request.key] = text
                 continue
             length = len(request.text) + len(request.earlier) + len(request.query)
@@ -250,7 +250,7 @@ class ModelSummarizer:
         written.texts.update(texts)
         written.gains.append(len(texts))
         for key, text in texts.items():
-            place = (identity.app, identity.user, key)
-            self._known.put(place, text)
+            cache_key = (identity.app, identity.user, key)
+            self._known.put(cache_key, text)
             if policy.record == "full":
-                self._later(partial(self._store.write_summary, *place, policy.mask(text)))
+                self._later(partial(self._store.write_summary, *cache_key, policy.mask(text)))

@@ -110,28 +110,28 @@ class FsspecArtifactService(BaseArtifactService):
             InputValidationError: a name is empty or reaches elsewhere, or a reference does.
         """
         owner, name = _placed(app_name, user_id, session_id, filename)
-        for left in range(_MOST_REFERENCES, -1, -1):
-            found = await asyncio.to_thread(self._artifacts.load, owner, name, version)
-            if found is None:
+        for remaining_hops in range(_MOST_REFERENCES, -1, -1):
+            artifact = await asyncio.to_thread(self._artifacts.load, owner, name, version)
+            if artifact is None:
                 return None
-            part = types.Part.model_validate_json(canonical_json(found.head.get("part") or {}))
+            part = types.Part.model_validate_json(canonical_json(artifact.head.get("part") or {}))
             if artifact_util.is_artifact_ref(part):
                 target = artifact_util.resolve_artifact_reference(
                     file_uri=cast("str", cast("types.FileData", part.file_data).file_uri),
                     app_name=app_name,
                     user_id=user_id,
                     session_id=session_id,
-                    remaining_depth=left,
+                    remaining_depth=remaining_hops,
                 )
                 owner, name = _placed(target.app_name, target.user_id, target.session_id, target.filename)
                 version = target.version
                 continue
             if (blob := part.inline_data) is not None:
-                blob.data, blob.mime_type = found.data, blob.mime_type or _BINARY
+                blob.data, blob.mime_type = artifact.data, blob.mime_type or _BINARY
                 if not blob.data and blob.mime_type == _BINARY and blob.display_name is None:
                     return None  # ADK saves this in a rewind where an artifact is to be gone
             elif part.text is not None:
-                part.text = found.data.decode("utf-8", "surrogatepass")
+                part.text = artifact.data.decode("utf-8", "surrogatepass")
             return part
         raise AssertionError("resolve_artifact_reference ends every chain")
 
@@ -166,8 +166,8 @@ class FsspecArtifactService(BaseArtifactService):
     ) -> list[ArtifactVersion]:
         """An artifact's versions with what is known of each, ascending; no payload is read."""
         owner, name = _placed(app_name, user_id, session_id, filename)
-        found = await asyncio.to_thread(self._artifacts.described, owner, name)
-        return [_described(owner, name, version) for version in found]
+        descriptions = await asyncio.to_thread(self._artifacts.described, owner, name)
+        return [_described(owner, name, version) for version in descriptions]
 
     @override
     async def get_artifact_version(
@@ -175,8 +175,8 @@ class FsspecArtifactService(BaseArtifactService):
     ) -> ArtifactVersion | None:
         """Describes a version, the last one where none is named; None where there is none."""
         owner, name = _placed(app_name, user_id, session_id, filename)
-        found = await asyncio.to_thread(self._artifacts.load, owner, name, version, with_data=False)
-        return _described(owner, name, found) if found is not None else None
+        artifact = await asyncio.to_thread(self._artifacts.load, owner, name, version, with_data=False)
+        return _described(owner, name, artifact) if artifact is not None else None
 
 
 def register_artifact_service(*protocols: str) -> None:
@@ -186,8 +186,8 @@ def register_artifact_service(*protocols: str) -> None:
     """
     from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
 
-    def service(uri: str, **given: Any) -> FsspecArtifactService:  # ADK gives options of its own besides
-        return FsspecArtifactService(uri, agents_dir=given.get("agents_dir"))
+    def service(uri: str, **options: Any) -> FsspecArtifactService:  # ADK gives options of its own besides
+        return FsspecArtifactService(uri, agents_dir=options.get("agents_dir"))
 
     for protocol in protocols or PROTOCOLS:
         get_service_registry().register_artifact_service(f"{SCHEME}+{protocol}", service)

@@ -142,7 +142,7 @@ class Recorder:
 
         def recorded() -> Recording:
             """The recording, the same at each attempt: one that failed may have written it."""
-            before, tip = self._pack_before(session, newest), self._tip(identity, position.number)
+            previous, tip = self._pack_before(session, newest), self._tip(identity, position.number)
             if attempts and attempts[-1][0] is tip:
                 return attempts[-1][1]
             recording = record(
@@ -152,8 +152,8 @@ class Recorder:
                 tip,
                 sent=pack if masked() is not pack else None,
                 **position._asdict(),
-                before=before.digest,
-                outcome_before=before.outcome,
+                before=previous.digest,
+                outcome_before=previous.outcome,
                 first_number=self._first_numbers.get(session, 1),
                 stored=self._stored(session, masked()),
             )
@@ -216,10 +216,10 @@ class Recorder:
         """The pack with the number before, by what this process wrote, or by what the store holds of another's."""
         number = newest.position.number
         if number and self._written.get(session, _Written()).number < number:
-            place = f"{self.store.files.place(*session)}/packs/{newest.pack_id}"
+            path = f"{self.store.files.place(*session)}/packs/{newest.pack_id}"
             try:
-                earlier = self.store.read(place)
-                self._written[session] = _Written(earlier.number, earlier.digest, self.store.outcome_hash(place))
+                earlier = self.store.read(path)
+                self._written[session] = _Written(earlier.number, earlier.digest, self.store.outcome_hash(path))
                 self._first_numbers[session] = earlier.first_number
             except PackNotFound:
                 self._note_gone(session, number + 1)
@@ -241,10 +241,10 @@ class Recorder:
     def _stored(self, session: SessionKey, pack: Pack) -> tuple[str, ...]:
         """The files written to a session since the pack before, and the artifacts in the store that its requests are
         the first to name."""
-        files, known = self.store.files, self._artifacts.setdefault(session, set())
+        files, stored = self.store.files, self._artifacts.setdefault(session, set())
         folder = files.place(*session)
-        for uri in sorted(pack.verdict.artifact_uris - known):
-            known.add(uri)
+        for uri in sorted(pack.verdict.artifact_uris - stored):
+            stored.add(uri)
             name = uri.removeprefix(SCHEME)
             if evidence_key(uri) is None and pack_at(name) is None and not name.startswith("messages/"):
                 with suppress(ArtifactError, StoreError):
@@ -300,10 +300,10 @@ class Recorder:
         if missing > self._missing:
             self._tips.clear()
         self._missing = missing
-        found = self._tips.get(agent_key(identity))
-        if found is None:
+        chain_head = self._tips.get(agent_key(identity))
+        if chain_head is None:
             return None
-        invocation, tip = found
+        invocation, tip = chain_head
         session = (identity.app, identity.user, identity.session)
         packs = f"{self.store.files.place(*session)}/packs"
         if invocation == identity.invocation or not any(
@@ -339,8 +339,10 @@ class Recorder:
             await asyncio.wait({written}, timeout=timeout_seconds - store_seconds / 2)
         if not written.done() or written.result() is None:
             return False
-        left = began + store_seconds - time.monotonic()
-        return self._spooled is None or written.result() is True or await asyncio.to_thread(self._spooled.flush, left)
+        remaining = began + store_seconds - time.monotonic()
+        return (
+            self._spooled is None or written.result() is True or await asyncio.to_thread(self._spooled.flush, remaining)
+        )
 
     def _ensure_thread(self) -> None:
         if self._thread is not None and self._thread.is_alive():  # a forked process has no threads of its parent
@@ -452,11 +454,11 @@ class Mirror:
             self._savings.pop(invocation.invocation_id, None)
         if saving is None or not saving.tasks:
             return
-        _, late = await asyncio.wait(saving.tasks, timeout=timeout_seconds)
-        for task in late:
+        _, pending = await asyncio.wait(saving.tasks, timeout=timeout_seconds)
+        for task in pending:
             task.cancel()
-        if late:
-            self._report(f"{len(late)} artifacts were not mirrored within {timeout_seconds:g} s")
+        if pending:
+            self._report(f"{len(pending)} artifacts were not mirrored within {timeout_seconds:g} s")
 
     def _begun(self, invocation: InvocationContext) -> _Saving | None:
         with self._lock:
