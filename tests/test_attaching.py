@@ -26,6 +26,20 @@ def test_what_is_no_policy_is_told_what_to_write() -> None:
         ContextPackPlugin(policy={"max_input_tokens": 4_000})  # type: ignore[arg-type]
 
 
+def test_a_policy_by_position_and_models_by_name_are_understood() -> None:
+    plugin = ContextPackPlugin(
+        PackPolicy(max_input_tokens=4_000), summarizer="gemini-2.5-flash", critic="gemini-2.5-pro"
+    )
+    assert plugin.name == "context_pack"
+    assert plugin.policy.max_input_tokens == 4_000
+    assert plugin.policy.compress.summarizer == "gemini-2.5-flash"
+    assert plugin.policy.acceptance.critic == "gemini-2.5-pro"
+    with pytest.raises(PolicyError, match="the plugin's name in ADK"):
+        ContextPackPlugin(PackPolicy(), policy="chat")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="no such model"):
+        ContextPackPlugin(summarizer="no-such-model")
+
+
 def test_agent_callbacks_do_what_the_plugin_does() -> None:
     store = new_store()
     chat = Chat(

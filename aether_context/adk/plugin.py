@@ -36,17 +36,17 @@ class ContextPackPlugin(BasePlugin):
     Put it last in the list of plugins: what it counts is then what is sent. One instance serves many sessions.
 
     Args:
-        name: the plugin's name in ADK.
+        name: the plugin's name in ADK; a policy that is given by position is taken for what it is.
         policy: a policy, a profile's name or the path of a TOML file; None takes the environment variable
             ``AETHER_CONTEXT_POLICY``, else the profile ``chat``.
         store: a store or an fsspec URL; None takes ``AETHER_CONTEXT_STORE``, else the folder ``artifacts``.
         on_error: ``passthrough`` (default) sends a request on whatever fails here and says so in the log; ``raise``
             ends the run, for tests.
-        summarizer: a model that writes summaries in place of the extractive way; None takes the one that the policy's
-            ``compress.summarizer`` names, if any.
+        summarizer: a model, or its name in ADK's registry, that writes summaries in place of the extractive way; None
+            takes the one that the policy's ``compress.summarizer`` names, if any.
         checks: asked of every final answer, item by item of its step's checklist; see `AcceptanceCheck`.
-        critic: a model that judges final answers by the same checklist; None takes the one that the policy's
-            ``acceptance.critic`` names, if any.
+        critic: a model, or its name, that judges final answers by the same checklist; None takes the one that the
+            policy's ``acceptance.critic`` names, if any.
         mirror_artifacts: also saves each manifest as an artifact ``packs/{pack_id}.json`` of its session, in whatever
             artifact service the app has. Not for agents with ADK's ``load_artifacts``, which tells the model all names.
         observe: records what would be sent, and leaves every request as it is.
@@ -61,17 +61,21 @@ class ContextPackPlugin(BasePlugin):
 
     def __init__(
         self,
-        name: str = "context_pack",
+        name: str | PackPolicy | Path = "context_pack",
         policy: PackPolicy | str | Path | None = None,
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
-        summarizer: BaseLlm | None = None,
+        summarizer: BaseLlm | str | None = None,
         checks: Sequence[AcceptanceCheck] = (),
-        critic: BaseLlm | None = None,
+        critic: BaseLlm | str | None = None,
         mirror_artifacts: bool = False,
         observe: bool = False,
         arms: Mapping[str, float] | None = None,
     ) -> None:
+        if not isinstance(name, str):  # the policy was given by position
+            if policy is not None:
+                raise PolicyError(f"name = {name!r}: it is the plugin's name in ADK, a text", field="name")
+            name, policy = "context_pack", name
         if name in (*PROFILES, *PRESETS):
             raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
@@ -184,9 +188,9 @@ def context_pack_callbacks(
     policy: PackPolicy | str | Path | None = None,
     store: PackStore | str | None = None,
     on_error: OnError = "passthrough",
-    summarizer: BaseLlm | None = None,
+    summarizer: BaseLlm | str | None = None,
     checks: Sequence[AcceptanceCheck] = (),
-    critic: BaseLlm | None = None,
+    critic: BaseLlm | str | None = None,
     mirror_artifacts: bool = False,
     observe: bool = False,
     arms: Mapping[str, float] | None = None,

@@ -66,9 +66,9 @@ class PackerParts:
         policy: PackPolicy | str | Path | None = None,
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
-        summarizer: BaseLlm | None = None,
+        summarizer: BaseLlm | str | None = None,
         checks: Sequence[AcceptanceCheck] = (),
-        critic: BaseLlm | None = None,
+        critic: BaseLlm | str | None = None,
         mirror_artifacts: bool = False,
         recorder: Recorder | None = None,
         asks_models: bool = True,
@@ -87,10 +87,10 @@ class PackerParts:
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
         self.asks_models = asks_models
-        self.summarizer = ModelSummarizer(store, self.recorder.later, summarizer)
+        self.summarizer = ModelSummarizer(store, self.recorder.later, _object_of(summarizer))
         for of_agent in policies:
             self.summarizer.check(of_agent.compress.summarizer)
-        self.reviewer = Reviewer(checks, critic)
+        self.reviewer = Reviewer(checks, _object_of(critic))
         self.reviewer.check(policy.acceptance.critic)
         self.states, self.waits, records = AgentStates(), Waits(), SessionRecords()
         self.ledgers, self.windows = Ledgers(policy.limits), Windows()
@@ -123,8 +123,17 @@ def room_to_read(states: AgentStates, context: ToolContext) -> int:
     return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
 
 
+def _name_of(model: BaseLlm | str) -> str:
+    return model if isinstance(model, str) else model.model
+
+
+def _object_of(model: BaseLlm | str | None) -> BaseLlm | None:
+    """A model that the caller made; one that is given by name is made by ADK's registry when it is first asked."""
+    return None if isinstance(model, str) else model
+
+
 def own_policy(
-    policy: PackPolicy | str | Path | None, summarizer: BaseLlm | None, critic: BaseLlm | None
+    policy: PackPolicy | str | Path | None, summarizer: BaseLlm | str | None, critic: BaseLlm | str | None
 ) -> PackPolicy:
     """The policy that a packer begins with, with the names of the packer's own models, where it has any.
 
@@ -142,9 +151,9 @@ def own_policy(
     if sliding:
         policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
     if summarizer is not None:
-        policy = policy.changed(compress={"summarizer": summarizer.model})
+        policy = policy.changed(compress={"summarizer": _name_of(summarizer)})
     if critic is not None:
-        policy = policy.changed(acceptance={"critic": critic.model})
+        policy = policy.changed(acceptance={"critic": _name_of(critic)})
     return policy
 
 
