@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.skill_toolset import SkillToolset
+from keeping import address, message, picture, skill, state, whole, write_todos
 from plans import PLAN, planned, words
 from scripted import Chat, Scripted, call
-from test_sent_media import address, message, picture
-from test_skills import skill, whole
-from test_todo_lists import state, write_todos
 
 from aether_context import PackPolicy
 

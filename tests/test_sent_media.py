@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import re
-import struct
-import zlib
 
 import pytest
-from google.genai import types
+from keeping import address, message, picture
 from plans import small, turns
 from scripted import Chat, call
 
 from aether_context.canonical import hash_bytes
 from aether_context.conversation.summary import SUMMARY_TITLE
-from aether_context.evidence.record import evidence_uri
 from aether_context.text.entities import HISTORY
-
-
-def picture(width: int = 1200, height: int = 900, shade: int = 0) -> bytes:
-    """A PNG with nothing on it."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", bytes([shade])) + chunk(b"IEND", b"")
-
-
-def message(data: bytes, kind: str, text: str = "") -> types.Content:
-    parts = [types.Part(text=text)] if text else []
-    return types.UserContent(parts=[*parts, types.Part.from_bytes(data=data, mime_type=kind)])
-
-
-def address(data: bytes) -> str:
-    return evidence_uri(hash_bytes(data), "bin")
 
 
 def shown(chat: Chat) -> list[bytes]:

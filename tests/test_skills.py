@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from google.adk.agents import LlmAgent
 from google.adk.features import FeatureName, override_feature_enabled
 from google.adk.skills import models
 from google.adk.tools.skill_toolset import SkillToolset
+from keeping import read_of, rules, skill, whole
 from plans import PLAN, small, words
 from scripted import Chat, Scripted, Sent, call, grow, look_up, set_state, was_cut
 
@@ -24,36 +24,8 @@ from aether_context.store.replay import Replayer
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*")
 
 
-def rules(name: str, count: int) -> list[str]:
-    return [
-        f'Rule {at} of {name}: in case {at * 7} write section S{at} "so" and never skip {at + 1}.'
-        for at in range(count)
-    ]
-
-
-def skill(name: str, count: int = 30, **metadata: Any) -> models.Skill:
-    return models.Skill(
-        frontmatter=models.Frontmatter(name=name, description=f"How to do {name}.", metadata=metadata),
-        instructions=f"# {name}\n\n" + "\n".join(rules(name, count)) + "\n",
-        resources=models.Resources(references={"long.md": words(3_000, "ref")}),
-    )
-
-
 def toolset(*skills: models.Skill, **settings: Any) -> SkillToolset:
     return SkillToolset(skills=list(skills), **settings)
-
-
-def read_of(sent: Sent) -> str:
-    """All that a model reads of the contents, as it was before it became JSON."""
-    texts = [sent.text]
-    for answer in sent.answers():
-        texts += [str(value) for value in answer.values()]
-    return "\n".join(texts)
-
-
-def whole(sents: Sequence[Sent], name: str, count: int = 30) -> list[int]:
-    """How many rules of a skill stand in each request."""
-    return [sum(rule in read_of(sent) for rule in rules(name, count)) for sent in sents]
 
 
 def loads(*names: str) -> list[Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from keeping import state, write_todos
 from packs import answered, called, said
 from plans import small, turns
 from scripted import Chat, call
@@ -14,15 +13,6 @@ from aether_context.conversation.todo import TITLE, latest_list
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
-
-
-def write_todos(todos: list[dict[str, str]]) -> dict[str, Any]:
-    """Writes the to-do list."""
-    return {"result": "updated"}
-
-
-def state(*statuses: str) -> list[dict[str, str]]:
-    return [{"content": f"Pack box {at}", "status": status} for at, status in enumerate(statuses)]
 
 
 @pytest.mark.parametrize("name", ["write_todos", "TodoWrite", "todo", "task_list", "update_plan", "todo_read"])

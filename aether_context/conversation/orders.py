@@ -15,7 +15,6 @@ from typing import Any
 
 from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import Content
-from aether_context.retrieval.terms import terms
 from aether_context.text import Counts
 from aether_context.text.shorten import sentences
 
@@ -50,6 +49,8 @@ def rule(use: str) -> re.Pattern[str]:
 @cache
 def _stop_terms() -> frozenset[str]:
     """The terms that say nothing of what an order is about."""
+    from aether_context.retrieval.terms import terms  # loads numpy, which a chat without a cut does not need
+
     return frozenset(term for table in _tables().values() for term in terms(table.get("stop", "")))
 
 
@@ -124,6 +125,8 @@ def _on_line(sentence: str) -> str:
 
 def _subject(sentence: str) -> frozenset[str]:
     """The words that say what a sentence is about."""
+    from aether_context.retrieval.terms import terms
+
     telling = (term for term in terms(sentence.casefold()) if term not in _stop_terms())
     return frozenset(term[:_KEY] for term in telling if not rule("particles").search(term))
 

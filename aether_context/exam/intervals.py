@@ -34,6 +34,7 @@ class Interval:
         return f"{self.mean:+.2f}{unit} [{self.low:+.2f}, {self.high:+.2f}]"
 
     def to_json(self) -> dict[str, JSON]:
+        """The mean, its interval where several sessions give one, and their number."""
         ends = {"low": self.low, "high": self.high} if self.sessions > 1 else {}
         return {**({"mean": self.mean} if self.sessions else {}), **ends, "sessions": self.sessions}
 
