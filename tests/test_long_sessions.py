@@ -452,4 +452,4 @@ def test_each_agent_of_a_team_has_its_own(tmp_path: Path) -> None:
         if at < 12:
             assert body(partly) == body(whole)
         assert faults(partly.sent[-1].contents) == []
-    assert "Falcon-7731" in partly.sent[-1].human()
+    assert "Falcon-7731" in partly.sent[-1].text, "recalled, or as what the user asked for"

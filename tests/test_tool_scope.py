@@ -140,7 +140,8 @@ def test_the_relevant_tools_are_declared_in_the_hosts_order_and_the_rest_can_be_
     assert set(chat.after.sent[0].dispatched) == {*NAMES, "find_tools"}
     scope = chat.manifests()[0].tools
     assert scope.mode == "relevant"
-    assert scope.kept == dict.fromkeys(names[:-1], "relevant")
+    readers = dict.fromkeys(("read_artifact", "search_artifact"), "essential")
+    assert scope.kept == dict.fromkeys(names[:-1], "relevant") | readers
     assert set(scope.left_out) == set(NAMES) - set(names)
     assert set(scope.left_out.values()) == {"over_allocation"}
     assert scope.scores["list_flight"] > scope.scores["rename_garden"] >= 0
