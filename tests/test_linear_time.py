@@ -25,7 +25,7 @@ from timing import of_unit
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
 from aether_context.adk.call import Contents
-from aether_context.adk.request import reader
+from aether_context.adk.request import host_request, memories, reader
 from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.session import storable
 from aether_context.conversation import summary
@@ -148,7 +148,7 @@ def memory(text: str, id: str = "m") -> Candidate:
 
 
 def preload(text: str) -> object:
-    return reader.preloaded(
+    return memories.preloaded(
         [words_of(f"The following content is from your previous conversations with the user.\n{text}")], None
     )
 
@@ -194,7 +194,9 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     ),
     "framing of a declaration": lambda text: written_declaration(read_tool(text).wire, framing_of("gpt-4o")),
     "Reader.content": lambda text: reader.Reader().content(words_of(text), "gemini-2.5-flash"),
-    "request_index": lambda text: reader.request_index_of([words_of(text), words_of(text + "x")], words_of("another")),
+    "request_index": lambda text: host_request.request_index_of(
+        [words_of(text), words_of(text + "x")], words_of("another")
+    ),
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
     "passages": passages,

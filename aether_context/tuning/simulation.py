@@ -6,13 +6,12 @@ then, on the epoch that the packs before it left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from aether_context.errors import AetherContextError
-from aether_context.exam.marking import MARKS, Examiner, SessionMarks
-from aether_context.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions, stored_texts
+from aether_context.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions
 from aether_context.pack import Epoch, Pack, PackInput, Previous
 from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy
@@ -23,6 +22,7 @@ from aether_context.retrieval.ranking import LEAST_TOKENS, most_turns, room_for_
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
+from aether_context.tuning.retention import Used, used
 from aether_context.usage.prices import working_window
 
 
@@ -33,8 +33,8 @@ class Played:
     Attributes:
         cost: counted tokens of all requests, those that a prefix cache could serve weighted by its price.
         over: number of requests larger than the window.
-        needed: number of the exam's questions at all calls.
-        kept: for each call, the number of those that its request answers.
+        needed: number of texts that answers used, and of calls that read a shortened result again.
+        kept: for each call, the number of these texts that were in its request.
         same: number of requests that are equal to the recorded ones, byte for byte.
     """
 
@@ -46,16 +46,16 @@ class Played:
 
     @property
     def retention(self) -> float | None:
-        """The share of the exam's questions that requests answer, in percent; None where it has none."""
+        """The share of needed texts that were in the requests, in percent; None where none were needed."""
         return 100 * sum(self.kept) / self.needed if self.needed else None
 
-    def adding(self, call: RecordedCall, pack: Pack, marks: SessionMarks) -> Played:
+    def adding(self, call: RecordedCall, pack: Pack, need: Used) -> Played:
         manifest, shared_tokens = call.manifest, pack.prefix.shared_tokens or 0
         return Played(
             cost=self.cost + pack.tokens.counted - (1 - manifest.cached_price) * shared_tokens,
             over=self.over + (pack.tokens.over_window > 0),
-            needed=self.needed + marks.count(*MARKS),
-            kept=(*self.kept, marks.count("whole", "answered")),
+            needed=self.needed + need.count,
+            kept=(*self.kept, need.kept(pack)),
             same=self.same + (pack.checksum == manifest.checksum),
         )
 
@@ -66,12 +66,8 @@ def play(folder: SessionFolder, profile: str, policies: Sequence[PackPolicy]) ->
     The policies are those of the profile's calls, which alone count; other calls keep the recorded ones.
     """
     try:
-        recorded, stored = recorded_sessions(folder), stored_texts(folder)
-        sessions = [
-            _Session(entry, stored)
-            for entry in recorded
-            if any(call.manifest.profile == profile for call in entry.calls)
-        ]
+        recorded = recorded_sessions(folder)
+        sessions = [_Session(each) for each in recorded if any(call.manifest.profile == profile for call in each.calls)]
     except AetherContextError as error:
         return [f"{type(error).__name__}: {error}"] * len(policies)
     results: list[Played | str] = []
@@ -87,22 +83,20 @@ def play(folder: SessionFolder, profile: str, policies: Sequence[PackPolicy]) ->
 
 
 class _Session:
-    """A recorded session with what all policies share: the exam's questions, token counts, and indexes of turns."""
+    """A recorded session with what all policies share: what its answers used, token counts, and indexes of turns."""
 
-    def __init__(self, recorded: RecordedSession, stored: Mapping[str, str]) -> None:
+    def __init__(self, recorded: RecordedSession) -> None:
         self._recorded = recorded
-        self._examiner, self._cache = Examiner(recorded, stored), TokenCache()
+        self._needs, self._cache = used(recorded), TokenCache()
 
     def play(self, played: Played, policy: PackPolicy, profile: str) -> Played:
         """Adds the session's calls of a profile to a result."""
         previous_pack: Pack | None = None
         previous_call: RecordedCall | None = None
-        for number, call in enumerate(self._recorded.calls):
+        for call, need in zip(self._recorded.calls, self._needs, strict=True):
             counts = call.manifest.profile == profile
             pack = self._pack(call, policy if counts else call.policy, previous_call, previous_pack)
-            if counts:
-                self._examiner.mark(number, pack, marks := SessionMarks())
-                played = played.adding(call, pack, marks)
+            played = played.adding(call, pack, need) if counts else played
             previous_pack, previous_call = pack, call
         return played
 
