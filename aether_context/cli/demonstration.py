@@ -79,8 +79,9 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
         say(f"  The layers {', '.join(FIXED_LAYERS)} are never cut: choose a larger --window.")
     if manifests and not store.url.startswith("memory://"):
         example = next((manifest for manifest in manifests if manifest.truncation_events), manifests[-1])
-        rows = [(store.command(text.format(example.number)), meaning) for text, meaning in _COMMANDS.items()]
-        print_table(("", ""), rows, "  ")
+        commands = {store.command(text.format(example.number)): meaning for text, meaning in _COMMANDS.items()}
+        for command, meaning in commands.items():  # no table, which cuts long cells
+            say(f"  {command.ljust(max(map(len, commands)))}  {meaning}")
     return 0 if manifests and not faults else FAILED
 
 
