@@ -71,6 +71,27 @@ def test_what_holds_for_good_is_an_order(sentence: str):
         "テストが失敗しました。",
         "> never do this\nIs that so?",
         "```\nnever = always()\n```",
+        "That may not be the cause.",
+        "I may not have time today.",
+        "Every time you run it, it crashes.",
+        "It fails no matter what I try.",
+        "Nobody knows what happens in the future.",
+        "No luck so far.",
+        "Geht immer noch nicht.",
+        "Leider kommt der Fehler immer wieder.",
+        "No funciona el botón.",
+        "Siempre me da error.",
+        "Não funciona.",
+        "Não entendi a resposta.",
+        "Mais ça ne marche pas.",
+        "Rien ne marche plus.",
+        "特别感谢你的帮助。",
+        "三天以后我去北京。",
+        "他必须去医院。",
+        "毎回エラーが出ます。",
+        "The letter says: you must not park here.",
+        "Here are the linter's rules:\n- max line length 80\n- no tabs",
+        "These are the rules of the house I rent:\n- no dogs",
     ],
 )
 def test_what_is_told_or_asked_once_is_none(sentence: str):
@@ -100,6 +121,39 @@ def test_an_order_holds_until_the_user_takes_it_back(given: str, taken: str):
     assert orders(given) == [given]
     assert orders(given, taken) == []
     assert orders(given, taken, given) == [given]
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ("Never push to main.", "You can find all conventions in CONTRIBUTING.md."),
+        ("Never push to main.", "You may read all the instructions in README.md first."),
+        ("Never push to main.", "You can see all the rules in the file."),
+        ("Never commit.", "You can see the commit."),
+        ("No borres nada si no te lo pido.", "Avísame siempre si algo falla."),
+        ("Never drop the metric tables.", "Always log the metric name."),
+        ("Never answer in French.", "Answer in German."),
+    ],
+)
+def test_other_sentences_leave_it_standing(order: str, sentence: str):
+    assert orders(order, sentence)[0] == order
+
+
+def test_many_orders_are_read_fast_and_held_to_a_number():
+    told = "Our rules:\n" + "\n".join(f"- never touch box{at}" for at in range(400))
+    held = orders(*(told[at : at + 3_900] for at in range(0, len(told), 3_900)))
+    assert len(held) == 200
+    assert held[-1].endswith("box399")
+
+
+def test_what_was_left_out_is_counted_on():
+    texts = [f"Never touch the folder box{at}." for at in range(30)]
+    text = recap([said(text) for text in texts[:29]], [], max_tokens=200, counter=COUNTER)
+    (first,) = re.findall(r"\((\d+) older ones", text)
+    later = recap([said(texts[29])], [], max_tokens=200, counter=COUNTER, earlier=text)
+    (second,) = re.findall(r"\((\d+) older ones", later)
+    assert int(second) == int(first) + 1
+    assert recap([said("Never push to main.")], [], max_tokens=8, counter=COUNTER) == "", "nothing where nothing fits"
 
 
 def test_what_speaks_of_an_order_does_not_take_it_back():

@@ -27,6 +27,20 @@ def test_the_list_is_read_from_arguments_or_response(name: str):
     assert found[2] == ["[x] Pack box 0", "[ ] Pack box 1"]
 
 
+def test_an_emptied_list_is_empty_and_one_changed_entry_is_not_the_list():
+    written = [called("write_todos", "a", todos=state("pending")), answered("write_todos", "a", "ok")]
+    emptied = latest_list([*written, called("write_todos", "b", todos=[]), answered("write_todos", "b", "ok")])
+    assert emptied is not None
+    assert emptied[2] == []
+    changed = [*written, called("complete_todo", "b", items=["Pack box 0"]), answered("complete_todo", "b", "ok")]
+    found = latest_list(changed)
+    assert found is not None
+    assert found[1:] == ("write_todos", ["[ ] Pack box 0"])
+    told = latest_list([*written, called("add_todo", "b", item="Go"), answered("add_todo", "b", "- [ ] A\n- [ ] Go")])
+    assert told is not None
+    assert told[2] == ["[ ] A", "[ ] Go"]
+
+
 @pytest.mark.parametrize("name", ["list_issues", "search", "planet", "explain", "get_weather"])
 def test_what_other_tools_give_is_no_list(name: str):
     assert latest_list([called(name, "a", todos=state("done")), answered(name, "a", "- [x] one")]) is None

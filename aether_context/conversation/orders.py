@@ -24,6 +24,8 @@ _MOST_SCANNED, _EDGE = 4_000, 1_000
 """Characters of a message that are read whole; of a longer one, which quotes something, its beginning and its end."""
 _LONGEST = 300
 """Characters of an order."""
+_MOST_ORDERS = 200
+"""So many are held; of more the latest."""
 _KEY = 5
 """The first letters of a word, by which forms of it are one in any language."""
 _QUOTED = re.compile(r"(?ms)^```.*?(?:^```|\Z)|^ {0,3}>[^\n]*")
@@ -69,26 +71,35 @@ def standing_orders(earlier: Sequence[str], contents: Iterable[Content]) -> list
     return list(orders)
 
 
-def split_orders(summary: str) -> tuple[list[str], str]:
-    """The orders at the beginning of a summary, and what follows them."""
+def split_orders(summary: str) -> tuple[list[str], int, str]:
+    """The orders at the beginning of a summary, the number of older ones that it left out, and what follows them."""
     if not summary.startswith(f"{TITLE}\n"):
-        return [], summary
+        return [], 0, summary
     lines = summary.split("\n")
     end = next((at for at in range(1, len(lines)) if not lines[at].startswith("  ")), len(lines))
-    return [line[2:] for line in lines[1:end] if not _OLDER.fullmatch(line)], "\n".join(lines[end:])
+    older = _OLDER.fullmatch(lines[1])
+    orders = [line[2:] for line in lines[1 + (older is not None) : end]]
+    return orders, int(older[1]) if older is not None else 0, "\n".join(lines[end:])
 
 
-def orders_text(orders: Sequence[str], *, max_tokens: int, counter: Counts) -> str:
-    """The orders as the first lines of a summary; the latest, where there is no room for all."""
+def orders_text(orders: Sequence[str], older: int, *, max_tokens: int, counter: Counts) -> str:
+    """The orders as the first lines of a summary; the latest, where there is no room for all, and empty where there is
+    none for one.
+
+    Args:
+        older: the number of those that earlier summaries left out.
+    """
     lines, left = list[str](), max_tokens - counter.count(TITLE) - 10
     for order in reversed(orders):
         left -= counter.count(order) + 2
         if left < 0:
             break
         lines.insert(0, f"  {order}")
-    if missing := len(orders) - len(lines):
+    if not lines:
+        return ""
+    if missing := older + len(orders) - len(lines):
         lines.insert(0, f"  ({missing} older ones are left out)")
-    return "\n".join([TITLE, *lines]) if orders else ""
+    return "\n".join([TITLE, *lines])
 
 
 @lru_cache(maxsize=2_048)
@@ -101,13 +112,15 @@ def _sentences(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 def _judged(text: str) -> Iterator[tuple[str, bool]]:
-    in_list = False
+    listed: bool | None = None  # whether the items of a list are orders; None outside one
     for line in text.splitlines():
         item = _ITEM.fullmatch(line[: 2 * _LONGEST])
-        if in_list and item:
-            yield _on_line(item[1]), True
+        if listed is not None and item:
+            yield _on_line(item[1]), listed
             continue
-        in_list = line.rstrip().endswith((":", "：")) and bool(rule("heading").search(line[-_LONGEST:]))
+        end = line[-_LONGEST:]
+        announces = line.rstrip().endswith((":", "：")) and bool(rule("heading").search(end))
+        listed = not rule("theirs").search(end) if announces else None
         for sentence in sentences(item[1] if item else line):
             told = _on_line(sentence).replace("’", "'")
             is_order = bool(
@@ -115,7 +128,7 @@ def _judged(text: str) -> Iterator[tuple[str, bool]]:
             )
             if told.endswith(("?", "？")):
                 is_order = is_order and bool(rule("asks").search(told))
-            yield _on_line(sentence), is_order and not in_list
+            yield _on_line(sentence), is_order and not announces and not rule("reports").search(told)
 
 
 def _on_line(sentence: str) -> str:
@@ -123,6 +136,7 @@ def _on_line(sentence: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
+@lru_cache(maxsize=4_096)
 def _subject(sentence: str) -> frozenset[str]:
     """The words that say what a sentence is about."""
     from aether_context.retrieval.terms import terms
@@ -137,7 +151,7 @@ def _take_back(orders: dict[str, None], sentence: str) -> bool:
     told = sentence.replace("’", "'")
     if not orders or not rule("lifts").search(told) or told.endswith(("?", "？")):
         return False
-    if rule("heading").search(told) and rule("all").search(told):
+    if rule("heading").search(told) and rule("all").search(told) and rule("forgets").search(told):
         orders.clear()
         return True
     clauses = [_subject(clause) for clause in (sentence, *_CLAUSE.split(sentence), "")]
@@ -160,7 +174,12 @@ def _add(orders: dict[str, None], sentence: str) -> None:
     """Adds an order behind the others, in the place of those that it repeats or replaces."""
     about = _subject(sentence)
     kinds = [kind for kind in _tables()["exclusive"] if rule(kind).search(sentence)]
+    negates = bool(rule("negates").search(sentence))
     for order in list(orders):
-        if (about and _subject(order) == about) or any(rule(kind).search(order) for kind in kinds):
+        # A ban goes on beside a wish: "never answer in French", "answer in German".
+        is_replaced = bool(rule("negates").search(order)) is negates and any(rule(kind).search(order) for kind in kinds)
+        if is_replaced or (about and _subject(order) == about):
             del orders[order]
     orders[sentence] = None
+    if len(orders) > _MOST_ORDERS:
+        del orders[next(iter(orders))]

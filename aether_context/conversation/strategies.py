@@ -387,8 +387,9 @@ def _fault(conversation: Conversation, decision: Decision) -> str:
     for at, form in decision.forms.items():
         if form.form not in _FORMS or form.reason not in get_args(Reason):
             return f"content {at} cannot have the form {form.form!r} for the reason {form.reason!r}"
-        if (form.form == "extract") != bool(form.tokens):
-            return f"an extract has tokens, and nothing else has: content {at}"
+        has_tokens = type(form.tokens) is int and form.tokens > 0
+        if has_tokens != (form.form == "extract") or not (has_tokens or form.tokens is None):
+            return f"an extract has tokens, a whole number, and nothing else has: content {at}"
         if at == conversation.request_index and at not in dropped:
             return f"it would change what content {at} asks"
     # Raises where they cannot be kept.

@@ -204,7 +204,7 @@ class Conversation:
         """
         if max_tokens <= 0:
             return ""
-        state = latest_list([item.raw for item in self.items])
+        listed = latest_list(self.raws)
         contents = {
             at: self.formed(at, forms[at]) if at in forms else content
             for at, content in enumerate(self.contents)
@@ -225,7 +225,7 @@ class Conversation:
             prepare=self.counter.prepare,
             names_past=self.recap.names_past,
             media=self.recap.media,
-            todo=state and (("", []) if contents.get(state[0]) == self.items[state[0]].raw else state[1:]),
+            todo=listed and (("", []) if all(contents.get(at) == self.raws[at] for at in listed[0]) else listed[1:]),
         )
 
     def passes(self, mark: int) -> bool:

@@ -40,7 +40,7 @@ MOST_TOKENS = 4_000
 
 _ORDERS = 0.4
 """The most of the user's standing orders, as a share of the recap."""
-_TODO = 0.25
+_LIST_SHARE = 0.25
 """The most of a to-do list."""
 _PAST = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
 _ENTITIES = 0.7
@@ -76,8 +76,8 @@ def recap(
             where nothing is newer than that of earlier cuts.
         names_past: whether a tool reads the past of the session, whose address is named, then.
     """
-    before, earlier = split_orders(earlier)
-    head = orders_text(standing_orders(before, gone), max_tokens=int(_ORDERS * max_tokens), counter=counter)
+    orders, older, earlier = split_orders(earlier)
+    head = orders_text(standing_orders(orders, gone), older, max_tokens=int(_ORDERS * max_tokens), counter=counter)
     beside = "\n".join(filter(None, (beside, " ".join(head.split()))))
     names_past = names_past or earlier.startswith(_PAST)
     earlier = earlier.removeprefix(_PAST).lstrip("\n")
@@ -85,7 +85,7 @@ def recap(
         head = "\n".join(filter(None, (head, _PAST)))
     earlier, end = split_list(earlier)
     if todo is not None:
-        limit = int(_TODO * max_tokens)
+        limit = int(_LIST_SHARE * max_tokens)
         end = list_text(*todo, max_tokens=limit, counter=counter) if todo[1] else ""
     max_tokens -= counter.count(head) + counter.count(end)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)

@@ -20,22 +20,42 @@ TITLE = "- the to-do list as it is, of "
 _SIGNS = {"done": "x", "claimed": "~"}
 _TEXTS = ("content", "task", "title", "text", "step", "subject", "description", "name", "item", "todo")
 _STATUSES = ("status", "state", "done", "completed", "checked")
+_CHANGES = re.compile(r"(?:\w*_)?(?:add|complete|finish|check|remove|delete|mark)_?", re.IGNORECASE)
+"""The names of tools that change one entry, whose arguments are not the list."""
 _WRITTEN = re.compile(r"(?m)^\s*(?:[-*]|\d{1,3}[.)])?\s*(\[[ xX~-]\].{1,300})$")
 _LONGEST = 200
 
 
-def latest_list(contents: Sequence[Content]) -> tuple[int, str, list[str]] | None:
-    """The latest state of a to-do list: the index of the content that answers, the tool's name, and the items."""
+def latest_list(contents: Sequence[Content]) -> tuple[frozenset[int], str, list[str]] | None:
+    """The latest state of a to-do list: the indices of the contents that tell it, the tool's name, and the items, none
+    for a list that was emptied.
+
+    A tool that writes the list says it in its arguments, else in its response. One that changes an entry says all of
+    it in its response, or nothing that counts here.
+    """
     results = pair_results(contents)
     for at in range(len(contents) - 1, -1, -1):
         for part, asked in reversed(results[at]):
             if not rule("todo_tools").fullmatch(part.name):
                 continue
             response, arguments = _value(part.text), _value(asked.part.text if asked is not None else "{}")
-            failed = isinstance(response, dict) and bool(response.get("error"))
-            if not failed and (items := _items(arguments) or _items(response)):
-                return at, part.name, items
+            if isinstance(response, dict) and response.get("error"):
+                continue
+            places = frozenset((at, *([asked.at] if asked is not None else ())))
+            if not _CHANGES.match(part.name):
+                items = _items(arguments)
+                if items or _is_emptied(arguments):
+                    return places, part.name, items
+            items = _items(response)
+            if len(items) > bool(_CHANGES.match(part.name)):
+                return places, part.name, items
     return None
+
+
+def _is_emptied(arguments: Any) -> bool:
+    """Tells whether a call writes a list without entries."""
+    values = arguments.items() if isinstance(arguments, Mapping) else ()
+    return any(value == [] and rule("todo_keys").fullmatch(str(name)) for name, value in values)
 
 
 def _value(text: str) -> Any:
@@ -85,5 +105,7 @@ def list_text(tool: str, items: Sequence[str], *, max_tokens: int, counter: Coun
         shown = [item for item in items if not item.startswith("[x]")]
     while shown and counter.count("\n".join(shown)) + 2 * len(shown) + 24 > max_tokens:
         shown.pop()
+    if not shown and counter.count(TITLE) + 24 > max_tokens:
+        return ""
     note = f" ({len(items) - len(shown)} of {len(items)} items are not shown)" if len(shown) < len(items) else ""
     return "\n".join([f"{TITLE}{tool}{note}:", *(f"  {item}" for item in shown)])
