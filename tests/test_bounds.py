@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +13,7 @@ from google.genai import types
 from matrix import but_slow, part_slow
 from plans import PLAN, planned, words
 from scripted import Chat, Memories, call, faults, remembered
+from timing import lines_of
 
 from aether_context import PackPolicy
 from aether_context.adk.bounds import Waits
@@ -76,20 +76,15 @@ def one_id(count: int, *, together: bool, id: str = "x") -> list[Content]:
 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "apart"])
 @pytest.mark.parametrize("reverse", [True, False], ids=["last first", "in order"])
-def test_pairing_takes_time_in_proportion(together: bool, reverse: bool) -> None:
-    def seconds(count: int) -> float:
+def test_pairing_takes_steps_in_proportion(together: bool, reverse: bool) -> None:
+    def steps(count: int) -> int:
         contents = one_id(count, together=together)
         if reverse:
             contents = [*contents[::2], *reversed(contents[1::2])]
-        began = time.thread_time()
-        units(contents)
-        normalize(contents)
-        return time.thread_time() - began
+        return lines_of(lambda: (units(contents), normalize(contents)))
 
-    seconds(10)
-    tries = [(seconds(500), seconds(5_000)) for _ in range(2)]
-    # Ten times the calls; a walk over all that wait for each answer would take a hundred times as long.
-    assert min(long for _, long in tries) < 40 * min(short for short, _ in tries)
+    # Ten times the calls; a walk over all that wait for each answer would take a hundred times as many.
+    assert steps(2_000) < 15 * steps(200)
 
 
 def look_many(key: str, tool_context: ToolContext) -> dict[str, str]:
