@@ -89,6 +89,7 @@ def test_what_holds_for_good_is_an_order(sentence: str):
         "三天以后我去北京。",
         "他必须去医院。",
         "毎回エラーが出ます。",
+        "It waits in the spool behind the file with its texts, so that it\nnever arrives before what it names.",
         "The letter says: you must not park here.",
         "Here are the linter's rules:\n- max line length 80\n- no tabs",
         "These are the rules of the house I rent:\n- no dogs",
@@ -198,3 +199,11 @@ def test_an_order_is_in_every_request_after_its_cut_and_gone_when_it_is_taken_ba
         assert summary.split("\n")[1:3] == [TITLE, "  I would only want e2e tests for AgentSession."]
     chat.say("You don't need to use only e2e tests for AgentSession any more.", *turns(30))
     assert TITLE not in chat.sent[-1].text
+
+
+def test_of_a_long_message_whole_sentences_are_read() -> None:
+    filler = "It rains in the hills. " * 300
+    cut_in_two = f"{'x' * 900}. They said that we should never push to main, said he. {filler}Never delete a branch."
+    assert orders(cut_in_two) == ["Never delete a branch."]
+    end = f"{filler}It was he who wrote that you must always {'y ' * 470}. Use tabs from now on."
+    assert orders(end) == ["Use tabs from now on."]

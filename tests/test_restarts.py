@@ -149,7 +149,7 @@ def test_a_cut_writes_little_however_long_its_summary_is() -> None:
     assert max(len(head) for head in heads if head.startswith(SUMMARY_TITLE)) > 4_096
     at_cuts = [written(event) for event in events if packed_as(event) in cuts]
     assert all(any(key.startswith("aether:summary:") for key in values) for values in at_cuts)
-    assert max(map(size, at_cuts)) <= 7_000
+    assert max(map(size, at_cuts)) <= 6_000
 
 
 @pytest.mark.parametrize("length", [1, 40], ids=["short", "long"])

@@ -29,6 +29,8 @@ _MOST_ORDERS = 200
 _KEY = 5
 """The first letters of a word, by which forms of it are one in any language."""
 _QUOTED = re.compile(r"(?ms)^```.*?(?:^```|\Z)|^ {0,3}>[^\n]*")
+_WRAPPED = re.compile(r"(?<=[^\n.!?:;]{40})\n(?=[a-zß-ÿ])")
+"""Where a long line ends in the middle of a sentence."""
 _CLAUSE = re.compile(r"[,;:(–—，；：]|\b(?:because|since|as)\b")
 _ITEM = re.compile(r"\s*(?:[-*•–]|\d{1,3}[.)])\s*(.+)")
 
@@ -105,10 +107,11 @@ def orders_text(orders: Sequence[str], older: int, *, max_tokens: int, counter: 
 @lru_cache(maxsize=2_048)
 def _sentences(text: str) -> tuple[tuple[str, bool], ...]:
     """The sentences of a message, and whether each is an order; without what it quotes."""
-    text = _QUOTED.sub("\n", text)
-    if len(text) > _MOST_SCANNED:
-        text = f"{text[:_EDGE]}\n{text[-_EDGE:]}"
-    return tuple(_judged(text))
+    text = _WRAPPED.sub(" ", _QUOTED.sub("\n", text))
+    if len(text) <= _MOST_SCANNED:
+        return tuple(_judged(text))
+    # A sentence of which a part alone is read says something else than the whole.
+    return (*tuple(_judged(text[:_EDGE]))[:-1], *tuple(_judged(text[-_EDGE:]))[1:])
 
 
 def _judged(text: str) -> Iterator[tuple[str, bool]]:
