@@ -171,9 +171,9 @@ class ConversationSettings(_Settings):
     strategy: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("epochs",)
     """``epochs``, ``stable_prefix``, ``sliding_turns``, ``heads_tails``, ``summarize``, ``none`` or a registered name;
     a list applies several in its order."""
-    compact_at: float = Field(default=1.0, gt=0, le=1)
-    """Share of the input budget above which a cut is made where it pays. With 1, a cut is made only where the budget is
-    exceeded."""
+    compact_at: float | None = Field(default=1.0, gt=0, le=1)
+    """Share of the input budget above which a cut is made, whatever it costs; with 1, only where the budget is
+    exceeded. None cuts as soon as the cut saves more than it costs to send the rest once without the cache."""
     compact_to: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that one cut goes down to."""
     last_turns: int = Field(default=3, ge=1)
@@ -194,7 +194,7 @@ class ConversationSettings(_Settings):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.compact_to > self.compact_at:
+        if self.compact_at is not None and self.compact_to > self.compact_at:
             raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}: lower it, too")
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
@@ -299,7 +299,7 @@ class UsageSettings(_Settings):
 
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window: while the usage reported in this invocation is below it, no cut is made below the budget. It
-    matters with a lower ``conversation.compact_at``, ``stable_prefix`` or ``summarize``. 0 turns it off, and the net of
+    matters with ``conversation.compact_at = None``, ``stable_prefix`` or ``summarize``. 0 turns it off, and the net of
     3.6 bytes for each token of the window that holds where nothing was reported."""
 
 
@@ -527,9 +527,8 @@ class PackPolicy(_Settings):
         for section, values in PRESETS["cost_first"].items():
             for name, frugal in values.items():
                 level_value = getattr(getattr(self, section), name)
-                value = (
-                    max(level_value, frugal) if name == "floor" else min(level_value, frugal)
-                )  # a higher floor leaves out more
+                # A higher floor leaves out more.
+                value = max(level_value, frugal) if name == "floor" else min(level_value or frugal, frugal)
                 halved = value * 0.5 ** (level - 1) if name.startswith("compact_") else value
                 tighter.setdefault(section, {})[name] = halved
         return PackPolicy(**merged(self.model_dump(), tighter))

@@ -60,7 +60,7 @@ WINDOW = int(COUNTED / 0.9 / 0.9)
 def last_reported(tokens: int | None, counted: int = COUNTED) -> Calibration:
     """What is known where a request was estimated at ``tokens`` from the last report; None where there was none."""
     beyond = None if tokens is None else tokens - counted
-    return Calibration(ratio=1.0, anchored=True, report_minus_count=beyond)
+    return Calibration(ratio=1.0, offset=beyond or 0, anchored=True, report_minus_count=beyond)
 
 
 def packed(known: Calibration | None, policy: PackPolicy = POLICY, **more: Any) -> Pack:
@@ -79,11 +79,18 @@ def _nothing_is_cached() -> Iterator[None]:
 
 @pytest.mark.parametrize("gate", [0.3, 0.5, 0.7])
 def test_the_threshold_is_a_share_of_the_window_to_the_token(gate: float) -> None:
-    policy = POLICY.changed(usage={"gate": gate})
-    mark = min(gate * WINDOW, 0.8 * packed(None).allocation.budget)
-    under, at = int(mark) - 1, int(mark) + 1
+    policy = POLICY.changed(conversation={"strategy": ("summarize",)}, usage={"gate": gate})
+    under, at = int(gate * WINDOW) - 1, int(gate * WINDOW) + 1
     assert not is_cut(packed(last_reported(under), policy))
     assert is_cut(packed(last_reported(at), policy))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_a_mark_is_a_share_of_the_budget_in_expected_tokens_to_the_token(share: float) -> None:
+    policy = POLICY.changed(conversation={"compact_at": share, "compact_to": 0.2})
+    mark = int(share * packed(None).allocation.budget)
+    assert not is_cut(packed(last_reported(mark - 1), policy))
+    assert is_cut(packed(last_reported(mark + 1), policy))
 
 
 @pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "stable_prefix"])
@@ -398,3 +405,40 @@ def test_no_report_takes_anything_off_an_account(of_one_call: bool, reports: tup
         ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), invocation=f"i{number}", agent="a")
     expected = max(reports) if of_one_call else sum(max(0, one) for one in reports)
     assert ledger.budget("session", "", PackPolicy().limits).input.used == expected
+
+
+MARK = "above compact_at"
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["reported", "silent"])
+@pytest.mark.parametrize("mark", [0.3, 0.5, 0.8])
+def test_a_mark_holds_whatever_a_cut_costs(mark: float, reports: bool) -> None:
+    settings = {"compact_at": mark, "compact_to": 0.2}
+    chat = Chat(
+        script=[*(call("read_page", name=f"page {at}") for at in range(12)), "done", "fine"],
+        tools=[read_page],
+        instruction="Rule. " * 900,
+        policy=PackPolicy(max_input_tokens=8_000, conversation=settings, offload={"mode": "off"}),
+    )
+    chat.llm.usage = reports
+    with cached_input_costs(0.1):
+        chat.say("read", "and now?")
+    packs = chat.manifests()
+    assert cuts(packs)
+    budget = packs[0].window - packs[0].layer_budgets["slack_min"].tokens
+    above = [one.request_tokens > mark * budget for one in packs]
+    assert above == [any(MARK in note for note in one.degradations) for one in packs]
+    assert any(above) is (mark == 0.3), "the instruction alone takes more"
+    chat.replays()
+
+
+def test_without_a_mark_a_cut_is_made_once_it_pays() -> None:
+    def calls_until_cut(price: float, mark: float | None = None) -> int:
+        policy = PackPolicy(conversation={"compact_at": mark}, offload={"mode": "off"})
+        for at in range(2, 80):
+            source = usual_input(turns(at, 20), window=6_000, cached_price=price)
+            if build_pack(source, policy).acts:
+                return at
+        raise AssertionError
+
+    assert calls_until_cut(1.0) < calls_until_cut(0.3) < calls_until_cut(0.3, mark=1.0) == calls_until_cut(0.01)

@@ -44,12 +44,12 @@ class CutStrategy:
     that would free more than is asked for stays as an extract. Anchors stay, by priority, while they fit with what
     stays anyway; so does the model's last answer, with what it answers. Messages beside the final one leave only where
     the rest does not fit. A cut that frees less than nine tenths of what is asked for is made only where the window or
-    a hand demands it.
+    a hand demands it, or its mark is that of the policy, which holds whatever a cut costs.
 
     Args:
         summary_share: the most of the summary, as a share of the input budget; 0 for none.
         above: share of the input budget above which it cuts, whatever that costs. None for the policy's
-            ``compact_at``; then a cut has to pay where the window does not demand it.
+            ``compact_at``.
         to: share that it goes down to; None for the policy's ``compact_to``.
         rise: how much less deep it cuts, as a share of the way from there to what fits.
         keep_first: number of units at the beginning that stay while they find room.
@@ -87,9 +87,12 @@ class CutStrategy:
         else:
             target += int(self.rise * (budget.mark(1) - target))
         over_window = conversation.used > budget.mark(1)
-        weighed = self.above is None and not (by_hand or over_window)
+        promised = self.above is None and not budget.weighs
+        weighed = self.above is None and budget.weighs and not (by_hand or over_window)
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
             return Decision()
+        # What may stay is held to the mark, since the next call would pass it again; a summary has its room.
+        most_kept = min(budget.most, max(budget.cut_above, budget.input // _LEAST_SUMMARY)) if promised else budget.most
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
         if conversation.recap.beside:
             # The orders of the user, the address of the past and marks of what people sent have no other place.
@@ -102,13 +105,13 @@ class CutStrategy:
             parts,
             conversation.positions,
             tokens,
-            most=budget.most - most_summary,
+            most=most_kept - most_summary,
             stay=stay,
         )
         held = stay | anchored
         with_answer = held | latest_answer(parts)
         # A cut that only saves is not made where the answer would keep it from what it goes down to.
-        most_held = budget.most - most_summary if over_window else target
+        most_held = most_kept - most_summary if over_window else target
         if sum(tokens[index] for at in with_answer for index in parts[at].indices) <= most_held:
             held = with_answer
         ends_in_results = bool(parts) and any(
@@ -127,15 +130,15 @@ class CutStrategy:
                 parts,
                 tokens,
                 target=room,
-                most=budget.most,
+                most=most_kept,
                 keep_first=self.keep_first,
                 keep_last=self.keep_last,
-                room=budget.most if self.frozen else target,
+                room=most_kept if self.frozen else target,
                 stay=held,
                 last_turns=self.last_turns,
             )
             left, forms = self._forms(conversation, left, reason)
-            room_for_summary = budget.most - (room + left.over) - frame_tokens
+            room_for_summary = most_kept - (room + left.over) - frame_tokens
             # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
             gives_way = ends_in_results and room_for_summary < most_summary // 2
             most = most_summary if gives_way else min(most_summary, room_for_summary)
@@ -143,7 +146,7 @@ class CutStrategy:
         if not (forms or budget.payload_tokens):
             return Decision()
         decision = Decision(forms, summary, note="; ".join(notes))
-        least = 1 if by_hand else _WORTHWHILE * (conversation.used - target)
+        least = 1 if by_hand or promised else _WORTHWHILE * (conversation.used - target)
         if over_window or conversation.effect(decision).freed_tokens >= least:
             return decision
         return Decision(note=_FREES_NOTHING if by_hand else "")

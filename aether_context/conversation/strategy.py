@@ -33,9 +33,10 @@ class Budget(NamedTuple):
 
     The marks are tokens of the conversation alone: above ``cut_above`` a cut is made, it goes down to ``cut_to``, and
     more than ``most`` do not fit. ``net`` are those that the byte net takes, None where it takes all; marks are below
-    it. ``payload_tokens`` are those of earlier payloads, which any cut frees, and ``request_tokens`` those of the human
-    message where ``fixed`` counts them. ``cached_price`` is that of cached input as a share of other input's, 1 where
-    nothing is cached.
+    it. ``weighs`` is set where a cut that the window does not demand has to pay. ``payload_tokens`` are those of
+    earlier payloads, which any cut frees, and ``request_tokens`` those of the human message where ``fixed`` counts
+    them.
+    ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached.
     """
 
     window: int
@@ -45,6 +46,7 @@ class Budget(NamedTuple):
     cut_to: int
     most: int
     net: int | None = None
+    weighs: bool = False
     payload_tokens: int = 0
     request_tokens: int = 0
     cached_price: float = 1.0

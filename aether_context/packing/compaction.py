@@ -84,6 +84,7 @@ def compact_conversation(draft: Draft) -> None:
         and (tokens <= strategy.mark(budget) or _usage_is_low(draft, tokens + budget.fixed, budget.input))
         for strategy in (*late, net(settings))
     ):
+        _tell_broken_mark(draft, budget)
         return  # No mark is passed, as at most calls, which need not read the history for that.
     for strategy in late:
         _trim(draft, strategy, _packed_conversation(draft, budget, by_hand=draft.manual_cut))
@@ -100,6 +101,27 @@ def compact_conversation(draft: Draft) -> None:
         _trim(draft, net(settings), _packed_conversation(draft, budget, by_hand=False))
         if draft.history.items == before and not _leave_out_oldest(draft):
             break
+    _tell_broken_mark(draft, budget)
+
+
+def _tell_broken_mark(draft: Draft, budget: Budget) -> None:
+    """Notes where the request stays above a mark of the policy, since nothing more can be cut."""
+    mark = draft.policy.conversation.compact_at or 1
+    over = draft.conversation_tokens() + budget.fixed - _mark_tokens(draft, budget.input)
+    if mark < 1 and over > 0:
+        beside = f"the other layers take {budget.fixed:,} of {budget.input:,} tokens"
+        note = f"the request is {over:,} tokens above compact_at = {mark}: nothing more can be cut, and {beside}"
+        draft.account = draft.account._replace(degradations=(*draft.account.degradations, note))
+
+
+def _mark_tokens(draft: Draft, budget: int) -> int:
+    """Tokens of the whole request, by the counter, above which a cut is made: those of which a share of the budget is
+    expected. Before anything is reported in the invocation it is a share of what is counted."""
+    share, known = draft.policy.conversation.compact_at or 1, draft.input.usage.calibration
+    if share == 1 or known is None or known.report_minus_count is None:
+        return int(share * budget)
+    expected = share * (budget - known.spare_tokens) - known.offset
+    return min(budget, int(expected / known.ratio) + known.uncounted_tokens)
 
 
 def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conversation:
@@ -197,7 +219,7 @@ def _host_conversation(draft: Draft) -> Conversation:
         source.window,
         slack=source.window - draft.input_budget,
         fixed=fixed,
-        compact_at=settings.compact_at,
+        compact_at=settings.compact_at or 1.0,
         compact_to=settings.compact_to,
     )
     is_low = _usage_is_low(draft, fixed + sum(item.tokens for item in items), draft.input_budget + spare)
@@ -276,7 +298,15 @@ def _budget(draft: Draft) -> Budget:
         latest = min(budget.most, latest_turn_tokens(draft)) - draft.input.growth_reserve
         latest = min(latest, budget.most if net is None else int(settings.compact_to * net))
         cut_to = max(both.mark(settings.compact_to) - recalled, latest)
-    return budget._replace(cut_above=budget.mark(settings.compact_at), cut_to=cut_to)
+    mark = settings.compact_at
+    if mark is None:
+        return budget._replace(weighs=True, cut_above=cut_to, cut_to=cut_to)
+    cut_above = budget.mark(1)
+    if mark < 1:
+        # The mark is one of the whole request, so that what the other layers take comes off the conversation.
+        cut_above = min(cut_above, max(0, _mark_tokens(draft, budget.input) - fixed))
+        cut_to = min(cut_to, int(cut_above * settings.compact_to / mark))
+    return budget._replace(cut_above=cut_above, cut_to=cut_to)
 
 
 _NET_ROUNDS = 12
@@ -314,9 +344,9 @@ def _usage_is_low(draft: Draft, counted: int, budget: int) -> bool:
     """
     # Estimates rather count too much, so a report of this invocation, with what was added since, is heard before a cut.
     known = draft.input.usage.calibration
-    if known is None or known.report_minus_count is None or counted > budget:
+    if known is None or known.report_minus_count is None or counted > _mark_tokens(draft, budget):
         return False
-    mark = min(draft.policy.usage.gate * draft.input.window, draft.policy.conversation.compact_at * budget)
+    mark = min(draft.policy.usage.gate * draft.input.window, budget)
     return counted - known.uncounted_tokens + known.report_minus_count < mark
 
 
