@@ -17,6 +17,7 @@ from aether_context.canonical import hash_text
 from aether_context.cli import main
 from aether_context.evidence import evidence_uri
 from aether_context.reading import Comparison, Reading
+from aether_context.usage import CallUsage
 
 QUESTIONS = [f"question {at}" for at in range(8)]
 
@@ -112,3 +113,41 @@ def test_usage_shows_both_sides() -> None:
     assert value["unpacked"]["largest"] == max(one.tokens for one in plain)
     assert value["packed"]["cost_usd"] == pytest.approx(float(summed.packed.cost_usd or 0))
     assert 0 < value["packed"]["cost_usd"] < value["unpacked"]["cost_usd"]
+
+
+def test_what_is_saved_is_measured_like_the_bill() -> None:
+    chat = Chat(policy=POLICIES["cuts"], tools=[look_up, big_file], script=answers())
+    chat.say(*QUESTIONS)
+    manifests = chat.manifests()
+    usages = [
+        CallUsage.of_outcome(outcome, one.request_tokens)
+        for one in manifests
+        if (outcome := chat.store.outcome(one)) is not None
+    ]
+    billed, cached = Comparison(), Comparison(manifests)
+    for manifest, usage in zip(manifests, usages, strict=True):
+        billed.add(manifest, usage)
+    assert billed.packed.cost_usd is not None
+    assert billed.unpacked.cost_usd is not None
+    assert cached.packed.cost_usd is not None
+    assert billed.packed.cost_usd > cached.packed.cost_usd, "a third alone was cached"
+    bill = sum(usage.priced(chat.llm.model, 0).cost_usd or 0 for usage in usages if usage is not None)
+    assert float(billed.packed.cost_usd) == pytest.approx(float(bill), rel=0.2), "but for the answers"
+    lines = CliRunner().invoke(main, ["usage", "--store", chat.store.url]).stdout.splitlines()
+    saved = billed.unpacked.cost_usd - billed.packed.cost_usd
+    assert (
+        f"  saved: ${saved:,.4f}, {saved / billed.unpacked.cost_usd:.0%} of the cost of the same calls without" in lines
+    )
+
+
+def test_people_read_expected_tokens_and_json_has_the_counted_ones() -> None:
+    chat = Chat(policy=POLICIES["cuts"], tools=[look_up, big_file], script=answers())
+    chat.say(*QUESTIONS)
+    last = chat.manifests()[-1]
+    assert last.request_tokens != last.counted_tokens
+    for command in ("list", f"inspect {last.number}"):
+        words = [*command.split(), "--store", chat.store.url]
+        text = CliRunner().invoke(main, words).stdout
+        assert f"{last.request_tokens:,}" in text
+        assert f"{last.counted_tokens:,}" not in text
+        assert str(last.counted_tokens) in CliRunner().invoke(main, [*words, "--json"]).stdout

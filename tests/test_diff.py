@@ -52,7 +52,7 @@ def test_a_pack_is_compared_with_the_one_before_it(cut: tuple[PackStore, list[Ma
     assert all(words[-2:] == ["summarized,", "window"] for words in left)
     assert "    - question 0\n" in output
     assert "    + CONVERSATION SUMMARY" in output
-    change = f"{before.counted_tokens:,} → {at_cut(manifests).counted_tokens:,}"
+    change = f"{before.request_tokens:,} → {at_cut(manifests).request_tokens:,}"
     assert any(change in line for line in output.splitlines() if line.split()[:1] == ["all"])
 
 

@@ -234,7 +234,7 @@ def test_degrade_cuts_earlier_and_deeper_near_a_limit_and_more_so_once_it_is_rea
     notes = [one.degradations for one in bound.manifests()]
     assert notes[:5] == [()] * 5
     assert notes[5] == ("packed economically: the session's limit of 762 tokens is near",)
-    assert notes[6:] == [("packed economically: the session's limit of 762 tokens is reached",)] * 6
+    assert [note[0] for note in notes[6:]] == ["packed economically: the session's limit of 762 tokens is reached"] * 6
     budget = bound.manifests()[0].window - bound.manifests()[0].allocation["slack"].final
     assert sizes[:5] == whole[:5]
     assert sizes[5] <= 0.6 * budget < whole[5] <= 0.8 * budget

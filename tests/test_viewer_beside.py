@@ -38,7 +38,7 @@ def test_two_packs_of_a_session_show_what_entered_left_and_why(chat: Chat) -> No
     assert dropped
     assert all(name in page.text for name in dropped)
     assert "The two requests part in" in page.text
-    assert f"{after.counted_tokens - before.counted_tokens:+,}" in page.text
+    assert f"{after.request_tokens - before.request_tokens:+,}" in page.text
     assert "<del>" in page.html
     assert page.text == browser.open(f"/pack/{after.pack_id}?beside={before.pack_id}").text
 

@@ -328,7 +328,7 @@ def test_the_figures_of_a_session_s_page_add_up(url: str) -> None:
     assert figures["cached"] == f"{100 * cached // reported}%"
     assert figures["answers"] == f"{answered:,}"
     manifests = session_packs(store, session="s1")
-    assert counted == sum(manifest.counted_tokens for manifest in manifests)
+    assert counted == sum(manifest.request_tokens for manifest in manifests)
     without = Comparison(manifests).unpacked
     assert f"Estimate without packs: the same calls would have read {without.tokens:,} tokens" in page.text
 

@@ -78,7 +78,7 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     elif not places:
         say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
-        columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">counted / window", "epoch", "asked")
+        columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">tokens / window", "epoch", "asked")
         print_table(columns, rows)
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
@@ -89,7 +89,7 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
 
 def _row(manifest: Manifest) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
-    room = f"{manifest.counted_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
+    room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
     user_words = one_line(manifest.words, 60)
     return manifest.number, manifest.pack_id, time, manifest.app, manifest.session, agent, room, epoch, user_words

@@ -70,9 +70,8 @@ def _facts(manifest: Manifest) -> Lines:
         "time": f"{moment(manifest.last_event_time)} UTC",
         "plan": " · ".join([plan, *(f"{label} {value}" for label, value in plan_fields if value)]),
         "model": f"{manifest.model} · window {manifest.window:,}{mark}",
-        "request": f"{manifest.counted_tokens:,} tokens counted by {manifest.counter}, the sum of the layers",
-        "expected": f"{manifest.request_tokens:,} tokens by the provider's count ({manifest.request_tokens_method})"
-        f" · {percent(manifest.request_tokens, manifest.window)} of the window{over}",
+        "request": f"{manifest.request_tokens:,} tokens expected ({manifest.request_tokens_method}) · "
+        f"{percent(manifest.request_tokens, manifest.window)} of the window{over} · counted by {manifest.counter}",
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)} · "
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
@@ -92,15 +91,13 @@ def _layers(manifest: Manifest) -> Lines:
             share.nominal,
             increase(0, share.lent),
             share.final,
-            share.used,
+            manifest.expected(share.used),
             _bar(share, manifest.window),
         )
         for layer, share in layers.items()
     ]
-    rows.append(
-        ("all", "", "", "", *(sum(getattr(share, name) for share in layers.values()) for name in ("final", "used")), "")
-    )
-    return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">counted", "counted of the window"), rows)
+    rows.append(("all", "", "", "", sum(share.final for share in layers.values()), manifest.request_tokens, ""))
+    return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">expected", "expected of the window"), rows)
 
 
 def _bar(tokens: LayerTokens, window: int) -> str:
@@ -123,7 +120,9 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     shared, broken = manifest.prefix.shared_tokens, manifest.prefix.broken_by
     servable = f"unknown: {'the request before is not known' if broken else 'this is the first request'}"
     if shared is not None:
-        servable = f"{shared:,} of {manifest.counted_tokens:,} counted tokens in common with the request before; "
+        servable = (
+            f"{manifest.expected(shared):,} of {manifest.request_tokens:,} tokens in common with the request before; "
+        )
         servable += f"broken by {broken}" if broken else "nothing broke the prefix"
     facts = [("could be served", servable)]
     if not isinstance(outcome, dict):
@@ -165,12 +164,12 @@ def _candidates(view: PackView, reads: Mapping[str, Sequence[int]] | None, every
         whole_rows = [row for row in members if row.form == "whole" and row.sent_tokens is None]
         if len(members) > _FEW and len(whole_rows) > 1 and not everything:
             members = [row for row in members if row not in whole_rows]
-            tokens = f"{sum(row.tokens for row in whole_rows):,}"
+            tokens = f"{view.manifest.expected(sum(row.tokens for row in whole_rows)):,}"
             notes[len(shown_rows) + len(members)] = (
                 f"{layer}: … and {len(whole_rows):,} kept whole (--all shows them), {tokens} tokens"
             )
         shown_rows += members
-    rows = (_candidate(row, view.tools.get(row.id, row.source), reads) for row in shown_rows)
+    rows = (_candidate(row, view, reads) for row in shown_rows)
     lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), rows)
     yield from lines[:1] if shown_rows else ()
     for number, row in enumerate(shown_rows):
@@ -184,19 +183,23 @@ def _candidates(view: PackView, reads: Mapping[str, Sequence[int]] | None, every
         yield "long texts are shortened: --all shows them whole"
 
 
-def _candidate(row: Row, source: str, reads: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
+def _candidate(row: Row, view: PackView, reads: Mapping[str, Sequence[int]] | None) -> tuple[str, ...]:
     scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""
     read_note = f", {reads_told(reads.get(row.uri, ()))}" if reads is not None and row.form == "offloaded" else ""
     details = " · ".join(filter(None, (scores, moment(row.time), row.uri + read_note, covers)))
-    tokens = f"{row.tokens:,}" if row.sent_tokens is None else f"{row.tokens:,} → {row.sent_tokens:,}"
+    sizes = (row.tokens,) if row.sent_tokens is None else (row.tokens, row.sent_tokens)
+    tokens, source = (
+        " → ".join(f"{view.manifest.expected(size):,}" for size in sizes),
+        view.tools.get(row.id, row.source),
+    )
     return row.layer, row.id, source, tokens, row.form, row.reason or "", details
 
 
 def _events(manifest: Manifest, everything: bool) -> Lines:
     rows = []
     for event in manifest.truncation_events:
-        tokens = f"{event.tokens_before:,} → {event.tokens_after:,}"
+        tokens = f"{manifest.expected(event.tokens_before):,} → {manifest.expected(event.tokens_after):,}"
         stage = f"{event.stage} ({event.strategy})" if event.strategy else event.stage
         rows.append((event.layer, stage, event.reason, tokens, _listed(event.item_ids, None if everything else 3)))
     return aligned(("layer", "stage", "reason", ">tokens", "items"), rows) if rows else ["none"]
@@ -232,7 +235,7 @@ def print_request(view: PackView, *, everything: bool) -> None:
     shortened = []
     for request_piece in view.request or ():
         if request_piece.part != "tool":
-            say(_title(request_piece), "cyan")
+            say(_title(request_piece, view.manifest), "cyan")
             shortened.append(_print_text(request_piece.text, everything))
         if request_piece.part == "system":
             say(f"tools · {len(tools)}", "cyan")
@@ -246,9 +249,9 @@ def print_request(view: PackView, *, everything: bool) -> None:
     say()
 
 
-def _title(part: Piece) -> str:
+def _title(part: Piece, manifest: Manifest) -> str:
     label = {"system": "system", "tool": f"tool {part.name}", "content": f"[{part.at}] {part.name}"}[part.part]
-    return f"{label} · {part.tokens:,} tokens" + (f" · {part.form}" if part.form else "")
+    return f"{label} · {manifest.expected(part.tokens):,} tokens" + (f" · {part.form}" if part.form else "")
 
 
 def _print_text(text: str, everything: bool) -> bool:
@@ -293,7 +296,7 @@ def print_difference(difference: Difference, *, everything: bool) -> None:
         head("TEXTS")
         same_count = len(difference.texts) - len(changed_texts)
         say(f"  {same_count:,} of {len(difference.texts):,} pieces are in both requests as they are")
-        shortened = [_print_change(text, everything) for text in changed_texts]
+        shortened = [_print_change(text, difference, everything) for text in changed_texts]
         if any(shortened):
             say("long texts are shortened: --all shows them whole")
 
@@ -313,13 +316,16 @@ def _who(difference: Difference) -> Lines:
 
 def _layer_changes(difference: Difference) -> Lines:
     rows: list[tuple[object, ...]] = []
+    manifests = (difference.before.manifest, difference.after.manifest)
     for change in difference.layers:
-        final, used = (
-            [getattr(side, name) if side is not None else 0 for side in (change.before, change.after)]
-            for name in ("final", "used")
-        )
+        sides = (change.before, change.after)
+        final = [side.final if side is not None else 0 for side in sides]
+        used = [
+            manifest.expected(side.used) if side is not None else 0
+            for manifest, side in zip(manifests, sides, strict=True)
+        ]
         rows.append((change.layer, _arrow(*final), _arrow(*used), increase(*used)))
-    tokens = [view.manifest.counted_tokens for view in (difference.before, difference.after)]
+    tokens = [manifest.request_tokens for manifest in manifests]
     rows.append(("all", "", _arrow(*tokens), increase(*tokens)))
     return aligned(("layer", ">final", ">used", ">difference"), rows)
 
@@ -334,7 +340,7 @@ def _prefix(difference: Difference) -> Iterator[str]:
     if tokens is None:
         yield "unknown: the texts of one pack are not known"
         return
-    yield f"{tokens:,} counted tokens in common from the beginning"
+    yield f"{difference.after.manifest.expected(tokens):,} tokens in common from the beginning"
     if parting is None:
         yield "one request begins with the whole other one" if not difference.same else "nothing differs"
         return
@@ -351,11 +357,12 @@ def _prefix(difference: Difference) -> Iterator[str]:
 def _candidate_changes(difference: Difference, everything: bool) -> Lines:
     if not difference.candidates:
         return ["none differs"]
-    rows = list[tuple[str, ...]]()
+    rows, views = list[tuple[str, ...]](), (difference.before, difference.after)
     for (layer, change), group in groupby(difference.candidates, key=lambda item: (item.layer, item.change)):
         changes = list(group)
         for item in changes if everything else changes[:_FEW]:
-            tokens = _arrow(item.before.tokens, item.after.tokens)
+            sizes = (item.before.tokens, item.after.tokens)
+            tokens = _arrow(*(size and side.manifest.expected(size) for side, size in zip(views, sizes, strict=True)))
             rows.append((change, layer, item.id, item.source, tokens, _fate(item.before), _fate(item.after)))
         if len(changes) > _FEW and not everything:
             rows.append((f"… {len(changes) - _FEW:,}", layer, "more (--all shows them)", "", "", "", ""))
@@ -367,9 +374,10 @@ def _fate(fate: Fate) -> str:
     return ", ".join(filter(None, (fate.form, fate.reason, scores)))
 
 
-def _print_change(text: TextChange, everything: bool) -> bool:
+def _print_change(text: TextChange, difference: Difference, everything: bool) -> bool:
     """Prints the lines of a piece that differ; returns whether any were shortened."""
-    titles = dict.fromkeys(_title(part) for part in (text.before, text.after) if part is not None)
+    sides = ((text.before, difference.before), (text.after, difference.after))
+    titles = dict.fromkeys(_title(part, view.manifest) for part, view in sides if part is not None)
     mark = "-" if text.after is None else "+" if text.before is None else "~"
     say(f"  {mark} {' → '.join(titles)}", _COLOURS[mark])
     lines = [(f"{kind} ", line) for kind, line in text.lines if everything or kind != " "]
@@ -406,9 +414,11 @@ def print_comparison(compared: Comparison, *, in_short: bool = False) -> None:
         ("cost of the input", *(None if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides)),
     ]
     print_table(("", ">with packs", ">without, estimated"), rows[1:] if in_short else rows, "  ")
+    say(f"  saved: {compared.saved}")
     if in_short:
         return
     say("  Without packs is an estimate: the same calls read the whole history, every declaration and whole results,")
     say("  without the tools that read results back, their calls and what they gave.")
-    say("  The cost is by list price, and as if a cache had served every shared beginning.")
+    say("  The cost is by the paid tier's list price; of each shared beginning a cache served as much as the provider")
+    say("  reported for the packs, all of it where it reported nothing.")
     say("  A model with this window would have refused the calls that are larger than it.")

@@ -76,7 +76,7 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
         if isinstance(manifest, AetherContextError):
             unreadable.append(manifest)
             continue
-        compared.add(manifest)
+        compared.add(manifest, None if outcome is None else CallUsage.of_outcome(outcome, manifest.request_tokens))
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
             strategies[act.strategy].update(cuts=1, **effects)

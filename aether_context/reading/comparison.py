@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from aether_context.store import Manifest
+from aether_context.usage import CallUsage
 from aether_context.usage.calibration import estimated
 from aether_context.usage.prices import prices_of
 
@@ -20,7 +21,8 @@ class Reading:
         shared: those of the prefix in common with the call before, the most that a provider's cache can serve.
         largest: input tokens of the largest call.
         over_window: number of calls whose input is larger than the window.
-        cost_usd: list price of the input, as if a cache had served all shared tokens; None where no price is known.
+        cost_usd: list price of the input, of whose shared tokens a cache served as many as the provider reported for
+            the packs, all of them where it reported nothing; None where no price is known.
     """
 
     calls: int = 0
@@ -30,8 +32,12 @@ class Reading:
     over_window: int = 0
     cost_usd: Decimal | None = None
 
-    def add(self, manifest: Manifest, model: str, counted: int, counted_shared: int) -> None:
-        """Adds one call's counted tokens, as the provider is expected to count them."""
+    def add(self, manifest: Manifest, model: str, counted: int, counted_shared: int, served: float) -> None:
+        """Adds one call's counted tokens, as the provider is expected to count them.
+
+        Args:
+            served: the share of the shared tokens that a cache serves, 0 to 1.
+        """
         tokens = estimated(manifest.calibration, counted)
         shared = min(tokens, counted_shared * tokens // counted) if counted else 0
         self.calls += 1
@@ -41,7 +47,7 @@ class Reading:
         self.over_window += tokens > manifest.window
         prices = prices_of(model, manifest.last_event_time)
         if prices is not None:
-            cost = prices.cost(input_tokens=tokens, cached_tokens=shared)
+            cost = prices.cost(input_tokens=tokens, cached_tokens=int(served * shared))
             self.cost_usd = cost if self.cost_usd is None else self.cost_usd + cost
 
 
@@ -63,14 +69,27 @@ class Comparison:
         for manifest in manifests:
             self.add(manifest)
 
-    def add(self, manifest: Manifest) -> None:
-        """Adds one call."""
-        model = self._priced_as or manifest.model
-        self.packed.add(manifest, model, manifest.counted_tokens, manifest.prefix.shared_tokens or 0)
+    def add(self, manifest: Manifest, answer: CallUsage | None = None) -> None:
+        """Adds one call, with its usage where that is on record."""
+        model, prefix = self._priced_as or manifest.model, manifest.prefix.shared_tokens or 0
+        served = 1.0
+        if prefix and answer is not None and answer.cached_tokens is not None and not answer.input_estimated:
+            served = min(1.0, answer.cached_tokens / manifest.expected(prefix))
+        self.packed.add(manifest, model, manifest.counted_tokens, prefix, served)
         key, whole = (*manifest.session_key, manifest.agent, manifest.branch), manifest.whole_history_tokens
         shared = 0 if manifest.whole_history_breaks else min(whole, self._whole.get(key, 0))
-        self.unpacked.add(manifest, model, whole, shared)
+        self.unpacked.add(manifest, model, whole, shared, served)
         self._whole[key] = whole
+
+    @property
+    def saved(self) -> str:
+        """``$0.0270, 48% of the cost of the same calls without``; in tokens where no price is known."""
+        packed, unpacked = self.packed, self.unpacked
+        if packed.cost_usd is not None and unpacked.cost_usd:
+            less = unpacked.cost_usd - packed.cost_usd
+            return f"${less:,.4f}, {less / unpacked.cost_usd:.0%} of the cost of the same calls without"
+        fewer = unpacked.tokens - packed.tokens
+        return f"{fewer:,} tokens, {fewer / max(1, unpacked.tokens):.0%} of those of the same calls without"
 
     def headline(self, window: int) -> str:
         """The result in one sentence, for calls in a window of so many tokens."""

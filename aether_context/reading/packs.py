@@ -108,7 +108,7 @@ class PackView:
 
     @property
     def in_short(self) -> str:
-        """``1,049 of 4,000 tokens expected, 1,190 counted; 7 of 9 items whole, 2 offloaded; 3 of 3 tools``."""
+        """``1,049 of 4,000 tokens; 7 of 9 items whole, 2 offloaded; 3 of 3 tools``."""
         manifest = self.manifest
         forms = Counter("shortened" if is_shortened(row) else row.form for row in self.rows.values())
         whole = forms.pop("whole", 0)
@@ -116,9 +116,7 @@ class PackView:
         items = ", ".join([f"{whole:,} of {len(self.rows):,} items whole", *counts])
         items += f"; {self.summary.source}" if self.summary else ""
         tools = f"{len(manifest.tools.sent):,} of {len(manifest.tools.sent) + len(manifest.tools.left_out):,} tools"
-        is_corrected = manifest.request_tokens != manifest.counted_tokens
-        counted = f" expected, {manifest.counted_tokens:,} counted" if is_corrected else ""
-        return f"{manifest.request_tokens:,} of {manifest.window:,} tokens{counted}; {items}; {tools}"
+        return f"{manifest.request_tokens:,} of {manifest.window:,} tokens; {items}; {tools}"
 
 
 def is_shortened(row: Row) -> bool:

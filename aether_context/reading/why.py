@@ -468,7 +468,8 @@ def _kind(row: Row | None, content: Content | None) -> str:
 def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
     """The act that brought a row into its form."""
     if row.form == "offloaded":
-        return f"too long to be sent whole: an extract of {row.tokens:,} tokens is sent, all of it is at {row.uri}"
+        tokens = f"{manifest.expected(row.tokens):,}"
+        return f"too long to be sent whole: an extract of {tokens} tokens is sent, all of it is at {row.uri}"
     if any(event.stage == "cut" and row.id in event.item_ids for event in manifest.truncation_events):
         return _cut(manifest)
     if row.reason == "below_floor":

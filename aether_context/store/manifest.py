@@ -330,6 +330,10 @@ class Manifest(_Record):
 
     _load: Callable[[Manifest], object] | None = PrivateAttr(default=None)
 
+    def expected(self, counted: int) -> int:
+        """A part's counted tokens as the provider is expected to count them, by the request as a whole."""
+        return round(counted * self.request_tokens / self.counted_tokens) if self.counted_tokens else counted
+
     @property
     def session_key(self) -> tuple[str, str, str]:
         """App, user, session."""

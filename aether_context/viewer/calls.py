@@ -59,7 +59,11 @@ class Session:
     @property
     def compared(self) -> Comparison:
         """The input of the calls with their packs, and an estimate of it without."""
-        return Comparison(call.manifest for call in self.calls if call.manifest is not None)
+        compared = Comparison()
+        for call in self.calls:
+            if call.manifest is not None:
+                compared.add(call.manifest, call.answer)
+        return compared
 
 
 class CallReader:
