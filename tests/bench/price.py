@@ -1,0 +1,149 @@
+"""The price of what later requests still answer: the plugin's marks beside what a user could pick.
+
+    AETHER_CONTEXT_DATA=FOLDER python tests/bench/price.py [--window 16000] [--limit N] [--files NAME ...]
+                                                           [--ways NAME ...] [--plot FILE.svg]
+
+Sessions, questions and ways are those of exam.py. Beside them stand the whole history, which passes the window, and
+marks: ``compact_at/compact_to``, where ``pays`` cuts once it pays. Tokens and lines are those of tool_runs.py.
+
+over      requests of more tokens than the window, in percent
+price     of a call's input: tokens outside the prefix shared with the request before, and a tenth of those inside
+a read    of one more call that reads something back: a tenth of a request, and 500 tokens of answer
+answered  of the exam's questions, those whose answer stands with its record in the request, in percent
+or read   with those whose source an ``artifact://`` address in the request leads to
+lines     of 30 characters and more that the next calls quote: those in the request, in percent
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from exam import WAYS, Way, figures, long_runs
+from google.adk.plugins.base_plugin import BasePlugin
+from sessions import PERCENT, Figures, print_table
+from tool_runs import CACHED_PRICE, Request, play, price, score, shared, tokens
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.exam.recordings import folders, stored_texts
+
+MARKS = ((0.5, 0.2), (0.6, 0.25), (0.7, 0.3), (0.8, 0.3), (0.8, 0.5), (1.0, 0.25), (1.0, 0.55), (None, 0.42))
+_READ_TOKENS = 500
+COLUMNS = {"over": PERCENT, "price": (1.0, 0), "a read": (1.0, 0)}
+COLUMNS |= dict.fromkeys(("answered", "or read", "lines"), PERCENT)
+
+
+def with_marks(compact_at: float | None, compact_to: float) -> Way:
+    def way(window: int, url: str) -> tuple[list[BasePlugin], dict[str, Any]]:
+        marks = {"compact_at": compact_at, "compact_to": compact_to}
+        return [ContextPackPlugin(policy=PackPolicy(max_input_tokens=window, conversation=marks), store=url)], {}
+
+    return way
+
+
+ALL_WAYS: Mapping[str, Way] = {
+    "the whole history": lambda window, url: ([], {}),
+    **{f"{'pays' if at is None else at}/{to}": with_marks(at, to) for at, to in MARKS},
+    **WAYS,
+}
+
+
+def prices(requests: Sequence[Request]) -> Iterator[float]:
+    blocks = [(), *(request.blocks for request in requests)]
+    for before, after in pairwise(blocks):
+        yield price(sum(map(tokens, after)), shared(before, after))
+
+
+def session(run: Mapping[str, Any], name: str, window: int, url: str) -> Figures:
+    plugins, settings = ALL_WAYS[name](window, url)
+    requests = asyncio.run(play(run, *plugins, **settings))
+    packed = any(isinstance(plugin, ContextPackPlugin) for plugin in plugins)
+    stored = {key: text for one in (folders([url]) if packed else []) for key, text in stored_texts(one).items()}
+    row = figures(run, requests, stored, window)
+    sent = row["tokens"][0]
+    return {
+        **{name: row[name] for name in ("over", "answered", "or read")},
+        "lines": score(run, requests, window).figures(window)["lines"],
+        "price": (sum(prices(requests)), len(requests)),
+        "a read": (CACHED_PRICE * sent + _READ_TOKENS * len(requests), len(requests)),
+    }
+
+
+def measured(runs: Sequence[Mapping[str, Any]], name: str, window: int) -> list[Figures]:
+    return [session(run, name, window, f"memory://price-{abs(hash(name))}-{at}") for at, run in enumerate(runs)]
+
+
+def point(sessions: Sequence[Figures]) -> tuple[float, float]:
+    """The means of a way's price and of what it answers in percent."""
+    return tuple(  # type: ignore[return-value]
+        scale * sum(one[name][0] / one[name][1] for one in sessions if one[name][1]) / len(sessions)
+        for name, scale in (("price", 1.0), ("answered", 100.0))
+    )
+
+
+def plot(points: Mapping[tuple[str, str], tuple[float, float]]) -> str:
+    """A panel for each file: the price of a call to the right, what is answered upwards."""
+    width, height, left, top = 330, 260, 48, 30
+    files = list(dict.fromkeys(file for file, _ in points))
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {(width + left) * len(files) + 20} {height + top + 50}" '
+        'font-family="sans-serif" font-size="11" role="img" aria-label="The price of a call, and what is answered">'
+    ]
+    for at, file in enumerate(files):
+        own = {name: xy for (of, name), xy in points.items() if of == file}
+        most, x0, y0 = 1.1 * max(x for x, _ in own.values()), left + at * (width + left), top + height
+        drawn.append(f'<text x="{x0}" y="18" font-weight="bold">{file}</text>')
+        drawn.append(f'<path d="M{x0} {top}V{y0}H{x0 + width - 20}" fill="none" stroke="#667"/>')
+        drawn += [
+            f'<text x="{x0 - 6}" y="{y0 - height * share / 100 + 4:.0f}" text-anchor="end">{share}%</text>'
+            for share in (0, 25, 50, 75, 100)
+        ]
+        ticks = [round(most * part / 4, -2) for part in range(1, 4)]
+        drawn += [
+            f'<text x="{x0 + (width - 20) * tick / most:.0f}" y="{y0 + 16}" text-anchor="middle">{tick:,.0f}</text>'
+            for tick in ticks
+        ]
+        for name, (x, y) in own.items():
+            cx, cy = x0 + (width - 20) * x / most, y0 - height * y / 100
+            is_mark = "/" in name or name == "defaults"
+            colour = "#2563eb" if is_mark else "#b45309"
+            drawn.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{5 if name == "defaults" else 3}" fill="{colour}"/>')
+            drawn.append(f'<text x="{cx + 6:.1f}" y="{cy + 3:.1f}" font-size="8" fill="{colour}">{name}</text>')
+        drawn.append(f'<text x="{x0}" y="{y0 + 34}">price of a call, in tokens of uncached input</text>')
+    return "\n".join([*drawn, "</svg>", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--window", type=int, default=16_000)
+    parser.add_argument("--limit", type=int, help="only so many sessions of each file")
+    parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl", "locomo.json"], metavar="NAME")
+    parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=list(ALL_WAYS), metavar="NAME")
+    parser.add_argument("--plot", type=Path, help="where an SVG of price and answers is written")
+    given = parser.parse_args()
+    if not (data := os.environ.get("AETHER_CONTEXT_DATA")):
+        print("skipped: AETHER_CONTEXT_DATA names no folder with recorded runs")
+        return
+    points: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def rows() -> Iterator[tuple[list[str], list[Figures]]]:
+        for file in given.files:
+            runs = long_runs(Path(data, file), given.window)[: given.limit]
+            for way in given.ways if runs else ():
+                sessions = measured(runs, way, given.window)
+                points[file, way] = point(sessions)
+                yield [file, way], sessions
+
+    print_table(("file", "way"), COLUMNS, rows())
+    if given.plot:
+        given.plot.write_text(plot(points))
+
+
+if __name__ == "__main__":
+    main()
