@@ -6,6 +6,7 @@ stale, and exits with 1 where there are any.
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -25,6 +26,8 @@ from aether_context.plans import schema
 from aether_context.store import Manifest
 
 PAGES = Path(__file__).parent
+SCHEMA = PAGES / "policy.schema.json"
+"""The JSON schema of policies, by which editors complete and check a TOML file."""
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 _OPERANDS: Mapping[str, str] = {
     "PACK": "A call's number, `latest`, the beginning of a pack's id, or the hash at its end.",
@@ -210,18 +213,20 @@ PARTS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def rendered(page: str) -> str:
-    """A page's text with its generated parts made anew.
+def rendered(path: Path) -> str:
+    """A page's text with its generated parts made anew, or the whole text of the schema.
 
     Raises:
-        KeyError: it names a part that does not exist.
+        KeyError: the page names a part that does not exist.
     """
-    return _PART.sub(lambda found: f"{found['open']}{PARTS[found['name']]()}\n{found['close']}", page)
+    if path == SCHEMA:
+        return json.dumps(policy.PackPolicy.model_json_schema(), indent=1, ensure_ascii=False) + "\n"
+    return _PART.sub(lambda found: f"{found['open']}{PARTS[found['name']]()}\n{found['close']}", _text(path))
 
 
 def stale() -> list[Path]:
     """The pages whose generated parts differ from what the code says now."""
-    return [path for path in sorted(PAGES.glob("*.md")) if rendered(_text(path)) != _text(path)]
+    return [path for path in (*sorted(PAGES.glob("*.md")), SCHEMA) if rendered(path) != _text(path)]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -231,13 +236,13 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{path.name} is stale: run python docs/generate.py")
         return int(bool(outdated))
     for path in outdated:
-        path.write_text(rendered(_text(path)), encoding="utf-8")
+        path.write_text(rendered(path), encoding="utf-8")
         print(f"{path.name} is written")
     return 0
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _directive(package: str, name: str, value: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from failing import FailingFileSystem
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
@@ -400,3 +400,21 @@ def test_what_a_pack_without_its_replay_file_says_is_shown(store: PackStore) -> 
     assert CliRunner().invoke(main, ["replay", first.pack_id, *url]).exit_code == 0
     told = verify(store).faults
     assert list(told) == [store.files.below_base(store.place(last))]
+
+
+def test_a_session_is_forgotten_by_its_id_where_one_has_it(store: PackStore) -> None:
+    for user, session in (("ann", "s1"), ("ann", "s2"), ("bob", "s2")):
+        Chat(plugin=ContextPackPlugin(store=store), user=user, session=session).say("hello")
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(main, [*words, "--store", store.url])
+
+    assert [line.split()[5] for line in run("list").stdout.splitlines()[1:]] == ["ann", "ann", "bob"]
+    several = run("forget", "--session", "s2", "--yes")
+    assert several.exit_code == 2
+    assert "--app shop --user ann, --app shop --user bob" in several.output
+    assert run("forget", "--session", "nope", "--yes").exit_code == 3
+    assert len(list(store.manifests())) == 3
+    assert run("forget", "--session", "s1", "--yes").exit_code == 0
+    assert run("forget", "--session", "s2", "--user", "bob", "--yes").exit_code == 0
+    assert [(one.user, one.session) for one in store.manifests()] == [("ann", "s2")]

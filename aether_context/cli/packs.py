@@ -78,7 +78,18 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     elif not places:
         say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
-        columns = (">call", "pack", "time (UTC)", "app", "session", "agent", ">tokens / window", "epoch", "asked")
+        columns = (
+            ">call",
+            "pack",
+            "time (UTC)",
+            "app",
+            "user",
+            "session",
+            "agent",
+            ">tokens / window",
+            "epoch",
+            "asked",
+        )
         print_table(columns, rows)
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
@@ -92,7 +103,7 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
     user_words = one_line(manifest.words, 60)
-    return manifest.number, manifest.pack_id, time, manifest.app, manifest.session, agent, room, epoch, user_words
+    return manifest.number, manifest.pack_id, time, *manifest.session_key, agent, room, epoch, user_words
 
 
 def _value(store: PackStore, manifest: Manifest) -> JSON:

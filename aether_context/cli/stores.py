@@ -67,8 +67,10 @@ def forget_files(
         owners = store.owners(app, user)
         plans = {owner: older_than(store, owner, days * DAY_SECONDS, time.time()) for owner in owners}
     else:
+        if session is not None and (app is None or user is None):
+            app, user = _owner_of(store, app, user, session)
         if app is None or user is None:
-            raise PolicyError("name --app and --user, or give --older-than DAYS", field="user")
+            raise PolicyError("name --app and --user, or --session, or give --older-than DAYS", field="user")
         try:
             plans = {store.files.place(app, user): all_of(store, app, user, session)}
         except StoreError:  # what waits on this machine goes all the same
@@ -82,6 +84,24 @@ def forget_files(
         carry_out(store, plan)
     _show(store, plans, whose, delete, as_json)
     return NOT_THERE if any(plan.unreadable for plan in plans.values()) else 0
+
+
+def _owner_of(store: PackStore, app: str | None, user: str | None, session: str) -> tuple[str, str]:
+    """The app and the user of the one session with an id.
+
+    Raises:
+        PackNotFound: there is none.
+        PolicyError: several have it.
+    """
+    whose = packs.whose(app=app, user=user, session=session)
+    sessions = {place.rpartition("/packs/")[0]: place for place in packs.require(store).listed(app, user, session)}
+    owners = sorted(store.read(place).session_key[:2] for place in sessions.values())
+    if not owners:
+        raise PackNotFound(f"no packs{whose} in {store.url}: name --app and --user, too, to delete what else is there")
+    if len(owners) > 1:
+        named = ", ".join(f"--app {app} --user {user}" for app, user in owners[:3])
+        raise PolicyError(f"{len(owners)} sessions are{whose}: name one of {named}", field="session")
+    return owners[0]
 
 
 def _show(store: PackStore, plans: dict[str, Removal], whose: str, delete: bool, as_json: bool) -> None:
