@@ -110,12 +110,13 @@ _AMOUNTS = st.integers(0, 10**6)
 _ANY = st.one_of(
     st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans(), st.just({"input_tokens": 1})
 )
+_RECORD = st.one_of(_ANY, st.dictionaries(st.sampled_from([*Totals._fields, "other"]), _ANY, max_size=4))
 ACCOUNTS: Any = (("session", ""), ("invocation", HERE["invocation"]), ("agent", HERE["agent"]))
 
 
 @given(
     booked=st.lists(st.tuples(_AMOUNTS, _AMOUNTS), max_size=8),
-    told=st.lists(st.lists(st.one_of(_ANY, st.lists(_ANY, max_size=14)), max_size=4), max_size=8),
+    told=st.lists(st.dictionaries(st.sampled_from([*(scope for scope, _ in ACCOUNTS), "other"]), _RECORD), max_size=8),
 )
 def test_no_history_makes_any_number_smaller(booked: list[tuple[int, int]], told: list[Any]) -> None:
     ledger = TokenLedger()

@@ -47,7 +47,8 @@ def test_a_stream_has_one_outcome_with_the_final_usage() -> None:
     assert said["host"] == "kept"
     assert said["aether_context"]["pack_id"] == manifest.pack_id
     assert said["aether_context"]["request_tokens"] == manifest.request_tokens
-    assert said["aether_context"]["usage"][0][:2] == [1, 33]
+    assert said["aether_context"]["usage"]["session"]["input_tokens"] == 33
+    assert said["aether_context"]["reports"]["baseline"]["reported"] == 33
     assert all("aether_context" not in (event.custom_metadata or {}) for event in events[:-1])
 
 

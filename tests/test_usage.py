@@ -93,7 +93,7 @@ def test_each_event_carries_its_call_and_the_totals_so_far() -> None:
     chat = Chat(script=[*loop(2), "done"], tools=[look_up])
     chat.say("go")
     said = held(chat)
-    found = [Totals.from_record(one["usage"][0]) for one in said]
+    found = [Totals.from_record(one["usage"]["session"]) for one in said]
     assert [one.calls for one in found if one is not None] == [1, 2, 3]
     assert found[-1] == totals(chat)
     cost = pytest.approx(Decimal(3 * (80 * 0.3 + 40 * 0.03 + 7 * 2.5) / 1e6))
@@ -101,7 +101,7 @@ def test_each_event_carries_its_call_and_the_totals_so_far() -> None:
     last = said[-1]
     assert last["pack_id"] == chat.manifests()[-1].pack_id
     assert last["request_tokens"] == chat.manifests()[-1].request_tokens
-    assert last["usage"][1:] == [[], []], "invocation and agent equal the session"
+    assert [*last["usage"]] == ["session"], "invocation and agent equal the session"
     assert "budget" not in last
 
 

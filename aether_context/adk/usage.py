@@ -320,7 +320,7 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
         if event.id == session.last_event:
             break
         recorded_totals = noted(event).get("usage")
-        if not isinstance(recorded_totals, list):
+        if not isinstance(recorded_totals, Mapping):
             untold += [] if agents or event.partial else [event]
         elif event.author not in agents:
             agents.add(event.author)
@@ -451,7 +451,8 @@ class Calibrations:
         if not pack.source.host.passthrough_reason:
             metadata["request_tokens"] = pack.tokens.expected
         if (reports := self._reports.get(agent_key(pack.identity))) is not None:
-            metadata["reports"] = _REPORTS.dump_python(reports, mode="json")
+            baseline = reports.baseline._asdict() if reports.baseline is not None else None
+            metadata["reports"] = {**reports._asdict(), "baseline": baseline}
         return metadata
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:

@@ -160,17 +160,15 @@ class Totals(NamedTuple):
     def plus(self, other: Totals) -> Totals:
         return Totals._make(map(operator.add, self, other))
 
-    def record(self) -> list[JSON]:
-        """The sums as a list of numbers in their order, without zeros at its end, but never empty."""
-        values: list[JSON] = [float(value) if isinstance(value, Decimal) else value for value in self]
-        while not values[-1] and len(values) > 1:
-            values.pop()
-        return values
+    def record(self) -> dict[str, JSON]:
+        """The sums that are not 0, by name."""
+        sums = self._asdict().items()
+        return {name: float(value) if isinstance(value, Decimal) else value for name, value in sums if value}
 
     @classmethod
     def from_record(cls, value: object) -> Totals | None:
         """Sums from their record; None where it is none."""
-        return valid(_TOTALS, value) if isinstance(value, list) else None
+        return valid(_TOTALS, value) if isinstance(value, Mapping) else None
 
 
 _TOTALS = TypeAdapter(Totals, config=ConfigDict(defer_build=True))
@@ -361,16 +359,18 @@ class TokenLedger:
         if (opened := self._opened(invocation, agent, branch)) is not None:
             opened.planned = None
 
-    def standing(self, *, invocation: str, agent: str) -> list[JSON]:
+    def standing(self, *, invocation: str, agent: str) -> dict[str, JSON]:
         """The records of the totals of session, invocation and agent, to be kept with a call of this agent. One that
-        equals the session's is empty."""
-        session, *other_totals = (self._totals(scope, name) for scope, name in _names(invocation, agent))
-        return [session.record(), *([] if totals == session else totals.record() for totals in other_totals)]
+        equals the session's is left out."""
+        session = self._totals("session", "")
+        named = {scope: self._totals(scope, name) for scope, name in _names(invocation, agent)}
+        return {scope: totals.record() for scope, totals in named.items() if scope == "session" or totals != session}
 
-    def resume(self, recorded_totals: list[JSON], *, invocation: str, agent: str) -> None:
+    def resume(self, recorded_totals: Mapping[str, JSON], *, invocation: str, agent: str) -> None:
         """Goes on from what `standing` gave. No number of an account becomes smaller by it."""
-        for (scope, name), record in zip(_names(invocation, agent), recorded_totals, strict=False):
-            if (recorded := Totals.from_record(record or recorded_totals[0])) is not None:
+        for scope, name in _names(invocation, agent):
+            record = recorded_totals.get(scope, recorded_totals.get("session"))
+            if (recorded := Totals.from_record(record)) is not None:
                 self._spent[scope][name] = Totals._make(map(max, self._totals(scope, name), recorded))
 
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
