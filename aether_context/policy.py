@@ -510,10 +510,11 @@ class PackPolicy(_Settings):
         fields: Mapping[str, Any] = {"profile": own} if isinstance(own, str) else own
         profile = profile or fields.get("profile", self.profile)
         rest = {field: value for field, value in fields.items() if field != "profile"}
-        if not rest:
+        if not fields:
             return self.for_profile(profile)
-        base = PackPolicy(**self.model_dump(exclude_unset=True, exclude={"agents"}))
-        return base.for_profile(profile).changed(**rest)
+        # Without the tables, each of which is checked by this where a policy is made.
+        base = PackPolicy(**self.model_dump(exclude_unset=True, exclude={"agents"})).for_profile(profile)
+        return base.changed(**rest) if rest else base
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.

@@ -9,7 +9,8 @@ from google.adk.workflow import START, Workflow
 from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
-from aether_context.errors import PolicyError
+from aether_context.adk import ContextPackPlugin
+from aether_context.errors import PolicyError, StepTooLarge
 
 
 def agent(name: str, *script: object, **settings: object) -> LlmAgent:
@@ -39,7 +40,7 @@ evidence = { low = 0.2, high = 0.5 }
 """
     )
     policy = PackPolicy.load(path)
-    assert policy.for_agent("clerk") == policy.for_profile("research")
+    assert policy.for_agent("clerk") == PackPolicy(profile="research", max_input_tokens=9_000)
     assert policy.for_agent("nobody") is policy
     travel = policy.for_agent("travel")
     assert (travel.max_input_tokens, travel.sees, travel.profile) == (5_000, "own", "coding")
@@ -48,6 +49,29 @@ evidence = { low = 0.2, high = 0.5 }
     assert travel.budget.shares.conversation == policy.for_profile("coding").budget.shares.conversation
     assert policy.for_agent("travel", "test_cases").profile == "test_cases"
     assert PackPolicy(**policy.model_dump(mode="json", exclude_unset=True)).digest == policy.digest
+
+
+def test_tables_that_name_a_profile_alone_stand_beside_each_other():
+    policy = PackPolicy(agents={"writer": "research", "planner": {"profile": "coding"}, "clerk": "test_cases"})
+    assert [policy.for_agent(name).profile for name in policy.agents] == ["research", "coding", "test_cases"]
+    chat = Chat(policy=policy)
+    chat.say("hello")
+    assert [one.profile for one in chat.manifests()] == ["test_cases"]
+
+
+def test_a_step_too_large_is_answered_as_the_agents_own_policy_says():
+    policy = PackPolicy(max_input_tokens=400, on_invalid="raise", agents={"clerk": {"on_invalid": "respond"}})
+    chat = Chat(policy=policy, instruction="Rule. " * 900)
+    assert chat.say("hello")[-1].error_code == "step_too_large"
+    agents = {"other": {"on_invalid": "respond"}}
+    other = Chat(policy=PackPolicy(max_input_tokens=400, on_invalid="raise", agents=agents), instruction="Rule. " * 900)
+    with pytest.raises((RuntimeError, StepTooLarge)):
+        other.say("hello")
+
+
+def test_an_agents_critic_is_looked_up_where_the_plugin_is_made():
+    with pytest.raises(PolicyError, match="critic"):
+        ContextPackPlugin(policy=PackPolicy(agents={"clerk": {"acceptance": {"critic": "no-such-model"}}}))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import InMemoryRunner
 from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
 from scripted import Chat, Scripted, call, exact, new_store
 
 from aether_context import PackPolicy
@@ -49,6 +54,7 @@ def test_observing_records_what_would_have_been_sent_and_changes_nothing() -> No
 def test_observing_stops_no_run(policy) -> None:
     chat, _ = observing(policy=policy)
     assert len(chat.sent) == 4
+    assert not any(event.actions.escalate for event in asyncio.run(chat.held()).events)
 
 
 def test_a_refused_call_is_not_asked_again() -> None:
@@ -64,6 +70,69 @@ def test_a_refused_call_is_not_asked_again() -> None:
     with pytest.raises(ValueError, match="maximum context"):
         chat.say("word " * 3_000)
     assert len(llm.sent) == 1
+
+
+def test_a_refusal_teaches_an_observer_nothing() -> None:
+    class Refusing(Scripted):
+        async def generate_content_async(self, llm_request, stream=False):
+            self.sent.append(llm_request)
+            yield LlmResponse(
+                error_code="400",
+                error_message="This model's maximum context length is 1000 tokens, however you requested 9000 tokens",
+            )
+
+    store = new_store()
+    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=20_000), store=store, observe=True)
+    chat = Chat(plugin=plugin, agent=LlmAgent(name="clerk", model=Refusing(script=[], sent=[])))
+    chat.say(*["word " * 3_000] * 3)
+    assert [manifest.window for manifest in store.manifests()] == [20_000] * 3
+
+
+def test_a_policy_beside_arms_is_that_of_observe_or_refused() -> None:
+    with pytest.raises(PolicyError, match="goes with no arm"):
+        ContextPackPlugin(policy="research", store=new_store(), arms={"chat": 0.5, "coding": 0.5})
+    ContextPackPlugin(policy="research", store=new_store(), arms={"chat": 0.5, "observe": 0.5})
+
+
+def test_a_runner_in_a_tool_has_the_arm_of_its_caller() -> None:
+    store = new_store()
+    plugin = ContextPackPlugin(store=store, arms={"chat": 0.5, "coding": 0.5}, on_error="raise")
+
+    async def research(question: str) -> str:
+        """Researches."""
+        helper = LlmAgent(name="helper", model=Scripted(script=["found"], sent=[]))
+        runner = InMemoryRunner(app=App(name="inner", root_agent=helper, plugins=[plugin]))
+        await runner.session_service.create_session(app_name="inner", user_id="ann", session_id=question)
+        message = types.UserContent(question)
+        async for _ in runner.run_async(user_id="ann", session_id=question, new_message=message):
+            pass
+        return "ok"
+
+    for number in range(8):
+        script = [call("research", question=f"q{number}"), "done"]
+        Chat(plugin=plugin, script=script, tools=[research], session=f"s{number}").say("Hello.")
+    arms = {manifest.session: manifest.arm for manifest in store.manifests()}
+    assert len(arms) == 16
+    assert all(arms[f"q{number}"] == arms[f"s{number}"] for number in range(8))
+    assert {arm_of(f"q{number}", {"chat": 0.5, "coding": 0.5}) == arms[f"s{number}"] for number in range(8)} == {
+        True,
+        False,
+    }, "their own ids would lead elsewhere"
+
+
+def test_a_plain_pack_names_its_arm(monkeypatch) -> None:
+    store = new_store()
+    plugin = ContextPackPlugin(store=store, arms={"chat": 0.5, "coding": 0.5})
+    chat = Chat(plugin=plugin, session="s1")
+
+    def fails(*given: object, **more: object) -> None:
+        raise RuntimeError("nothing is found")
+
+    monkeypatch.setattr("aether_context.adk.request.recall.Recall.rank", fails)
+    chat.say("hello")
+    (manifest,) = store.manifests()
+    assert any("packed plainly" in note for note in manifest.degradations)
+    assert manifest.arm == arm_of("s1", {"chat": 0.5, "coding": 0.5})
 
 
 def test_sessions_fall_to_arms_by_their_shares_and_stay() -> None:

@@ -13,12 +13,12 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, caller_of, session_key
+from aether_context.adk.call import SessionKey, caller_of, session_key
 from aether_context.adk.failures import InvalidPlan, stands_back
 from aether_context.adk.packer import RequestPacker
-from aether_context.adk.request.contents import AgentState
 from aether_context.adk.second_try import copy_of
 from aether_context.adk.usage import Calibrations
+from aether_context.adk.windows import Limits, Windows
 from aether_context.adk.wiring import PackerParts
 from aether_context.canonical import hash_text, short
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
@@ -30,18 +30,6 @@ OBSERVE = "observe"
 _DIGITS, _MOST_SESSIONS = 12, 4_096
 
 
-class Arm(RequestPacker):
-    """A packer whose manifests say by name what it is one of."""
-
-    def __init__(self, name: str, parts: PackerParts) -> None:
-        super().__init__(parts)
-        self._arm = name
-
-    async def _enrich(self, call: ModelCall, state: AgentState) -> PreparedCall:
-        read = await super()._enrich(call, state)
-        return read.with_source(host=read.source.host._replace(arm=self._arm))
-
-
 class _Unlearned(Calibrations):
     """Learns nothing: what a provider reports is of a request that was not packed."""
 
@@ -49,20 +37,31 @@ class _Unlearned(Calibrations):
         """Leaves a report aside."""
 
 
-class Observer(Arm):
+class _Untaught(Windows):
+    """Learns nothing: what a provider refuses was not packed."""
+
+    def learn(self, *args: Any, **options: Any) -> Limits:
+        """Leaves a refusal aside."""
+        return {}
+
+
+class Observer(RequestPacker):
     """Records what it would have sent, packed from a copy, and leaves every request as it is."""
 
     def __init__(self, parts: PackerParts) -> None:
-        super().__init__(OBSERVE, parts)
+        super().__init__(parts, OBSERVE)
+        parts.windows = _Untaught()
         parts.calibrations = _Unlearned(parts.recorder.store, parts.recorder.later)
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         if stands_back(self._failures, self.store.url, callback_context, llm_request):
             return None
+        escalate = callback_context.actions.escalate
         try:
             await super().before_model(callback_context, copy_of(llm_request))
         except (InvalidPlan, BudgetExceededError, StepTooLarge) as error:
             self._failures.report(f"as it would have ended the run: {type(error).__name__}: {error}")
+        callback_context.actions.escalate = escalate  # a limit of the policy ends no run
         # So that a packer behind it knows this very request again.
         stands_back(self._failures, self.store.url, callback_context, llm_request)
         self._state(callback_context).first_try = None  # what is refused is not asked for again
@@ -73,7 +72,7 @@ def _packer(name: str, policy: PackPolicy | str | Path | None, options: Mapping[
     if name == OBSERVE:
         return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}))
     parts = PackerParts(policy, **options)
-    return Arm(name, parts) if name else RequestPacker(parts)
+    return RequestPacker(parts, name)
 
 
 class Arms:
@@ -91,6 +90,8 @@ class Arms:
             observe or not arms or min(arms.values()) <= 0 or not math.isclose(sum(arms.values()), 1)
         ):
             raise PolicyError(f"arms = {arms!r}: give shares above 0 that sum to 1, without observe=True", field="arms")
+        if arms is not None and policy is not None and OBSERVE not in arms:
+            raise PolicyError(f"policy = {policy!r} goes with no arm: each key of arms is a policy", field="policy")
         self._shares: Mapping[str, float] = arms or {}
         self._chosen: SharedLRU[SessionKey, str] = SharedLRU(_MOST_SESSIONS)
         named = (
@@ -104,19 +105,15 @@ class Arms:
     def first(self) -> RequestPacker:
         return next(iter(self.packers.values()))
 
-    def of(self, context: CallbackContext) -> RequestPacker:
-        """The packer of a session: by a hash of its id; of an agent that runs as a tool its caller's."""
+    def of(self, context: CallbackContext | InvocationContext) -> RequestPacker:
+        """The packer of a session: by a hash of its id; of one that a tool of another runs that one's."""
         return self._of(session_key(context)) if self._shares else self.first
-
-    def of_invocation(self, invocation: InvocationContext) -> RequestPacker:
-        session = invocation.session
-        return self._of((session.app_name, session.user_id, session.id)) if self._shares else self.first
 
     def _of(self, key: SessionKey) -> RequestPacker:
         name = self._chosen.get(key)
         if name is None:
             caller = caller_of(key)
-            origin = caller.session if caller is not None and caller.is_agent else key
+            origin = caller.session if caller is not None else key
             name = self._chosen.get(origin) or arm_of(origin[2], self._shares)
             self._chosen.put(key, name)
         return self.packers[name]

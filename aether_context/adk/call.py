@@ -54,7 +54,7 @@ def caller_of(key: SessionKey) -> Caller | None:
     return caller if caller is not None and caller.session != key else None
 
 
-def session_key(context: CallbackContext) -> SessionKey:
+def session_key(context: CallbackContext | InvocationContext) -> SessionKey:
     session = context.session
     return (session.app_name, session.user_id, session.id)
 

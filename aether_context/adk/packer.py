@@ -42,11 +42,15 @@ _SIGNED_THOUGHT = "redact_prompt: a signed thought holds what is masked, and is 
 
 
 class RequestPacker:
-    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops."""
+    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops.
 
-    def __init__(self, parts: PackerParts) -> None:
+    Args:
+        arm: the name in manifests of the arm that it is one of.
+    """
+
+    def __init__(self, parts: PackerParts, arm: str = "") -> None:
         self.policy, self.store, self.ledgers = parts.policy, parts.store, parts.ledgers
-        self._parts, self._failures, self._learning = parts, parts.failures, Learning(parts)
+        self._parts, self._failures, self._learning, self._arm = parts, parts.failures, Learning(parts), arm
         self._policy_of = lru_cache(_MOST_POLICIES)(
             lambda agent, profile, level: self.policy.for_agent(agent, profile).economical(level)
         )
@@ -90,7 +94,7 @@ class RequestPacker:
             except (InvalidPlan, BudgetExceededError):
                 raise
             except StepTooLarge as error:
-                if self.policy.on_invalid != "respond":
+                if self._policy_of(callback_context.agent_name, "", 0).on_invalid != "respond":
                     raise
                 span.error = "step_too_large"
                 answer = answer_in_place(span.error, f"This step does not fit the model's window: {error}.")
@@ -242,12 +246,16 @@ class RequestPacker:
 
     async def _enrich(self, call: ModelCall, state: AgentState) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        read = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, state))
+        read = await self._parts.offloader.focus(await self._gather(self._parts.gatherer, call, state))
         read = await self._parts.recall.rank(read)
         if not read.source.request.first_call or not read.source.epoch.cut_count:
             return read
         sent = read.source.request.positions
         return await self._parts.recall.turns(read, self._parts.gatherer.history(state), sent)
+
+    async def _gather(self, gatherer: Gatherer, call: ModelCall, state: AgentState) -> PreparedCall:
+        read = await gatherer.gather(call, state)
+        return read.with_source(host=read.source.host._replace(arm=self._arm)) if self._arm else read
 
     async def _build(self, read: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
@@ -354,7 +362,8 @@ class RequestPacker:
             policy = self._policy_of(context.agent_name, "", 0).changed(on_invalid="warn", **plain)
             planned = PlannedCall(problems=(f"packed plainly after {problem}",))
             call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
-            read = await Gatherer(SessionRecords(), self._parts.waits).gather(call, AgentState(state.key))
+            gatherer = Gatherer(SessionRecords(), self._parts.waits)
+            read = await self._gather(gatherer, call, AgentState(state.key))
             counter = counter_for("")
             pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
             return self._send(read._replace(counter=counter.name), pack, state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.arms import Arms
 from aether_context.adk.call import calling
 from aether_context.adk.failures import OnError
+from aether_context.adk.wiring import store_of
 from aether_context.errors import PolicyError
 from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore
-from aether_context.store.packs import DEFAULT_STORE
 from aether_context.usage import LedgerReport
 
 
@@ -79,13 +78,11 @@ class ContextPackPlugin(BasePlugin):
         if name in (*PROFILES, *PRESETS):
             raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
-        if not isinstance(store, PackStore):
-            store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
         self._arms = Arms(
             policy,
             observe=observe,
             arms=arms,
-            store=store,
+            store=store_of(store),
             on_error=on_error,
             summarizer=summarizer,
             checks=checks,
@@ -175,10 +172,10 @@ class ContextPackPlugin(BasePlugin):
         calling(tool, tool_context)
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        await self._arms.of_invocation(invocation_context).flush(invocation=invocation_context)
+        await self._arms.of(invocation_context).flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._arms.of_invocation(invocation_context).on_run_error(invocation_context)
+        await self._arms.of(invocation_context).on_run_error(invocation_context)
 
     async def close(self) -> None:
         await asyncio.gather(*(packer.flush(timeout_seconds=4.0) for packer in self._arms.packers.values()))

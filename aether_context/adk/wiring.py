@@ -75,9 +75,7 @@ class PackerParts:
     ) -> None:
         self.failures = failures = Failures(on_error)
         self.policy = policy = own_policy(policy, summarizer, critic)
-        if not isinstance(store, PackStore):
-            store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
-        self.store = store
+        self.store = store = store_of(store)
         policies = [policy.for_agent(agent) for agent in ("", *policy.agents)]
         for of_agent in policies:
             strategies_of(of_agent.conversation)
@@ -88,10 +86,10 @@ class PackerParts:
             logger.addFilter(MaskedLogs(policy.mask))
         self.asks_models = asks_models
         self.summarizer = ModelSummarizer(store, self.recorder.later, _object_of(summarizer))
+        self.reviewer = Reviewer(checks, _object_of(critic))
         for of_agent in policies:
             self.summarizer.check(of_agent.compress.summarizer)
-        self.reviewer = Reviewer(checks, _object_of(critic))
-        self.reviewer.check(policy.acceptance.critic)
+            self.reviewer.check(of_agent.acceptance.critic)
         self.states, self.waits, records = AgentStates(), Waits(), SessionRecords()
         self.ledgers, self.windows = Ledgers(policy.limits), Windows()
         self.calibrations = Calibrations(store, self.recorder.later)
@@ -105,6 +103,13 @@ class PackerParts:
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
         self.cache = TokenCache()
         warm_up(policy.record != "off", policy.retrieval.recall)
+
+
+def store_of(store: PackStore | str | None) -> PackStore:
+    """The store that is given, else the environment's, else the default one."""
+    if isinstance(store, PackStore):
+        return store
+    return PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
 
 
 def _sees_own(policy: PackPolicy, context: ToolContext) -> bool:
