@@ -12,6 +12,7 @@ from google.genai import types
 from scripted import Chat, call, look_up
 
 from aether_context.adk.request.contents import AgentContents, CallContents
+from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.reader import Reader
 from aether_context.pack import Content
 
@@ -87,6 +88,7 @@ def call_contents(kept: AgentContents, reader: Reader, *loaded: types.Content) -
 def test_an_edit_is_seen_and_a_copy_is_taken_over(made: Any, edit: Any) -> None:
     kept, reader, raw = AgentContents(), CountingReader(), made()
     first = call_contents(kept, reader, raw)[0]
+    kept.answered_until = 1
     again = call_contents(kept, reader, copy.deepcopy(raw))
     assert again[0] is first
     assert not again.has_changed
@@ -173,3 +175,34 @@ def test_long_loops_give_the_same_packs_as_a_process_that_knows_nothing() -> Non
         return [text for sent in chat.sent for text in sent.wires]
 
     assert run(forgets=False) == run(forgets=True)
+
+
+def test_a_call_sends_its_own_contents_whatever_one_beside_it_reads() -> None:
+    def beside(text: str) -> CallContents:
+        response = types.FunctionResponse(name="run", id="c1", response={"result": text})
+        raw = [types.Content(role="user", parts=[types.Part(function_response=response)])]
+        return CallContents(kept, reader, "gemini", raw, 0, lambda _, content: content, lambda _: NOTHING)
+
+    def sent(contents: CallContents) -> str:
+        return str(contents.shown([NOTHING], 0).parts[0].function_response.response)  # type: ignore[union-attr, index]
+
+    kept, reader = AgentContents(), Reader()
+    first, second = beside("one\x1b[31m"), beside("two\x1b[31m")
+    assert first[0] != second[0]
+    assert "one" in sent(first)
+    assert "\x1b" not in sent(first)
+    kept.entries.clear()  # which a third one may do
+    assert "two" in sent(second)
+    assert "\x1b" not in sent(second)
+
+
+def test_an_instruction_among_the_contents_has_nothing_read_twice() -> None:
+    chat = Chat(
+        script=[*(call("look_up", key=f"k{at}") for at in range(4)), "done", "fine"],
+        tools=[look_up],
+        instruction="The day is {day?}.",
+        settings={"static_instruction": "You help."},
+    )
+    with patch.object(Gatherer, "gather", autospec=True, side_effect=Gatherer.gather) as gather:
+        chat.say("hi", "again")
+    assert gather.call_count == len(chat.sent) == 6

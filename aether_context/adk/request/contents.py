@@ -86,8 +86,9 @@ class CallContents(dict[int, Content]):
         self._kept, self._reader, self._model = kept, reader, model
         self._loaded, self._first = loaded, first
         self._authored, self._earlier = authored, earlier
+        self._shown: dict[int, types.Content | None] = {}
         self.has_changed = False
-        """Whether the host shows something else in the place of a content that was read at an earlier call."""
+        """Whether the host shows something else in the place of a content that an earlier call answered."""
 
     def __missing__(self, at: int) -> Content:
         if at < self._first:
@@ -96,8 +97,11 @@ class CallContents(dict[int, Content]):
             raw, entries = self._loaded[at - self._first], self._kept.entries
             entry = entries.get(at)
             if entry is None or not _is_same(raw, entry.snapshot):
-                self.has_changed = self.has_changed or entry is not None
+                # What no answer follows yet, as an instruction among the contents, may stand elsewhere at each call.
+                is_answered = at - self._first < self._kept.answered_until
+                self.has_changed = self.has_changed or (entry is not None and is_answered)
                 entry = entries[at] = _Read(_snapshot(raw), *self._reader.read(raw, self._model))
+            self._shown[at] = entry.shown
             content = self._authored(raw, entry.content) if entry.content.agent else entry.content
         self[at] = content
         return content
@@ -106,8 +110,9 @@ class CallContents(dict[int, Content]):
         """A content as it is sent: with escapes in the place of what nobody sees, where others wrote it."""
         if at < self._first:
             return self._reader.shown(contents[at], self._model)
-        entry = self._kept.entries.get(at)
-        return contents[at] if entry is None or entry.shown is None else entry.shown
+        if at not in self:
+            self[at]  # a call beside this one may have read something else at its place, or forgotten it
+        return self._shown[at] or contents[at]
 
     def forget_others(self) -> None:
         """Forgets what earlier calls read and this one did not."""
