@@ -10,13 +10,16 @@ from typing import Any
 import fsspec
 from fsspec import AbstractFileSystem
 
+LATE_SECONDS = 1.0
+
 
 class FailingFileSystem(AbstractFileSystem):
     """Files of this process, all instances together: synchronous, as SFTP and SMB are.
 
     ``down`` makes every call fail; ``refused`` are parts of paths that cannot be written; ``exits`` so many next
     calls out of the library's own threads raise SystemExit; each call takes ``delay_seconds``. `begin` and `end` are
-    of a fault by its name, of which calls that hang wait for the end.
+    of a fault by its name, of which calls that hang wait for the end; a write that is ``late`` fails, and arrives a
+    second later, behind what was written in its place meanwhile.
     """
 
     protocol = "failing"
@@ -79,6 +82,12 @@ class FailingFileSystem(AbstractFileSystem):
         if mode == "create" and path in self.held and not self.down:
             raise FileExistsError(path)
         self._check(path, value)
+        if self.fault == "late":
+            arrives = self.held.setdefault if mode == "create" else self.held.__setitem__
+            timer = threading.Timer(LATE_SECONDS, arrives, (path, value))
+            timer.daemon = True
+            timer.start()
+            raise TimeoutError("no answer to the PUT, which arrives later")
         self.held[path] = value
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from failing import FailingFileSystem
+from failing import LATE_SECONDS, FailingFileSystem
 from scripted import Chat, big_file, call, sound
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.store.spool import spool_of
+from aether_context.store.verification import verify
 
 Figure = Callable[[str, float], None]
 
@@ -92,7 +93,7 @@ def spool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     return str(request.param)
 
 
-FAULTS = ["down", "hangs", "refuses", "full", "third", "slow", "torn"]
+FAULTS = ["down", "hangs", "refuses", "full", "third", "slow", "torn", "late"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -108,6 +109,9 @@ def test_a_fault_of_the_store_costs_no_receipt_and_little_time(
         FailingFileSystem.end()
         turn(chat, 1 + TURNS)
         lost = missing(url, 2 * (2 + TURNS))
+    if fault == "late":
+        time.sleep(1.5 * LATE_SECONDS)
+        lost += 2 * (2 + TURNS) - packs(url) + len(verify(PackStore(url)).faults)
     figure("lost", lost)
     assert lost == 0
     if spool == "on":
