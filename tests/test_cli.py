@@ -397,3 +397,14 @@ def test_an_advised_command_names_its_store_where_the_environment_has_another(
     assert PackStore("artifacts").command("list") == "aether-context list"
     monkeypatch.setenv("AETHER_CONTEXT_STORE", "elsewhere")
     assert PackStore("artifacts").command("list") == "aether-context list --store artifacts"
+
+
+def test_inspect_names_the_settings_that_differ_from_the_profile() -> None:
+    policy = PackPolicy.load("research", max_input_tokens=9_000, conversation={"compact_at": 0.7})
+    chat = Chat(policy=policy)
+    chat.say("hello")
+    lines = run("inspect", "1", store=chat.store).stdout.splitlines()
+    (line,) = [line.split() for line in lines if line.split()[:1] == ["settings"]]
+    expected = "profile research · conversation.compact_at 0.7 · max_input_tokens 9000 · offload.mode off"
+    assert set(" ".join(line[1:]).split(" · ")) <= set(expected.split(" · "))
+    assert "conversation.compact_at 0.7" in " ".join(line)

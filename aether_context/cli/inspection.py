@@ -4,7 +4,7 @@ compared, what became of some words, and a pack that was not sent yet."""
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -27,6 +27,7 @@ from aether_context.reading import (
     view_under,
     why,
 )
+from aether_context.reading.packs import settings_of
 from aether_context.reading.sessions import read_back, reads_told
 from aether_context.store import Manifest, PackStore
 from aether_context.store.manifest import ContentList
@@ -198,4 +199,5 @@ def show_preview(
     elif request:
         print_request(view_of(pack, manifest), everything=everything)
     else:
-        print_pack(view_of(pack, manifest), everything=everything)
+        view = replace(view_of(pack, manifest), settings=settings_of(loaded_policy.for_agent(manifest.agent)))
+        print_pack(view, everything=everything)

@@ -33,7 +33,7 @@ def print_pack(
     say()
     _print_sections(
         {
-            f"PACK {manifest.pack_id}": _facts(manifest),
+            f"PACK {manifest.pack_id}": _facts(view),
             "LAYERS": _layers(manifest),
             "SIGNALS": _signals(manifest),
             "CACHE": _cache(manifest, view.outcome),
@@ -56,7 +56,8 @@ def _print_sections(sections: Mapping[str, Lines]) -> None:
             say()
 
 
-def _facts(manifest: Manifest) -> Lines:
+def _facts(view: PackView) -> Lines:
+    manifest, settings = view.manifest, view.settings
     plan_fields = (("task", manifest.task_id), ("step", manifest.step_id), ("role", manifest.role))
     plan = manifest.validity + (f": {manifest.invalid_reason}" if manifest.invalid_reason else "")
     branch = f" · branch {manifest.branch}" if manifest.branch else ""
@@ -75,11 +76,16 @@ def _facts(manifest: Manifest) -> Lines:
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)} · "
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
+        "settings": "unknown" if settings is None else one_line(_listed_settings(settings)),
         "epoch": f"{manifest.epoch_number}, "
         + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else f"extends {manifest.extends}"),
         "checksum": manifest.checksum,
     }
     return aligned(("", ""), facts.items())
+
+
+def _listed_settings(settings: Mapping[str, JSON]) -> str:
+    return " · ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _layers(manifest: Manifest) -> Lines:

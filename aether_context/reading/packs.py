@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from typing import Literal, TypeAlias
@@ -14,7 +15,7 @@ from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.strategy import summary_content
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
 from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, content_name, content_place
-from aether_context.policy import PackPolicy
+from aether_context.policy import PackPolicy, differing
 from aether_context.store import Manifest, record
 from aether_context.store.replay import Replayer, contents_of
 from aether_context.text.pairing import pair_results
@@ -89,6 +90,7 @@ class PackView:
         request: system, tools and contents in the order in which a provider's prefix cache reads them; None where it is
             unknown.
         outcome: how the model call ended; None where that is not recorded.
+        settings: the profile and what differs from it, by name; None where that is unknown.
         gaps: what could not be read, and why.
     """
 
@@ -99,6 +101,7 @@ class PackView:
     tools: Mapping[str, str] = field(default_factory=dict)
     request: tuple[Piece, ...] | None = None
     outcome: Mapping[str, JSON] | None = None
+    settings: Mapping[str, JSON] | None = None
     gaps: tuple[str, ...] = ()
 
     @property
@@ -152,11 +155,27 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
             except AetherContextError as error:
                 if not isinstance(error, ReplayIncomplete) or all(link.texts for link in replayer.line(manifest)):
                     gaps.append(f"{error}: the request is not shown")
+    with suppress(AetherContextError):
+        view = replace(view, settings=settings_of(replayer.policy(manifest)))
     try:
         view = replace(view, outcome=replayer.store.outcome(manifest))
     except StoreError as error:
         gaps.append(str(error))
     return replace(view, gaps=tuple(gaps))
+
+
+def settings_of(policy: PackPolicy) -> dict[str, JSON]:
+    """The profile, and the settings that differ from it, as ``conversation.compact_at``."""
+
+    def flat(value: JSON, name: str) -> Iterator[tuple[str, JSON]]:
+        if not isinstance(value, dict):
+            yield name, value
+            return
+        for inner, part in value.items():
+            yield from flat(part, f"{name}.{inner}" if name else inner)
+
+    usual = json.loads(PackPolicy(profile=policy.profile).canonical)
+    return {"profile": policy.profile, **dict(flat(differing(json.loads(policy.canonical), usual), ""))}
 
 
 def view_of(pack: Pack, manifest: Manifest) -> PackView:
@@ -187,7 +206,8 @@ def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pa
     """
     changed = policy.over(replayer.policy(manifest))
     pack = replayer.replay(manifest, changed, window=policy.window_of(manifest.model) or manifest.window).pack
-    return view_of(pack, record(pack, changed, manifest.counter, None).manifest)
+    view = view_of(pack, record(pack, changed, manifest.counter, None).manifest)
+    return replace(view, settings=settings_of(changed))
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple[dict[str, str], dict[str, Content]]:
