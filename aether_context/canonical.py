@@ -1,7 +1,7 @@
 """Canonical JSON and tagged hashes: the same value gives the same bytes on every machine.
 
 Canonical JSON here has sorted keys, no white space, non-ASCII characters as themselves in UTF-8, and no NaN or
-infinity. A lone surrogate, which UTF-8 cannot hold, is written as its ``\\uXXXX`` escape.
+infinity. A lone surrogate, which UTF-8 cannot hold, is written as its escape, ``\\u`` and four digits.
 """
 
 from __future__ import annotations

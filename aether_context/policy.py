@@ -527,9 +527,10 @@ class PackPolicy(_Settings):
         tighter: dict[str, dict[str, float]] = {}
         for section, values in PRESETS["cost_first"].items():
             for name, frugal in values.items():
-                level_value = getattr(getattr(self, section), name)
+                present = getattr(getattr(self, section), name)
+                present = frugal if present is None else present
                 # A higher floor leaves out more.
-                value = max(level_value, frugal) if name == "floor" else min(level_value or frugal, frugal)
+                value = max(present, frugal) if name == "floor" else min(present, frugal)
                 halved = value * 0.5 ** (level - 1) if name.startswith("compact_") else value
                 tighter.setdefault(section, {})[name] = halved
         return PackPolicy(**merged(self.model_dump(), tighter))

@@ -74,7 +74,7 @@ def test_it_is_built_from_a_name_alone_and_reads_the_environment(
     assert len(list(PackStore(tmp_path / "packs").manifests())) == 1
 
 
-def test_adk_loads_it_by_its_qualified_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_adk_loads_it_by_its_qualified_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_STORE", "memory://extra")
     from google.adk.cli.api_server import ApiServer
 

@@ -131,7 +131,7 @@ def test_readers_take_seven_parts_in_a_hundred_of_the_least_window_that_has_them
         talk = chat(policy=PackPolicy(max_input_tokens=4_000, offload={"mode": mode}))
         talk.say("hi")
         used.append(talk.manifests()[0].allocation["tools"].used)
-    assert 0 < used[0] - used[1] <= 300
+    assert 200 < used[0] - used[1] <= 280
 
 
 def test_an_agent_without_tools_of_its_own_has_no_readers_beside_one_that_has_them():

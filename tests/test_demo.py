@@ -59,10 +59,10 @@ def test_the_page_leads_with_the_result_and_ends_with_commands_that_run(demo: Ra
     result = re.fullmatch(rf"(\d+) calls in a window of 16,000 tokens: {ratios}; (\d+) would not have fitted", lines[1])
     assert result is not None
     assert int(result[1]) == len(demo.manifests)
-    assert float(result[2]) > 2
-    assert float(result[3]) > 1
-    assert int(result[4]) > 10
-    assert len(lines) - len(demo.manifests) < 20, "little stands beside the calls"
+    assert float(result[2]) > 3.5
+    assert float(result[3]) > 1.6
+    assert int(result[4]) >= len(demo.manifests) - 4, "the first calls have read little"
+    assert len(lines) - len(demo.manifests) < 19, "little stands beside the calls"
     example = next(one for one in demo.manifests if one.truncation_events)
     for command in (f"inspect {example.number}", f"replay {example.number}", "why settings", "verify"):
         words = [*command.split(), "--store", demo.store.url]
@@ -78,8 +78,8 @@ def test_the_readme_tells_what_the_demo_shows(demo: Ran) -> None:
     result = r"(\d+) calls .*: ([\d.]+) × fewer tokens, ([\d.]+) × cheaper; (\d+) would"
     shown = re.search(result, demo.output).groups()
     assert (calls, over) == (shown[0], shown[3])
-    assert abs({"four": 4, "five": 5, "six": 6}[fewer] - float(shown[1])) < 0.8
-    assert abs(float(cheaper) - float(shown[2])) < 0.3
+    assert abs({"four": 4, "five": 5, "six": 6}[fewer] - float(shown[1])) < 0.5
+    assert abs(float(cheaper) - float(shown[2])) < 0.15
 
 
 def compared(output: str) -> dict[str, list[str]]:
@@ -93,15 +93,15 @@ def compared(output: str) -> dict[str, list[str]]:
 def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
     rows = compared(demo.output)
     packed, plain = (int(cell.replace(",", "")) for cell in rows["input tokens"])
-    assert packed < plain / 2
+    assert packed < plain / 3.5
     largest = [int(cell.replace(",", "")) for cell in rows["largest request"]]
     assert largest[0] <= WINDOW < largest[1]
     over = [int(cell.split()[0]) for cell in rows["larger than the window"]]
     assert over[0] == 0
-    assert over[1] > 10
+    assert over[1] >= len(demo.manifests) - 4
     assert all(cell.endswith("%") for cell in rows["same beginning as the call before"])
     costs = [float(cell.removeprefix("$")) for cell in rows["cost of the input"]]
-    assert 0 < costs[0] < costs[1]
+    assert 0 < costs[0] < costs[1] / 1.6
 
 
 def test_requests_larger_than_the_window_fail_wherever_packs_are_verified(tmp_path: Path) -> None:

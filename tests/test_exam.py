@@ -116,7 +116,7 @@ def test_a_wide_window_loses_nothing_and_a_narrow_one_does(recorded) -> None:
     assert shares["large"].mean > shares["small"].mean > shares["starved"].mean
 
 
-def test_what_stands_behind_an_address_is_readable(tmp_path) -> None:
+def test_what_stands_behind_an_address_is_readable() -> None:
     def listing() -> str:
         return "\n".join(f"ORD-{at} total {at * 7}.25" for at in range(900))
 

@@ -444,9 +444,9 @@ def test_valid_conversations_stay_valid(
     grow(contents, Run(policy, state, model))
 
 
-@given(conversations(), windows)
+@given(conversations())
 @fuzz(12)
-def test_without_plan_memory_or_overflow_nothing_changes(contents: list[types.Content], window: int) -> None:
+def test_without_plan_memory_or_overflow_nothing_changes(contents: list[types.Content]) -> None:
     run = Run(PackPolicy(max_input_tokens=10**8), {})
     for request in grow(contents, run):
         raw = contents[: len(request.contents)]  # but for escapes of what a tool's result hides

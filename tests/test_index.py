@@ -209,7 +209,7 @@ def test_an_index_that_grew_finds_what_one_finds_that_was_made_at_once():
     assert len(grown) == len(texts)
 
 
-def test_an_index_that_grows_finds_as_one_that_is_made_at_once(index):
+def test_an_index_that_grows_finds_as_one_that_is_made_at_once():
     said = [
         Entry(id=f"{number}", text=f"{name} door {number}", time=60.0 * number, speaker=name, thread=f"{number % 3}")
         for number, name in enumerate(["Ann", "Bob", "user"] * 7)

@@ -55,17 +55,17 @@ most 20 words that says what is missing where an item is not met."""
 def named_by(addresses: Collection[str], events: Iterable[Event]) -> tuple[set[str], set[str]]:
     """The addresses that a session's users and tools name, and those that its models name: in what they say and call,
     and so what a gate repeats of it."""
-    result_addresses: set[str] = set()
-    answer_addresses: set[str] = set()
+    known_addresses: set[str] = set()
+    model_addresses: set[str] = set()
     for event in events:
         is_given = event.author == "user" and REPAIR not in noted(event)
         for part in (event.content.parts if event.content is not None else None) or ():
             answer, call = part.function_response, part.function_call
             texts = [part.text or "", *(text for _, text in strings(plain((call.args if call else None) or {})))]
-            (result_addresses if is_given else answer_addresses).update(_named(texts, addresses))
+            (known_addresses if is_given else model_addresses).update(_named(texts, addresses))
             if answer is not None and answer.name not in OWN_TOOLS:
-                result_addresses |= _named((text for _, text in strings(plain(answer.response or {}))), addresses)
-    return result_addresses, answer_addresses
+                known_addresses |= _named((text for _, text in strings(plain(answer.response or {}))), addresses)
+    return known_addresses, model_addresses
 
 
 def _named(texts: Iterable[str], addresses: Collection[str]) -> set[str]:
@@ -128,17 +128,17 @@ class Reviewer:
         except TimeoutError:
             heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
-        problems, votes = tuple(heard.problems), {item: tuple(cited) for item, cited in heard.opinions.items()}
+        problems, votes = tuple(heard.problems), {item: tuple(votes) for item, votes in heard.opinions.items()}
         covers = covers_of((*pack.source.candidates, *evidence))
         # What a model has only said itself proves nothing.
         contents = (item.content for item in pack.contents if item.content.role != "model")
         visible = [pack.source.request.system, *(part.text for content in contents for part in content.parts), *covers]
         trusted = [pack.source.request.system, *(one.text for one in pack.source.candidates if one.source != RECALLED)]
         addresses = set(artifact_uris(answer, covers)) - covers.keys() - pack.source.host.readings.keys()
-        result_addresses, cited = named_by(addresses, events)
+        known_addresses, model_addresses = named_by(addresses, events)
         # An address in the description of a tool, which a step's payload repeats, is an example.
         examples = _named((tool.wire for tool in pack.source.request.tools), addresses)
-        invented = (cited | examples) - result_addresses - _named(trusted, addresses)
+        invented = (model_addresses | examples) - known_addresses - _named(trusted, addresses)
         verdict = examine(answer, step.acceptance, shown=visible, covers=covers, judged=votes, invented=invented)
         return verdict._replace(problems=problems, critic=heard.cost.to_json())
 

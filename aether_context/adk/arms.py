@@ -94,11 +94,8 @@ class Arms:
             raise PolicyError(f"policy = {policy!r} goes with no arm: each key of arms is a policy", field="policy")
         self._shares: Mapping[str, float] = arms or {}
         self._chosen: SharedLRU[SessionKey, str] = SharedLRU(_MOST_SESSIONS)
-        named = (
-            {name: policy if name == OBSERVE else name for name in arms}
-            if arms
-            else {OBSERVE if observe else "": policy}
-        )
+        named = {name: policy if name == OBSERVE else name for name in arms or ()}
+        named = named or {OBSERVE if observe else "": policy}
         self.packers = {name: _packer(name, chosen, options) for name, chosen in named.items()}
 
     @property

@@ -418,25 +418,25 @@ class Offloader:
 
         request.contents = [with_parts(content, requoted) for content in request.contents]
 
-    def _shown_of(self, answer: types.FunctionResponse, index: _Known) -> types.FunctionResponse | None:
+    def _shown_of(self, answer: types.FunctionResponse, results: _Known) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
         name = answer.name or ""
-        if name in (READ, SEARCH) or name in index.instructs:
+        if name in (READ, SEARCH) or name in results.instructs:
             return None
         host_response: dict[str, Any] = answer.response or {}
         response, marks, unmarked = host_response, [], list(answer.parts or ())
-        if index.has_media and name not in self._never:
+        if results.has_media and name not in self._never:
             parts, once, written = self._media_of(host_response)
-            texts = [(medium, index.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
+            texts = [(medium, results.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
             if texts := [(medium, text) for medium, text in texts if text]:
                 response = with_marks(once, texts)
-            of_inside = [index.mark_of(digest, supersedes=True) for digest in parts]
+            of_inside = [results.mark_of(digest, supersedes=True) for digest in parts]
             if of_inside and all(of_inside):
                 response, marks = split(response)[0], of_inside
-            of_parts = [index.mark_of(self._digest_of(part), supersedes=True) for part in unmarked]
+            of_parts = [results.mark_of(self._digest_of(part), supersedes=True) for part in unmarked]
             marks = [*marks, *filter(None, of_parts)]
             unmarked = [part for part, text in zip(unmarked, of_parts, strict=True) if not text]
-        extract = self._extract(name, response, index) if response else None
+        extract = self._extract(name, response, results) if response else None
         if extract is None and response is host_response and not marks:
             return None
         return answer.model_copy(update={"response": joined(extract or response, marks), "parts": unmarked or None})

@@ -349,11 +349,11 @@ class Records:
         """The results of tools in a session since the host compacted it last; in that of an agent that runs as a tool,
         whose state begins as its caller's, those of its own tools."""
         caller = caller_of(session_key(context))
-        caller_id = context.invocation_id if caller is not None and caller.is_agent else ""
+        invocation = context.invocation_id if caller is not None and caller.is_agent else ""
         return [
             record
             for record in self.by_digits.values()
-            if record.window and caller_id in ("", record.invocation) and (record.time or 0.0) > self.compacted_until
+            if record.window and invocation in ("", record.invocation) and (record.time or 0.0) > self.compacted_until
         ]
 
     def earlier(self, uri: str) -> str:

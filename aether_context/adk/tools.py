@@ -89,7 +89,7 @@ async def keep_evidence(
     if store is None:
         plugins = context.get_invocation_context().plugin_manager.plugins
         stores = [getattr(plugin, "store", None) for plugin in plugins]
-        store = next((origin for origin in stores if isinstance(origin, PackStore)), None)
+        store = next((candidate for candidate in stores if isinstance(candidate, PackStore)), None)
     if store is None:
         raise StoreError("there is no store for evidence: give store, or add ContextPackPlugin to the app's plugins")
     covers = (covers,) if isinstance(covers, str) else tuple(covers)

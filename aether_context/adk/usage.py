@@ -153,12 +153,12 @@ class Ledgers:
             session = self._session(key)
             session.caller = caller_of(key)
             _resume(session, events)
-            open_accounts = [
+            near_limits = [
                 account.ledger.near_limit(account.limits, invocation=account.where["invocation"], agent=agent)
                 for account in self._accounts(key, call.invocation.invocation_id, "", agent)
                 if account.limits.on_budget == "degrade"
             ]
-        return max(filter(None, open_accounts), key=lambda near: near.level, default=None)
+        return max(filter(None, near_limits), key=lambda near: near.level, default=None)
 
     def admit(self, call: ModelCall, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
@@ -281,7 +281,7 @@ def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, earlier: C
     """The usage of an answer; what the provider did not report is estimated. None where the call failed.
 
     Args:
-        before: what an earlier answer of the same call came to. One that reports nothing adds only its own text to
+        earlier: what an earlier answer of the same call came to. One that reports nothing adds only its own text to
             what was estimated, and nothing to what was reported.
     """
     parts = (response.content.parts if response.content is not None else None) or []

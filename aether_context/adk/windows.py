@@ -94,8 +94,8 @@ class Windows:
         """The window of an agent's request: the smallest where several models may be asked."""
         windows = [self._window(served_model, policy, state, session) for served_model in models]
         smallest = min(windows, key=lambda window: window.tokens)
-        largest_window = min(max(window.tokens, window.most) for window in windows)
-        return smallest._replace(most=largest_window) if smallest.most else smallest
+        least_grown = min(max(window.tokens, window.most) for window in windows)
+        return smallest._replace(most=least_grown) if smallest.most else smallest
 
     def limits(
         self, models: Sequence[ServedModel], state: Mapping[str, Any] | State, session: tuple[str, ...]

@@ -291,7 +291,7 @@ def exam() -> None:
 @_packs_of
 @_json_option("The same as JSON.")
 def compare_command() -> None:
-    """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, refused calls, exam recall,
+    """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, failed calls, exam recall,
     acceptance, each with its interval over sessions.
 
     A difference is one where its chance is below 1%, adjusted for the number of comparisons, and both arms have 30

@@ -61,7 +61,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     model_name = model or "a script in the model's place, offline"
     head(f"A research agent reads this package's source (model: {model_name})")
     if sys.stderr.isatty():
-        say_error("about 21 calls …")
+        say_error("about 29 calls …")
     plugin = ContextPackPlugin(policy=policy, store=store)
     session, _ = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
     manifests = list(store.manifests("demo", "reader", session))

@@ -94,20 +94,20 @@ def recap(
     # What people sent keeps its address, whatever is quoted beside it.
     for_marks = min(counter.count(_SENT + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
     for_new = min(counter.count(_SENT + ", ".join(new_marks)) + 2, max_tokens // 2) if new_marks else 0
-    bullets, names, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
+    bullets, kept_summary, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
     if earlier and beside_earlier - for_new >= _LEAST_ADDED * max_tokens:
-        bullets, names, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
+        bullets, kept_summary, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
     texts = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
     limit = int(_ENTITIES * room)
     table = entity_table(
-        gone, max_tokens=limit, counter=counter, earlier=entries, present=kept, known=names, prepare=prepare
+        gone, max_tokens=limit, counter=counter, earlier=entries, present=kept, known=kept_summary, prepare=prepare
     )
     limit = room - counter.count(table) - 2
     summary = summaries.conversation(gone, max_tokens=limit, counter=counter, earlier=texts)
     summary = summary or summarize(gone, max_tokens=limit, counter=counter, earlier=texts, beside=beside, media=media)
     result = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
-    text = "\n".join(filter(None, (names, result)))
+    text = "\n".join(filter(None, (kept_summary, result)))
     lost = [mark for mark in marks if mark not in text]
     while lost and counter.count(text) + counter.count(_SENT + ", ".join(lost)) + 2 > max_tokens:
         lost.pop(0)
@@ -168,25 +168,24 @@ def summarize(
     ]
     by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
     by_people += [content.role == "user" and not content.agent for content in messages]
-    earlier_texts = [bullet.partition(": ")[2] for bullet in earlier_bullets]
-    for content, is_persons in zip(messages, by_people[len(earlier_texts) :], strict=True):
-        earlier_texts.append(
-            without_small_talk(content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS])
-        )
+    texts = [bullet.partition(": ")[2] for bullet in earlier_bullets]
+    for content, is_persons in zip(messages, by_people[len(texts) :], strict=True):
+        words = content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS]
+        texts.append(without_small_talk(words))
     marks = [*(" ".join(_MARK.findall(bullet)) for bullet in earlier_bullets)]
     marks += [" ".join(marks_of(content, media)) for content in messages]
     ranked = sorted(
-        (index for index, text in enumerate(earlier_texts) if text or marks[index]),
-        key=lambda index: (not by_people[index], not marks[index], not is_telling(earlier_texts[index]), -index),
+        (index for index, text in enumerate(texts) if text or marks[index]),
+        key=lambda index: (not by_people[index], not marks[index], not is_telling(texts[index]), -index),
     )
 
     def is_beside(index: int) -> bool:
-        return bool(beside) and not marks[index] and " ".join(earlier_texts[index].split()) in beside
+        return bool(beside) and not marks[index] and " ".join(texts[index].split()) in beside
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):
             return earlier_bullets[index]
-        text = earlier_texts[index]
+        text = texts[index]
         if not by_people[index]:
             content = messages[index - len(earlier_bullets)]
             return f"- {_named(content.agent) or content.role}: {' '.join(text.split())[:_AGENT_CHARACTERS]}"
@@ -200,7 +199,7 @@ def summarize(
         if remaining <= 0:
             break
         # Beside others only whole messages find little room. A word is at least a token, so that splitting shows it.
-        whole = earlier_texts[index] if by_people[index] else earlier_texts[index][:_AGENT_CHARACTERS]
+        whole = texts[index] if by_people[index] else texts[index][:_AGENT_CHARACTERS]
         too_long = picks and remaining < quoted and len(whole.split(None, remaining)) > remaining
         if too_long or is_beside(index):
             continue

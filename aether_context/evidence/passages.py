@@ -88,10 +88,10 @@ class Searcher:
         shown_lines: set[int] = set()
         room = max_tokens
         for begin, end in places:
-            lines = [at for at in range(begin, end) if at not in shown_lines]
-            if not lines or room < _LEAST_PASSAGE:
+            numbers = [at for at in range(begin, end) if at not in shown_lines]
+            if not numbers or room < _LEAST_PASSAGE:
                 continue
-            passage = read_lines(self.view, lines[0], lines[-1] + 1 - lines[0], max_tokens=room, counter=counter)
+            passage = read_lines(self.view, numbers[0], numbers[-1] + 1 - numbers[0], max_tokens=room, counter=counter)
             room -= counter.count(passage.text) + 8
             shown_lines.update(range(passage.start, passage.stop))
             passages.append(passage)

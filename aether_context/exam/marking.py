@@ -194,7 +194,7 @@ def hold_exam(store: PackStore | str, *, reader: AnswerReader | None = None, **s
 
     Args:
         reader: also answers a few questions from the last request of each agent.
-        selection: ``app``, ``user`` and ``session`` of those to hold_exam; all by default.
+        selection: ``app``, ``user`` and ``session`` of those to examine; all by default.
 
     Raises:
         PackNotFound: there are no such packs.

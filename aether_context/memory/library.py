@@ -45,7 +45,7 @@ class Memories:
     be read or written, and `StoreUnavailable` where a server is away or too late: nothing of the call was written then.
 
     Args:
-        place: a file, a folder for one, or the URI of a PostgreSQL database; None keeps all in this process.
+        address: a file, a folder for one, or the URI of a PostgreSQL database; None keeps all in this process.
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone. All who use a place
             give the same one: what another one has made is made anew by whoever finds it.
         redact: names of rules or groups, or regular expressions, as in a policy: what is masked in texts and metadata

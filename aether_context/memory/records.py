@@ -138,13 +138,13 @@ class Candidates:
         self.numbers, self._read = self.numbers[mask], {}
 
     def ranked(
-        self, asked: str, vector: Rows, limit: int, text_of: Callable[[list[int]], Mapping[int, str]]
+        self, asked: str, vector: Rows, limit: int, records_of: Callable[[list[int]], Mapping[int, str]]
     ) -> list[Remembered]:
         """The best, best first.
 
         Args:
             vector: of the query, as of `vectors_of`.
-            read: gives the records of numbers.
+            records_of: gives the records of numbers.
         """
         if len(self._read) > _MOST_READ:
             self._read = {}
@@ -153,7 +153,7 @@ class Candidates:
         def entries(places: Places) -> list[Entry]:
             numbers = self.numbers[places].tolist()
             if new := [number for number in numbers if number not in known]:
-                records = text_of(new)
+                records = records_of(new)
                 memories = {number: memory_of(records[number]) for number in new}
                 known.update((number, (memory, memory.entry)) for number, memory in memories.items())
             return [known[number][1] for number in numbers]

@@ -10,6 +10,11 @@ from aether_context.canonical import JSON
 from aether_context.pack.recorded import Recorded
 from aether_context.pack.selection import Keep, Layer
 
+__all__ = [
+    "MOST_PARTS", "Anchor", "AnchorKind", "Epoch", "EpochReason", "PackedMessage", "Prefix", "PrefixBreak",
+    "ShortForm", "Unseen", "is_unseen", "medium_place",
+]  # fmt: skip
+
 EpochReason: TypeAlias = Literal[
     "first_call",
     "high_water",

@@ -20,6 +20,11 @@ from aether_context.pack.selection import (
     TruncationEvent,
 )
 
+__all__ = [
+    "Block", "Calibration", "Host", "Outgoing", "Pack", "PackInput", "Previous", "RequestTokens", "Search",
+    "Sent", "SentForm", "SummaryRequest", "ToStore", "Usage", "Verdict", "WindowMark",
+]  # fmt: skip
+
 WindowMark: TypeAlias = Literal["", "assumed", "learned", "default", "default_exceeded"]
 """Where a window is from: ``assumed`` where nobody knows the model's, ``learned`` from a refusal of its provider,
 ``default`` where nobody set one and the model takes more, ``default_exceeded`` where a call needs more than that, empty

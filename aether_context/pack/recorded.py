@@ -13,6 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from aether_context.canonical import JSON
 
+__all__ = ["METADATA", "NOTHING", "Recorded", "describe", "noted", "pack_of_event", "valid"]
+
 
 def describe(schema: dict[str, JSON], kind: type) -> None:
     """Adds the docstrings below a class's fields to its JSON Schema. Classes name it as ``json_schema_extra``.

@@ -8,6 +8,11 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import fold, short
 
+__all__ = [
+    "LEAST_WINDOW_READ", "RECALLED", "STEP_WORDS", "UNTIL", "AcceptanceItem", "Content", "Identity", "Part",
+    "PartKind", "Quote", "Request", "Step", "Tool", "Validity", "content_name", "content_place", "recalled_id",
+]  # fmt: skip
+
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
 

@@ -9,6 +9,12 @@ from typing import Literal, NamedTuple, TypeAlias
 from aether_context.pack.recorded import Recorded
 from aether_context.pack.request import Tool, content_place
 
+__all__ = [
+    "FIXED_LAYERS", "FLEXIBLE_LAYERS", "LAYERS", "Accuracy", "Act", "Allocation", "Candidate", "CandidateKind",
+    "ContentForm", "Form", "Keep", "Layer", "LayerTokens", "Reason", "Row", "Signals", "Stage", "ToolSelection",
+    "TruncationEvent", "turn_place",
+]  # fmt: skip
+
 Layer: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack"]
 
 

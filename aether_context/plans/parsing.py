@@ -326,21 +326,15 @@ class _Reader:
             if leaf is None:
                 self.skipped.append((f"{path}.{index}", len(self.leaves)))
                 continue
-            inner = [
-                inner_leaf
-                for part in _steps_below(leaf)
-                for inner_leaf in self.collect(part, leaf.path, leaf, depth + 1)
-            ]
+            parts = _steps_below(leaf)
+            inner = [below for part in parts for below in self.collect(part, leaf.path, leaf, depth + 1)]
             for name in (leaf.path, leaf.step.id, leaf.step.text, *leaf.titles):
                 self.named.setdefault(name, inner or [leaf])
                 self.named.setdefault(folded(name), inner or [leaf])
             self.numbers.setdefault(re.sub(r"\D", "", leaf.step.id[:60]), []).append(leaf)
-            ready = [inner_leaf for inner_leaf in inner if inner_leaf.step.status == "ready"]
-            if (
-                leaf.step.status == "claimed"
-                and ready
-                and all(inner_leaf.step.status != "claimed" for inner_leaf in inner)
-            ):
+            ready = [below for below in inner if below.step.status == "ready"]
+            is_unclaimed = all(below.step.status != "claimed" for below in inner)
+            if leaf.step.status == "claimed" and ready and is_unclaimed:
                 ready[0].set(status="claimed")
             self.leaves += [leaf] if not inner and len(self.leaves) < MOST_ITEMS else []
             leaves += inner or [leaf]
@@ -456,9 +450,9 @@ class _Reader:
                 leaf.set(depends_on=(*leaf.step.depends_on, str(earlier)))
         for leaf in self.leaves:
             matches = {name: self.find(name) for name in leaf.step.depends_on}
-            needed = [step for steps in matches.values() for step in steps if step is not leaf or steps == [leaf]]
-            names = [self._name(step) for step in needed]
-            if missing := [name for name, steps in matches.items() if not steps]:
+            needed = [other for leaves in matches.values() for other in leaves if other is not leaf or leaves == [leaf]]
+            names = [self._name(other) for other in needed]
+            if missing := [name for name, leaves in matches.items() if not leaves]:
                 self.problems.note(f"state {leaf.path} never gets ready: it depends on a step that is not there")
             leaf.set(depends_on=tuple(dict.fromkeys([*names, *missing])))
 
@@ -473,9 +467,8 @@ class _Reader:
         if isinstance(name, Mapping):
             fields, _ = known_fields("step", name)
             labels = [label for key in ("id", "text", "title") for label in fields.get(key, ())]
-            return next(
-                (steps for label in labels if isinstance(label, (str, int)) and (steps := self.find(label))), []
-            )
+            matches = (self.find(label) for label in labels if isinstance(label, (str, int)))
+            return next(filter(None, matches), [])
         if isinstance(name, bool) or not isinstance(name, (str, int, float)):
             return []
         text = str(int(name)) if isinstance(name, float) and name.is_integer() else str(name).strip()
@@ -527,9 +520,8 @@ class _Reader:
         self._name(leaf)
         extra_leaf = self._single(reference, "plan.step") if isinstance(reference, Mapping) else None
         if extra_leaf is not None:
-            added = (
-                extra_leaf.step.model_fields_set - {"id", "status"} - ({"text"} if not extra_leaf.step.text else set())
-            )
+            unset = {"id", "status", *(() if extra_leaf.step.text else ("text",))}
+            added = extra_leaf.step.model_fields_set - unset
             leaf.set(**{name: getattr(extra_leaf.step, name) for name in added})
             leaf.unknown = {**leaf.unknown, **extra_leaf.unknown}
         return leaf

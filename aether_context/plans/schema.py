@@ -365,7 +365,7 @@ KnownFields: TypeAlias = dict[str, list[Any]]
 
 def known_fields(words: str, fields: Mapping[str, Any]) -> tuple[KnownFields, dict[str, Any]]:
     """Reads a mapping by field, without what is empty; and returns the values under keys that stand for no field."""
-    placed_values: dict[str, list[tuple[int, Any]]] = {}
+    ranked_values: dict[str, list[tuple[int, Any]]] = {}
     unknown: dict[str, Any] = {}
     for key, value in fields.items():
         name, rank = field_of(words, key) or ("", 0)
@@ -374,10 +374,9 @@ def known_fields(words: str, fields: Mapping[str, Any]) -> tuple[KnownFields, di
         elif not is_empty(value) or _says_none(words, name, value):
             if name in ("risk", "limit") and words != "constraints":
                 name, value = "constraints", {key: value}
-            placed_values.setdefault(name, []).append((rank, value))
-    return {
-        name: [value for _, value in sorted(ranked, key=itemgetter(0))] for name, ranked in placed_values.items()
-    }, unknown
+            ranked_values.setdefault(name, []).append((rank, value))
+    ordered = {name: sorted(ranked, key=itemgetter(0)) for name, ranked in ranked_values.items()}
+    return {name: [value for _, value in ranked] for name, ranked in ordered.items()}, unknown
 
 
 def _says_none(words: str, name: str, value: object) -> bool:

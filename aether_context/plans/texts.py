@@ -231,15 +231,13 @@ def progress_in(text: str) -> tuple[str, dict[str, Any]]:
     done.`` the numbers, and ``2 of 3 steps are done.`` itself."""
     other_text, fields = "", dict[str, Any]()
     for sentence in sentences(text):
-        clause_text = _RANGE.sub(" to ", sentence.strip())
-        clause_text = _WORDED.sub(
-            lambda match: f"step {'1 to ' if match[2] else ''}{_COUNTS[match[1].lower()]}", clause_text
-        )
-        clauses = [(match, clause) for clause in _CLAUSE.split(clause_text) if (match := _NUMBERS.search(clause))]
+        claim = _RANGE.sub(" to ", sentence.strip())
+        claim = _WORDED.sub(lambda match: f"step {'1 to ' if match[2] else ''}{_COUNTS[match[1].lower()]}", claim)
+        clauses = [(match, clause) for clause in _CLAUSE.split(claim) if (match := _NUMBERS.search(clause))]
         statuses = [spoken_status(clause.replace(match[0], " ")) for match, clause in clauses]
-        if not clauses and _SHARE.search(clause_text) and spoken_status(clause_text) == "done":
-            fields["progress"] = clause_text
-        elif not any(statuses) or _ITEM.match(clause_text):
+        if not clauses and _SHARE.search(claim) and spoken_status(claim) == "done":
+            fields["progress"] = claim
+        elif not any(statuses) or _ITEM.match(claim):
             other_text += sentence
             continue
         for (match, _), status in zip(clauses, statuses, strict=True):

@@ -27,11 +27,11 @@ _FULL_WORDS = 8
 _TERM = np.dtype("<u4")
 _MARKS = 2 * _TERM.itemsize
 _SEMANTIC_WEIGHT, _MODEL_WEIGHT = 0.4, 0.6
+"""The share of meaning in the sum, by the packaged table of words and by a model that reads sentences; words have the
+rest. Anything from 0.3 to 0.5, and from 0.5 to 0.7, finds as much."""
 _DOCUMENTS_WEIGHT, _LONGEST_SENTENCES = 0.25, 100
 """The share of meaning by the packaged table in documents: texts of no talk, of more terms than this on the average.
 One vector tells little of so many words; and in such texts a word's neighbour in meaning stands by chance."""
-"""The share of meaning in the sum, by the packaged table of words and by a model that reads sentences; words have the
-rest. Anything from 0.3 to 0.5, and from 0.5 to 0.7, finds as much."""
 _WORDS_WEIGHT, _COMPARED = 0.5, 128
 """The share of the words one by one in the score of the texts that answer best without them, and how many these are."""
 _NEIGHBOURS = (0.4, 0.2, 0.1)
@@ -118,18 +118,18 @@ class Pool:
         return len(self._lengths)
 
     def extend(
-        self, said: Sequence[bytes], vectors: Rows, times: Sequence[float | None], threads: Sequence[int]
+        self, term_hashes: Sequence[bytes], vectors: Rows, times: Sequence[float | None], threads: Sequence[int]
     ) -> None:
         """Adds the next texts.
 
         Args:
-            said: what `terms.hashed` gives of each masked text.
+            term_hashes: what `terms.hash_terms` gives of each masked text.
             vectors: a row for each text, of no dimensions where there is none.
             times: seconds since 1970 UTC.
             threads: a number for each thread, below 0 for none.
         """
-        marks = np.frombuffer(b"".join(of_text[:_MARKS] for of_text in said), dtype=_TERM).reshape(-1, 2)
-        new_terms, new_lengths = packed([of_text[_MARKS:] for of_text in said])
+        marks = np.frombuffer(b"".join(of_text[:_MARKS] for of_text in term_hashes), dtype=_TERM).reshape(-1, 2)
+        new_terms, new_lengths = packed([of_text[_MARKS:] for of_text in term_hashes])
         self._marks = _grown(self._marks, marks)
         self._terms = _grown(self._terms, new_terms)
         self._lengths = _grown(self._lengths, new_lengths)
@@ -141,7 +141,7 @@ class Pool:
         self.vectors = _grown(self.vectors, vectors if vectors.size else np.zeros((len(vectors), width), np.int8))
         signs = [_with_any(new_terms, new_lengths, keys) for keys in (terms.CHANGED, terms.SELF)]
         self._changes = _grown(self._changes, np.stack(signs, axis=1))
-        self._link(len(self) - len(said))
+        self._link(len(self) - len(term_hashes))
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Forgets all other texts; those behind them move up.
@@ -188,40 +188,40 @@ class Pool:
         return self._talks
 
     def answers(
-        self, query: str, asked: Rows, said: Callable[[Places], Sequence[str]]
+        self, query: str, query_vector: Rows, texts_at: Callable[[Places], Sequence[str]]
     ) -> tuple[Floats, dict[str, Floats]]:
         """Scores each text against a masked query without its neighbours and its time; returns the parts of the score,
         too.
 
         Args:
             query: as of `named`.
-            asked: the vector of the query, of no dimensions where meanings are not compared.
-            said: gives the masked texts at places.
+            query_vector: the vector of the query, of no dimensions where meanings are not compared.
+            texts_at: gives the masked texts at places.
         """
         is_latin = terms.is_latin(query)
         if not (is_latin or self._is_model):
-            asked = asked[:, :0]
+            query_vector = query_vector[:, :0]
         matched, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
         # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
-        highest = float(matched.max(initial=0.0))
-        lexical = matched / math.sqrt(highest * max(highest, ceiling)) if highest > 0 else matched
+        best_match = float(matched.max(initial=0.0))
+        lexical = matched / math.sqrt(best_match * max(best_match, ceiling)) if best_match > 0 else matched
         # In a pool about one subject everything is a little alike, and neighbours would add that up, so that what is
         # usual is taken off. The median of a small pool says little and counts for less.
-        cosine = np.round(self._cosines(asked), 6)
-        usual = max(0.0, float(np.median(cosine))) if len(self) else 0.0
-        semantic = np.maximum(0.0, cosine - usual * len(self) / (len(self) + _SMALL_POOL))
+        cosine = np.round(self._cosines(query_vector), 6)
+        median = max(0.0, float(np.median(cosine))) if len(self) else 0.0
+        semantic = np.maximum(0.0, cosine - median * len(self) / (len(self) + _SMALL_POOL))
         # The more of the words are identifiers, the less meaning tells.
         named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
         is_document = (self._threads < 0).all() and len(self._terms) > _LONGEST_SENTENCES * len(self)
         share = _DOCUMENTS_WEIGHT if is_document and not self._is_model else self._weight
-        weight = share * (1.0 - named) if asked.size else 0.0
+        weight = share * (1.0 - named) if query_vector.size else 0.0
         base = (1 - weight) * lexical + weight * semantic
         scores = {"bm25": matched, "cosine": cosine, "lexical": lexical, "semantic": semantic}
-        if asked.size and is_latin and not is_document:
+        if query_vector.size and is_latin and not is_document:
             places = best(base, _COMPARED)
             places = places[np.argsort(-base[places], kind="stable")[:_COMPARED]]
-            if (words := word_by_word(query, said(places))).any():
+            if (words := word_by_word(query, texts_at(places))).any():
                 weight, scores["words"] = _WORDS_WEIGHT * (1.0 - named), np.zeros(len(self))
                 scores["words"][places] = words
                 base = (1 - weight) * base + weight * scores["words"]
@@ -249,7 +249,7 @@ class Pool:
         query: str,
         limit: int,
         entries: Callable[[Places], Sequence[Entry]],
-        alone: Floats,
+        base: Floats,
         scores: Mapping[str, Floats],
         *,
         asked: float | None = None,
@@ -259,14 +259,14 @@ class Pool:
 
         Args:
             entries: says what stands at places, in their order.
-            alone: how well each text answers by itself; ``scores`` is what that is made of, both as of `answers`.
+            base: how well each text answers by itself; ``scores`` is what that is made of, both as of `answers`.
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
             every: whether texts that answer nothing of it are hits, too.
         """
         if terms.asks_when(query):
-            alone = alone * np.where(self._dated(), _DATED, 1.0)
-        total = self._beside_neighbours(alone)
-        scores = {**scores, "neighbours": total - alone}
+            base = base * np.where(self._dated(), _DATED, 1.0)
+        total = self._beside_neighbours(base)
+        scores = {**scores, "neighbours": total - base}
         if not np.isnan(self._times).all():
             now = float(np.nanmax(self._times)) if asked is None else asked
             if spans := terms.named_times(query, asked=now):
@@ -355,7 +355,7 @@ def packed(hashes: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int3
     return np.frombuffer(b"".join(hashes), dtype=_TERM), lengths
 
 
-def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int32]) -> tuple[Floats, float]:
+def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray[np.int32]) -> tuple[Floats, float]:
     """BM25 of texts for the terms of a query, each once; and what any text can reach.
 
     Scores are those of ``BM25Plus`` of rank-bm25 with ``delta=0``; the weight of a term is ``log((N + 1) / n)``, which
@@ -363,7 +363,7 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
     terms about five share a hash with another.
 
     Args:
-        said: as of `packed`; so are ``lengths``.
+        term_hashes: as of `packed`; so are ``lengths``.
     """
     scores = np.zeros(len(lengths))
     words = int(lengths.sum(dtype=np.int64))
@@ -371,8 +371,8 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
     if not words or not len(keys):
         return scores, 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
-    places = np.flatnonzero(_among(said, keys))
-    hashes, texts = said[places], np.searchsorted(np.cumsum(lengths), places, side="right")
+    places = np.flatnonzero(_among(term_hashes, keys))
+    hashes, texts = term_hashes[places], np.searchsorted(np.cumsum(lengths), places, side="right")
     weights = []
     for key in keys:
         holding = texts[hashes == key]
@@ -383,10 +383,10 @@ def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int
     return scores, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
 
 
-def _with_any(said: NDArray[np.uint32], lengths: NDArray[np.int32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _with_any(hashes: NDArray[np.uint32], lengths: NDArray[np.int32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:
     """Tells which texts have any of some terms, by their hashes."""
-    places = np.flatnonzero(_among(said, keys))
-    places = places[np.isin(said[places], keys)]
+    places = np.flatnonzero(_among(hashes, keys))
+    places = places[np.isin(hashes[places], keys)]
     result = np.zeros(len(lengths), dtype=np.bool_)
     result[np.searchsorted(np.cumsum(lengths), places, side="right")] = True
     return result

@@ -231,14 +231,14 @@ LEAST_TOKENS = 256
 _MOST_SHARE = 0.3
 
 
-def room_for_turns(words: int, whole: int, share: float) -> int:
-    """Tokens for recalled turns, three tenths of so many at most; 0 where they would be too few for any.
+def room_for_turns(spoken: int, whole: int, max_tokens: float) -> int:
+    """Tokens for recalled turns, three tenths of ``max_tokens`` at most; 0 where they would be too few for any.
 
     Args:
         spoken: characters of the turns that are words alone.
         whole: characters of the whole history.
     """
-    tokens = int(min(_MOST_SHARE, (words / max(1, whole)) ** 2) * share)
+    tokens = int(min(_MOST_SHARE, (spoken / max(1, whole)) ** 2) * max_tokens)
     return tokens if tokens >= LEAST_TOKENS else 0
 
 

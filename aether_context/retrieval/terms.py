@@ -142,7 +142,7 @@ def without_names(query: str, speakers: Container[bytes]) -> tuple[str, list[byt
     """A query without the names of speakers that are known, unless it is nothing else, and the marks of those it means.
 
     Args:
-        known: `hash_of` the marks of the speakers.
+        speakers: `hash_of` the marks of the speakers.
     """
     marks: list[bytes] = []
 

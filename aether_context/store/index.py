@@ -69,9 +69,8 @@ def _write_block(files: Files, owner: str, calls: dict[str, tuple[str, str | Non
     its first pack tells, are passed over."""
     block = [(pack_path.removeprefix(f"{owner}/"), *calls.pop(pack_path)) for pack_path in list(calls)[:count]]
     first_of_session = {pack_path.split("/", 1)[0]: pack_path for pack_path, *_ in reversed(block)}
-    forgotten = {
-        session for session, pack_path in first_of_session.items() if files.lacks(f"{owner}/{pack_path}/{MANIFEST}")
-    }
+    manifests = {session: f"{owner}/{pack_path}/{MANIFEST}" for session, pack_path in first_of_session.items()}
+    forgotten = {session for session, path in manifests.items() if files.lacks(path)}
     block = [call for call in block if call[0].split("/", 1)[0] not in forgotten]
     if not block:
         return

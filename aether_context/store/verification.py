@@ -342,8 +342,7 @@ class _OtherFiles:
 
 
 def _file_fault(store: PackStore, entry: StoreEntry) -> str:
-    """Describes the fault of a file that is no pack; empty where there is none. ``saved`` are the hashes of the
-    session's messages by their file's name."""
+    """Describes the fault of a file that is no pack; empty where there is none."""
     relative_path = store.files.below_base(entry.file.path)
     try:
         data = store.files.read(entry.file.path)

@@ -104,10 +104,8 @@ def entity_table(
     tabled = [[(entity, rank) for entity in entities] for rank, entities in parse(earlier).items()]
     for entity, rank in chain.from_iterable([*removed, *tabled]):
         best[entity] = _stronger(best.get(entity, rank), rank)
-    known_entities = [entity for entities in parse(known).values() for entity in entities]
-    outdated = _outdated(
-        [*(entity for ranked in reversed(present_mentions) for entity, _ in ranked), *best, *known_entities]
-    )
+    latest_first = [entity for ranked in reversed(present_mentions) for entity, _ in ranked]
+    outdated = _outdated([*latest_first, *best, *chain.from_iterable(parse(known).values())])
     tokens_left, address_tokens_left = max_tokens, int(_ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
@@ -401,7 +399,7 @@ def artifact_uris(text: str, known_uris: Iterable[str] = ()) -> list[str]:
     """All addresses of artifacts in a text, in order and with repetitions.
 
     Args:
-        known: addresses that are recognized whatever characters they hold.
+        known_uris: addresses that are recognized whatever characters they hold.
     """
     if SCHEME not in text:
         return []

@@ -134,10 +134,10 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in CLOSING]
         rankings[2:2] = [(0.0, [at]) for at in (records[0], records[-1])]
 
-    def written(chosen_lines: set[int]) -> str:
+    def written(indices: set[int]) -> str:
         if view.outline:
-            return rendered(view.outline, {numbers[at] for at in chosen_lines})
-        return _with_gaps(texts, [places[number] for number in numbers], total, chosen_lines)
+            return rendered(view.outline, {numbers[at] for at in indices})
+        return _with_gaps(texts, [places[number] for number in numbers], total, indices)
 
     for_names = 0
     if names:
@@ -147,15 +147,15 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         lambda budget: _pick(cost, rankings, budget), written, max_tokens=max_tokens - for_names, counter=counter
     )
     if fitting is not None:
-        shown_text, chosen_lines = fitting
+        shown_text, indices = fitting
     else:
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
-        shown_text, chosen_lines = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
+        shown_text, indices = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
     unshown = ""
     if names:
-        left_out = (name for at, entities in enumerate(mentioned) if at not in chosen_lines for name in entities)
+        left_out = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
-    return Excerpt(text=shown_text, kept=len(chosen_lines), total=total, names=unshown, ends_early=view.ends_early)
+    return Excerpt(text=shown_text, kept=len(indices), total=total, names=unshown, ends_early=view.ends_early)
 
 
 def tokens_per_character(text: str, counter: Counts) -> float:
@@ -332,11 +332,11 @@ def _fitting(
 ) -> tuple[str, set[int]] | None:
     """Lowers the budget until the text rendered from the choice fits; returns both, None where none fits."""
     budget = float(max_tokens)
-    while chosen_lines := choose(budget):
-        text = render(chosen_lines)
+    while indices := choose(budget):
+        text = render(indices)
         used = counter.count(text)
         if used <= max_tokens:
-            return text, chosen_lines
+            return text, indices
         budget *= min(0.98, max_tokens / used)
     return None
 
@@ -351,19 +351,19 @@ def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]]
         cost: tokens of each line.
         rankings: shares of the budget, each with line indices from best to worst. A line that does not fit is skipped.
     """
-    chosen_lines: set[int] = set()
+    picks: set[int] = set()
     total = remaining = budget - _NOTE_TOKENS
 
     def take(indices: Iterable[int], limit: float, *, skips: bool = True) -> None:
         nonlocal remaining
         remaining_tokens = min(limit, remaining)
         for index in indices:
-            if index in chosen_lines:
+            if index in picks:
                 continue
-            has_note = skips and index - 1 not in chosen_lines and index + 1 not in chosen_lines
+            has_note = skips and index - 1 not in picks and index + 1 not in picks
             extra = cost[index] + (_NOTE_TOKENS if has_note else 0)
             if extra <= remaining_tokens:
-                chosen_lines.add(index)
+                picks.add(index)
                 remaining_tokens -= extra
                 remaining -= extra
             elif not skips or remaining_tokens < _NOTE_TOKENS:
@@ -375,17 +375,17 @@ def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]]
     take(range(len(cost)), remaining * 2 / 3, skips=False)
     take(range(len(cost) - 1, -1, -1), remaining, skips=False)
     take(rankings[-1][1], remaining)
-    return chosen_lines
+    return picks
 
 
-def _with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, chosen_lines: set[int]) -> str:
+def _with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, indices: set[int]) -> str:
     """The chosen texts, with a note of the missing lines in each gap.
 
     ``numbers`` are the texts' line numbers from 0, out of ``total``.
     """
     parts: list[str] = []
     next_number = 0
-    for index in sorted(chosen_lines):
+    for index in sorted(indices):
         if numbers[index] > next_number:
             parts.append(f"[… {span(next_number, numbers[index])} …]")
         parts.append(texts[index])

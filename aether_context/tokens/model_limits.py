@@ -124,11 +124,11 @@ def listed_models(model: str, *, any_provider: bool = True) -> tuple[ModelInfo, 
         attempts.append((bare_name, None))
     if "." in bare_name and bare_name.startswith("claude-"):
         attempts += [(reference.replace(".", "-"), provider_id) for reference, provider_id in attempts]
-    names = []
+    models = []
     for reference, provider_id in attempts:
         with contextlib.suppress(LookupError):
-            names.append(get_snapshot().find_provider_model(reference, None, provider_id, None)[1])
-    return tuple(names)
+            models.append(get_snapshot().find_provider_model(reference, None, provider_id, None)[1])
+    return tuple(models)
 
 
 def _matching(table: str, name: str) -> int | None:

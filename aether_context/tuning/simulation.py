@@ -124,7 +124,7 @@ class _Session:
     ) -> PackInput:
         """The input with the most relevant turns that were cut; unchanged where none were cut.
 
-        Turns are the texts without calls and responses. ``most`` limits their tokens.
+        Turns are the texts without calls and responses. ``max_tokens`` limits them.
         """
         settings, query, asked_at = policy.retrieval, query_for(source), call.request_index
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:

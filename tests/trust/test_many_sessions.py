@@ -122,7 +122,8 @@ def test_two_hundred_sessions_that_wake_together(figure: Callable[[str, float], 
     beside = asyncio.run(longest_stall([plugin], 200))
     figure("woken_alone_seconds", alone)
     figure("woken_seconds", beside)
-    assert beside < 2 * alone + 1
+    # Without turns a round takes 3.7 times as long; with them 0.8, since sessions come to their models one by one.
+    assert beside < 2 * alone
 
 
 def test_turns_go_on_where_one_that_waits_is_cancelled() -> None:

@@ -346,7 +346,7 @@ def test_what_is_asked_of_an_app_s_memory_is_masked() -> None:
     assert SECRETS["mail"] in chat.sent[0].text
 
 
-def test_a_pack_says_what_its_hashes_are_of(tmp_path: Path) -> None:
+def test_a_pack_says_what_its_hashes_are_of() -> None:
     chat = Chat(policy=PackPolicy(**ON), script=[call("fetch", source="a", note="b"), "done"], tools=[fetch])
     chat.say("Hello.", f"I am {SECRETS['mail']}.", "Who am I?")
     assert [bool(one.masked_checksum) for one in chat.manifests()] == [False, True, True, True]

@@ -129,9 +129,8 @@ def test_no_count_of_digits_is_far_below_the_truth(model: str, size: int, figure
     truth = (-(-size // 3) + 1) * times - 1
     counted = counter_for(model).count(lines)
     figure("least_count", counted / truth)
-    assert counted >= 0.9 * truth
-    if model.startswith("gpt-4o"):
-        assert counted <= 1.15 * truth
+    # No table is at hand for GPT-4, whose digits are counted one by one.
+    assert 0.9 * truth <= counted <= (3.1 if model == "gpt-4" else 1.15) * truth
 
 
 TABLE = "\n".join(

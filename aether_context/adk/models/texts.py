@@ -40,7 +40,7 @@ class AuxiliaryModel:
     """A model that is asked for JSON beside the agent's own calls.
 
     Args:
-        given: the model itself; None takes those that the policy names from ADK's registry.
+        model: the model itself; None takes those that the policy names from ADK's registry.
         field: the policy's field that names it.
         argument: the plugin's argument that takes a model object.
     """

@@ -123,10 +123,10 @@ class AgentHistory:
         return row is not None and row.key == key
 
     def surviving(self, live: Collection[str], after: AgentHistory) -> None:
-        """Hands on to the history ``after`` a rewind what comes before the first content that none of the events says
-        which are still there; off the event loop, since it copies files."""
-        rewound_places = (at for at, row in enumerate(self.rows) if row and row.origin and row.origin.event not in live)
-        end = next(rewound_places, len(self.rows))
+        """Hands on to ``after``, the history that follows a rewind, the rows before the first one whose event is not
+        among the ``live`` ones; off the event loop, since it copies files."""
+        rewound_rows = (at for at, row in enumerate(self.rows) if row and row.origin and row.origin.event not in live)
+        end = next(rewound_rows, len(self.rows))
         if self._files is not None and after._files is not None and (stored := self._files.read(0, end)):
             after._files.add({at: content for at, content in stored.items() if at < end})
         after.rows = self.rows[:end]
