@@ -420,9 +420,9 @@ def print_comparison(compared: Comparison, *, in_short: bool = False) -> None:
         ("cost of the input", *(None if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides)),
     ]
     print_table(("", ">with packs", ">without, estimated"), rows[1:] if in_short else rows, "  ")
-    say(f"  saved: {compared.saved}")
     if in_short:
         return
+    say(f"  saved: {compared.saved}")
     say("  Without packs is an estimate: the same calls read the whole history, every declaration and whole results,")
     say("  without the tools that read results back, their calls and what they gave.")
     say("  The cost is by the paid tier's list price; of each shared beginning a cache served as much as the provider")
