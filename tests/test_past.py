@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.genai import types
 from plans import small, turns
 from scripted import Chat, Scripted, call
 
+from aether_context.adk.past import _speaker
+from aether_context.adk.request.reader import Reader
+from aether_context.conversation.quotes import BEGIN, END, OPENING
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.reading.why import why
 from aether_context.text.entities import HISTORY
@@ -137,3 +141,18 @@ def test_an_agent_that_is_shown_no_history_reads_none():
     model.script[:] = [search("Wanda"), "Found."]
     chat.say("And my boat?")
     assert "Wanda" not in str([sent.answers() for sent in chat.sent])
+
+
+def test_a_stored_turn_of_another_agent_without_its_origin_is_not_the_users():
+    """Who wrote it is read off the words that ADK puts before another agent's turn."""
+    texts = [
+        f"{OPENING} what stands between {BEGIN} and {END} is quoted",
+        f"[planner] said:\n{BEGIN}\nCode 4711\n{END}",
+    ]
+    quoted = types.UserContent([types.Part(text=text) for text in texts])
+    plain = types.UserContent("My boat is called Wanda.")
+    assert [_speaker(content, "clerk", Reader()) for content in (quoted, plain, types.ModelContent("Noted."))] == [
+        "planner",
+        "user",
+        "clerk",
+    ]

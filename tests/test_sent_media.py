@@ -46,6 +46,24 @@ def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: st
     assert data in shown(chat), "as a part, and not as text"
 
 
+@pytest.mark.parametrize(
+    ("data", "kind", "is_kept"),
+    [
+        (b"name,mail\nann,ann@example.org\n" * 40, "text/csv", False),
+        ("näme,mail\nann,ann@example.org\n".encode("latin-1") * 40, "text/plain", False),
+        (b'{"mail": "ann@example.org"}' * 40, "application/json", False),
+        (b"name,town\nann,oslo\n" * 40, "text/csv", True),
+    ],
+)
+def test_a_text_in_which_something_is_masked_is_not_kept(data: bytes, kind: str, is_kept: bool):
+    chat = Chat(policy=small(6_000, redact=("personal",)), model="gemini-3-pro-preview")
+    chat.say(message(data, kind, "Here is my list."), *turns(45))
+    assert data not in shown(chat)
+    stored = [chat.store.files.read(file.path) for file in chat.store.files.below(chat.store.files.root)]
+    assert not any(b"ann@example.org" in one for one in stored)
+    assert any(one == data for one in stored) is is_kept
+
+
 def test_every_picture_of_many_is_whole_or_has_an_address_that_reads():
     chat = Chat(policy=small(8_000), model="gemini-3-pro-preview")
     pictures = [picture(100 + at, 80, at) for at in range(12)]

@@ -266,7 +266,8 @@ class Offloader:
         contents: Sequence[types.Content],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Keeps media that are not sent any more under the address that the note or mark in their place names.
+        """Keeps media that are not sent any more under the address that the note or mark in their place names; not
+        texts of which something is masked, since the address is the hash of the whole.
 
         Args:
             unseen: those that were not sent before, either.
@@ -294,7 +295,7 @@ class Offloader:
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
                 digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type
                 uri = evidence_uri(digest, "bin")
-                if evidence_key(uri) in known.by_digits:
+                if evidence_key(uri) in known.by_digits or not _is_clear(medium, self._mask):
                     continue
                 record = EvidenceRecord.model_validate(
                     {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
@@ -570,6 +571,17 @@ def _masked(medium: Medium, mask: Masker) -> Medium:
         text = mask(medium.data.decode("utf-8", "surrogatepass"))
         medium = medium._replace(data=text.encode("utf-8", "surrogatepass"))
     return medium
+
+
+def _is_clear(medium: Medium, mask: Masker) -> bool:
+    """Tells whether nothing of a medium is to be masked; not of a text that cannot be decoded."""
+    if not mask or not is_text(medium.media_type):
+        return True
+    try:
+        text = medium.data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return mask(text) == text
 
 
 def _characters(value: object, most: int = _MOST_COUNTED) -> int:

@@ -49,15 +49,15 @@ def past(context: ToolContext, files: Files, mask: Masker | None, sees_own: bool
     Args:
         sees_own: whether other agents' turns are left out.
     """
-    agent, lines, last = context.agent_name, list[str](), 0
-    for turn in (*_stored(context, files), *_loaded(context)):
+    agent, lines, last, reader = context.agent_name, list[str](), 0, Reader()
+    for turn in (*_stored(context, files, reader), *_loaded(context)):
         if sees_own and turn.author not in ("user", agent):
             continue
         is_answer = turn.author == agent and turn.content.role == "model"
         number = max(turn.number, last + 1) if is_answer else last + 1
         last = number if is_answer else last
         moment = f"{datetime.fromtimestamp(turn.time, UTC):%Y-%m-%d %H:%M}" if turn.time is not None else "earlier"
-        for text in _texts(turn):
+        for text in _texts(turn, reader):
             lines.append(f"call {number}, {moment}, " + text.replace("\n", "\n  "))
     text = "\n".join(lines)
     return (mask(text) if mask else text).encode("utf-8", "surrogatepass")
@@ -77,14 +77,14 @@ def _loaded(context: ToolContext) -> Iterator[_Turn]:
             yield _Turn(event.author, event.timestamp, event.content, pack_of_event(event)[0])
 
 
-def _stored(context: ToolContext, files: Files) -> Sequence[_Turn]:
+def _stored(context: ToolContext, files: Files, reader: Reader) -> Sequence[_Turn]:
     """The turns before the loaded events, as the store keeps them; none where the host loads all."""
     run, stored = context.get_invocation_context().run_config, dict[int, Mapping[str, Any]]()
     if getattr(run, "get_session_config", None) is None:
         return ()
-    known = context.session.state.get(REWOUND)
-    is_own = isinstance(known, Mapping) and known.get("session") == context.session.id
-    rewound = str(known["event"]) if is_own and isinstance(known, Mapping) else ""
+    noted, rewound = context.session.state.get(REWOUND), ""
+    if isinstance(noted, Mapping) and noted.get("session") == context.session.id:
+        rewound = str(noted.get("event") or "")
     with suppress(StoreError):
         stored = TurnFiles(files, *agent_key_of(context), rewound).read()
     loaded, turns = {event.id for event in context.session.events}, list[_Turn]()
@@ -93,17 +93,22 @@ def _stored(context: ToolContext, files: Files) -> Sequence[_Turn]:
         if event in loaded:
             break
         content = types.Content.model_validate_json(json.dumps(stored[at]["content"]))
-        turns.append(_Turn(author or (context.agent_name if content.role == "model" else "user"), time, content))
+        turns.append(_Turn(author or _speaker(content, context.agent_name, reader), time, content))
     return turns
 
 
-def _texts(turn: _Turn) -> Iterator[str]:
+def _speaker(content: types.Content, agent: str, reader: Reader) -> str:
+    """Who wrote a turn of an agent's history whose event is not known: as ADK shows another agent's, that one."""
+    return agent if content.role == "model" else reader.content(content, "").agent or "user"
+
+
+def _texts(turn: _Turn, reader: Reader) -> Iterator[str]:
     """The parts of a turn in words, but for thoughts, and for what was read back, which stands where it is from."""
     for part in turn.content.parts or ():
         if part.text and not part.thought:
             yield f"{turn.author}: {part.text}"
         elif part.inline_data is not None or part.file_data is not None:
-            marks = media_marks(Reader().content(types.UserContent(parts=[part]), ""))
+            marks = media_marks(reader.content(types.UserContent(parts=[part]), ""))
             yield f"{turn.author}: {' '.join(marks.values())}"
         elif (call := part.function_call) is not None and call.name not in (READ, SEARCH):
             yield f"{turn.author} called {call.name} {canonical_json(as_json(call.args or {}) or {})}"
