@@ -11,6 +11,8 @@ from scripted import Chat, Scripted, call
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.errors import PolicyError, StepTooLarge
+from aether_context.reading import view_under
+from aether_context.store.replay import Replayer
 
 
 def agent(name: str, *script: object, **settings: object) -> LlmAgent:
@@ -67,6 +69,16 @@ def test_a_step_too_large_is_answered_as_the_agents_own_policy_says():
     other = Chat(policy=PackPolicy(max_input_tokens=400, on_invalid="raise", agents=agents), instruction="Rule. " * 900)
     with pytest.raises((RuntimeError, StepTooLarge)):
         other.say("hello")
+
+
+def test_a_what_if_gives_an_agent_what_its_table_says():
+    chat = Chat(policy=PackPolicy(max_input_tokens=9_000))
+    chat.say(*["word " * 400] * 6)
+    last = chat.manifests()[-1]
+    what_if = PackPolicy(agents={"clerk": {"max_input_tokens": 2_000}, "other": {"max_input_tokens": 1_000}})
+    view = view_under(Replayer(chat.store), last, what_if)
+    assert (last.window, view.manifest.window) == (9_000, 2_000)
+    assert view.manifest.request_tokens < last.request_tokens
 
 
 def test_an_agents_critic_is_looked_up_where_the_plugin_is_made():

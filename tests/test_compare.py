@@ -10,8 +10,11 @@ from click.testing import CliRunner
 from recorded_sessions import edit, read_file
 from scripted import Chat, call, new_store
 
+from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
+from aether_context.exam.marking import hold_exam
+from aether_context.exam.recordings import folders
 from aether_context.tuning.arms import LEAST_SESSIONS, compare_arms, report_arms
 
 SEEDS = range(20)
@@ -66,11 +69,37 @@ def test_the_arms_of_recorded_sessions_are_told_apart() -> None:
     report = compare_arms(store)
     assert sum(report.sessions.values()) == 8
     assert set(report.sessions) == {"chat", "observe"}
-    assert all(means["recall"].mean == 100 for means in report.means.values())
+    assert report.means["chat"]["recall"].mean == 100
+    assert not report.means["observe"]["recall"].sessions, "its packs were never sent"
     found = CliRunner().invoke(main, ["compare", store.url, "--json"], catch_exceptions=False)
     assert found.exit_code == 0
     assert {name: arm["sessions"] for name, arm in json.loads(found.stdout)["arms"].items()} == report.sessions
     assert "no difference seen yet" in CliRunner().invoke(main, ["compare", store.url]).stdout
+
+
+def test_an_observed_session_is_judged_by_what_was_sent_and_one_of_hashes_by_the_rest() -> None:
+    store = new_store()
+    policies = {"observe": PackPolicy(max_input_tokens=2_000), "hashes": PackPolicy(record="hashes")}
+    for number in range(4):
+        observed = ContextPackPlugin(policy=policies["observe"], store=store, arms={"observe": 1.0})
+        Chat(plugin=observed, script=["Fine."] * 3, session=f"o{number}").say("word " * 3_000, "And?", "So?")
+        packed = ContextPackPlugin(store=store, arms={"chat": 1.0})
+        packed._arms.packers["chat"].policy = policies["hashes"]
+        Chat(plugin=packed, script=["Fine."], session=f"c{number}").say("Hello.")
+    report = compare_arms(store)
+    assert report.sessions == {"chat": 4, "observe": 4}
+    assert report.means["observe"]["overflows"].mean == 100
+    assert report.means["chat"]["cost"].sessions == 4
+    assert not report.means["chat"]["recall"].sessions
+
+
+def test_options_of_a_store_reach_its_sessions() -> None:
+    recorded = new_store()
+    Chat(store=recorded).say("Hello.")
+    store = PackStore(recorded.url, skip_instance_cache=True)
+    (folder,) = folders([store])
+    assert folder.store.files.options == {"skip_instance_cache": True}
+    assert hold_exam(store).sessions
 
 
 def test_a_store_without_arms_says_so() -> None:

@@ -13,7 +13,7 @@ from scripted import Chat, call, new_store
 from aether_context import PackPolicy
 from aether_context.cli import main
 from aether_context.exam import hold_exam, questions
-from aether_context.exam.questions import lines_of, plain_text
+from aether_context.exam.questions import Question, lines_of, plain_text
 from aether_context.pack import Content, Part
 
 
@@ -150,3 +150,11 @@ def test_the_command_says_what_the_exam_says(recorded) -> None:
     printed = run()
     assert re.search(r"^all +[\d,]+ ", printed.stdout, re.MULTILINE)
     assert run("--session", "nobody").exit_code == 3
+
+
+def test_a_reader_is_right_about_a_file_where_it_says_that_it_was_changed():
+    changed = Question(kind="file", text="Was a/b.py changed?", record=("edit",), answer=("a/b.py",), place=0)
+    for reply in ("Yes.", "a/b.py was edited.", "Yes, it was renamed."):
+        assert changed.is_right(reply), reply
+    for reply in ("No, a/b.py was not changed.", "It wasn't edited.", "Unknown.", "a/b.py"):
+        assert not changed.is_right(reply), reply

@@ -214,9 +214,19 @@ def test_without_texts_whole_messages_are_found_by_their_hash() -> None:
     chat = Chat(policy=PackPolicy.load("chat", record="hashes"))
     chat.say("the blue kayak", "is it mine?")
     answer = why(chat.store, "the blue kayak")
-    assert [(span.form, span.holds) for span in answer.places[0].spans] == [("whole", None)]
+    assert [(span.form, span.holds) for span in answer.places[0].spans] == [("whole", True)]
+    assert answer.verdict.startswith("At call 2 the model read it")
     assert any("by hash" in note for note in answer.notes)
     assert not why(chat.store, "blue").places
+
+
+def test_what_a_hash_cannot_tell_is_not_said() -> None:
+    long = "the blue kayak " * 1_500
+    chat = Chat(policy=PackPolicy.load("chat", record="hashes", max_input_tokens=2_000))
+    chat.say(long)
+    answer = why(chat.store, long.strip() + " ")
+    assert [span.form for place in answer.places for span in place.spans] != ["whole"]
+    assert "is not known: the texts of its request are not recorded" in answer.verdict
 
 
 def run(*words: str) -> Any:

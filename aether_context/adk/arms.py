@@ -22,11 +22,10 @@ from aether_context.adk.windows import Limits, Windows
 from aether_context.adk.wiring import PackerParts
 from aether_context.canonical import hash_text, short
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
-from aether_context.pack import Pack
+from aether_context.pack import OBSERVE, Pack
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
 
-OBSERVE = "observe"
 _DIGITS, _MOST_SESSIONS = 12, 4_096
 
 

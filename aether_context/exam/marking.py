@@ -199,10 +199,10 @@ def hold_exam(store: PackStore | str, *, reader: AnswerReader | None = None, **s
     Raises:
         PackNotFound: there are no such packs.
     """
-    url = store.url if isinstance(store, PackStore) else store
-    marked = {folder.name: mark_session(folder, reader) for folder in folders([url], **selection)}
+    store = store if isinstance(store, PackStore) else PackStore(store)
+    marked = {folder.name: mark_session(folder, reader) for folder in folders([store], **selection)}
     if not marked:
-        raise PackNotFound(f"no packs of such sessions in {url}")
+        raise PackNotFound(f"no packs of such sessions in {store.url}")
     return Exam(
         sessions=tuple(marks for marks in marked.values() if isinstance(marks, SessionMarks)),
         unusable={name: marks for name, marks in marked.items() if isinstance(marks, str)},
@@ -213,7 +213,7 @@ def mark_session(folder: SessionFolder, reader: AnswerReader | None = None) -> S
     """The marks of one session; a text says why it cannot be examined."""
     marks = SessionMarks(name=folder.name)
     try:
-        replayer, stored = Replayer(PackStore(folder.url)), stored_texts(folder)
+        replayer, stored = Replayer(folder.store), stored_texts(folder)
         for session in recorded_sessions(folder, replayer):
             examiner = Examiner(session, stored)
             for number, call in enumerate(session.calls):

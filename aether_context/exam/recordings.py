@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
+from typing import Any
 
 from aether_context.errors import AetherContextError, BlobNotFound, ReplayIncomplete
 from aether_context.evidence.lines import is_text
@@ -22,10 +23,15 @@ from aether_context.text.entities import SCHEME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFolder:
-    """A session of a store: the places of its packs."""
+    """A session of a store: the places of its packs. ``options`` are the store's."""
 
     url: str
     places: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def store(self) -> PackStore:
+        return PackStore(self.url, **self.options)
 
     @property
     def name(self) -> str:
@@ -33,19 +39,22 @@ class SessionFolder:
         return "/".join(self.places[0].split("/")[-5:-2])
 
 
-def folders(urls: Sequence[str], **selection: str | None) -> list[SessionFolder]:
-    """The sessions of stores, all or those of an app, a user or a session."""
+def folders(stores: Sequence[PackStore | str], **selection: str | None) -> list[SessionFolder]:
+    """The sessions of stores, by their URLs or as they are; all or those of an app, a user or a session."""
+    opened = {
+        store.url: store for store in (PackStore(one) if isinstance(one, str) else one for one in dict.fromkeys(stores))
+    }
     return [
-        SessionFolder(url=url, places=tuple(places))
-        for url in dict.fromkeys(urls)
-        for _, places in groupby(sorted(PackStore(url).places(**selection)), key=lambda place: place.rpartition("/")[0])
+        SessionFolder(url=url, places=tuple(places), options=store.files.options)
+        for url, store in opened.items()
+        for _, places in groupby(sorted(store.places(**selection)), key=lambda place: place.rpartition("/")[0])
     ]
 
 
 def recorded_policies(folder: SessionFolder) -> Mapping[tuple[str, str], int] | str:
     """The number of calls by profile and policy, as canonical JSON; or why the session cannot be read."""
     try:
-        replayer = Replayer(PackStore(folder.url))
+        replayer = Replayer(folder.store)
         manifests = [replayer.store.read(place) for place in folder.places]
         by_digest = {manifest.policy: manifest for manifest in manifests}
         policies = {digest: replayer.policy(manifest).canonical for digest, manifest in by_digest.items()}
@@ -85,7 +94,7 @@ class RecordedSession:
 
 def stored_texts(folder: SessionFolder) -> Mapping[str, str]:
     """The whole texts of the results and messages of which a session's packs show extracts, by their addresses."""
-    store = PackStore(folder.url)
+    store = folder.store
     manifests = list(store.files.at_once(store.read, folder.places))
     manifest, texts = manifests[0], dict[str, str]()
     for address in {address for manifest in manifests for address in manifest.saved}:
@@ -109,7 +118,7 @@ def recorded_sessions(folder: SessionFolder, replayer: Replayer | None = None) -
     Raises:
         AetherContextError: a pack cannot be read, or its texts were not recorded.
     """
-    replayer = replayer or Replayer(PackStore(folder.url))
+    replayer = replayer or Replayer(folder.store)
 
     def line(manifest: Manifest) -> tuple[str, str]:
         return manifest.branch, manifest.agent

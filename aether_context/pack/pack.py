@@ -21,10 +21,12 @@ from aether_context.pack.selection import (
 )
 
 __all__ = [
-    "Block", "Calibration", "Host", "Outgoing", "Pack", "PackInput", "Previous", "RequestTokens", "Search",
+    "OBSERVE", "Block", "Calibration", "Host", "Outgoing", "Pack", "PackInput", "Previous", "RequestTokens", "Search",
     "Sent", "SentForm", "SummaryRequest", "ToStore", "Usage", "Verdict", "WindowMark",
 ]  # fmt: skip
 
+OBSERVE = "observe"
+"""The arm whose requests are recorded as they would be, and sent as they come."""
 WindowMark: TypeAlias = Literal["", "assumed", "learned", "default", "default_exceeded"]
 """Where a window is from: ``assumed`` where nobody knows the model's, ``learned`` from a refusal of its provider,
 ``default`` where nobody set one and the model takes more, ``default_exceeded`` where a call needs more than that, empty

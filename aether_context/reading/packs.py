@@ -204,6 +204,7 @@ def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pa
     Raises:
         ReplayError: the recording cannot be built from.
     """
+    policy = policy.for_agent(manifest.agent)
     changed = policy.over(replayer.policy(manifest))
     pack = replayer.replay(manifest, changed, window=policy.window_of(manifest.model) or manifest.window).pack
     view = view_of(pack, record(pack, changed, manifest.counter, None).manifest)

@@ -141,6 +141,9 @@ class Answer:
         absent = [(place, span) for place, span in spans if self._covers(place, span)]
         if elsewhere := next((span.elsewhere for _, span in absent if span.elsewhere), ()):
             return f"At call {self.call} the model {read}: in {_and(elsewhere[:3])}."
+        if any(span.holds is None for _, span in absent):
+            unknown = "is not known: the texts of its request are not recorded"
+            return f"Whether the model {read} at call {self.call} {unknown}."
         place, act = (absent[0][0], absent[0][1].act) if absent else (self.places[0], "")
         reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
         earlier = [span.last for _, span in spans if span.holds and span.last < self.call]
@@ -322,7 +325,9 @@ class _Search:
         for row in self.replayer.resolve(manifest).rows.values():
             if row.hash in {*hashes, hash_text(self._text)}:
                 self._known(manifest, row.id, _kind(row, None), row.source, self._text, row.time, row.uri)
-                yield row.id, self._span(manifest, row, policy, (), holds=None)
+                # Of what is sent in another form, nobody knows whether the words are in it.
+                is_sent = None if row.form not in ("whole", "left_out") else row.form == "whole"
+                yield row.id, self._span(manifest, row, policy, (), holds=is_sent)
 
     def _whole_results(self, manifest: Manifest) -> Mapping[str, str]:
         """The whole texts of results that were taken out of the session's requests, by their addresses."""
@@ -399,7 +404,9 @@ class _Search:
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
-            for key in {item.session_key for item in manifests if self.replayer.store.forgotten(*item.session_key)}:
+            for key in {
+                item.session_key for item in manifests if self.replayer.store.forgotten(*item.session_key).packs
+            }:
                 notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")

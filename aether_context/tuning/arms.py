@@ -12,6 +12,7 @@ from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.exam.intervals import Interval, between, holm, needed_sessions, paired_difference
 from aether_context.exam.marking import MARKS, SessionMarks, mark_session
 from aether_context.exam.recordings import folders
+from aether_context.pack import OBSERVE
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals
 
@@ -27,6 +28,7 @@ MOST_CHANCE = 0.01
 """Below this chance, adjusted for the number of measures and arms, a difference is one."""
 
 _Key: TypeAlias = tuple[str, str, str]
+_Calls: TypeAlias = list[tuple[Manifest, Mapping[str, JSON] | None]]
 Measured: TypeAlias = Mapping[str, float]
 """What a session comes to, by measure, without what is not known."""
 
@@ -47,7 +49,9 @@ class _Session:
     def add(self, manifest: Manifest, outcome: Mapping[str, JSON] | None) -> None:
         self.arm = self.arm or manifest.arm
         self.calls += 1
-        self.over += manifest.over_window > 0
+        # What was observed was sent as it came.
+        is_over = manifest.whole_history_tokens > manifest.window
+        self.over += is_over if manifest.arm == OBSERVE else manifest.over_window > 0
         self.refused += outcome is not None and outcome.get("error_code") is not None
         if outcome is not None and (call := CallUsage.of_outcome(outcome, manifest.request_tokens)) is not None:
             self.totals = self.totals.plus(Totals.of(call.priced(manifest.model, manifest.last_event_time)))
@@ -109,27 +113,30 @@ def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
     store = store if isinstance(store, PackStore) else PackStore(store)
     sessions: defaultdict[_Key, _Session] = defaultdict(_Session)
     callers: dict[_Key, _Key] = {}
-    read: list[tuple[list[Manifest], SessionMarks]] = []
+    read: list[tuple[_Calls, SessionMarks]] = []
     unusable: dict[str, str] = {}
-    for folder in folders([store.url], **selection):
+    for folder in folders([store], **selection):
         try:
             manifests = list(store.files.at_once(store.read, folder.places))
-            marks = mark_session(folder)
+            calls: _Calls = [(manifest, store.outcome(manifest)) for manifest in manifests]
         except AetherContextError as error:
-            marks = f"{type(error).__name__}: {error}"
-        if isinstance(marks, str):
-            unusable[folder.name] = marks
+            unusable[folder.name] = f"{type(error).__name__}: {error}"
             continue
-        read.append((manifests, marks))
+        # What was only observed was not sent, so that nothing is asked of it.
+        marks = SessionMarks(name=folder.name) if manifests[0].arm == OBSERVE else mark_session(folder)
+        if isinstance(marks, str):
+            unusable[folder.name] = f"{marks}: its recall is not known"
+            marks = SessionMarks(name=folder.name)
+        read.append((calls, marks))
         callers |= {manifest.session_key: manifest.caller for manifest in manifests if manifest.caller}
-    for manifests, marks in read:
-        owner, passed = manifests[0].session_key, set[_Key]()
+    for calls, marks in read:
+        owner, passed = calls[0][0].session_key, set[_Key]()
         while (caller := callers.get(owner)) is not None and owner not in passed:
             passed.add(owner)
             owner = caller
         sessions[owner].marks.append(marks)
-        for manifest in manifests:
-            sessions[owner].add(manifest, store.outcome(manifest))
+        for manifest, outcome in calls:
+            sessions[owner].add(manifest, outcome)
     arms: defaultdict[str, list[Measured]] = defaultdict(list)
     for _, session in sorted(sessions.items()):
         if session.arm:
