@@ -19,6 +19,7 @@ from scripted import Chat, Memories, call, grow, look_up, remembered, results, s
 from aether_context import PackPolicy
 from aether_context.adk import HybridMemoryService, memory_tools
 from aether_context.packing import build_pack
+from aether_context.retrieval.terms import corrects
 from aether_context.store.replay import Replayer
 
 
@@ -298,3 +299,53 @@ def test_a_memory_is_not_corrected_by_others_nor_by_what_was_said_before() -> No
         assert "until" not in memory_section(corrected(older, other, question="What should a vegetarian like me eat?"))
     before = ("user", "Since last month I eat fish.", "2025-01-02T10:00:00+00:00")
     assert "until" not in memory_section(corrected(older, before, question="What should a vegetarian like me eat?"))
+
+
+PAIRS = [
+    ("I live in Berlin.", "I moved to Hamburg.", True),
+    ("I live in Berlin.", "I no longer live in Berlin.", True),
+    ("I am a vegetarian.", "Since last month I eat fish.", True),
+    ("I drink coffee every morning.", "I don't drink coffee anymore.", True),
+    ("I work at a bank.", "I quit the bank.", True),
+    ("I drive a red car.", "I switched to a bicycle.", True),
+    ("My team uses Java.", "We use Rust now.", True),
+    ("Ich wohne in Berlin.", "Jetzt wohne ich in Hamburg.", True),
+    ("Ich esse Fleisch.", "Ich esse kein Fleisch mehr.", True),
+    ("Ich rauche.", "Ich rauche nicht mehr.", True),
+    ("J'habite à Lyon.", "J'habite à Paris maintenant.", True),
+    ("Je fume.", "Je ne fume plus.", True),
+    ("Vivo en Madrid.", "Ahora vivo en Sevilla.", True),
+    ("Como carne.", "Ya no como carne.", True),
+    ("I have a dog.", "I have a dog and a cat now.", False),
+    ("I am a vegetarian.", "I am still a vegetarian since 2019.", False),
+    ("I live in Berlin.", "Do I live in Hamburg now?", False),
+    ("I drink coffee.", "I drink tea, too, now.", False),
+    ("I drink coffee.", "Now I also drink tea.", False),
+    ("I play chess.", "I play chess again since May.", False),
+    ("I like jazz.", "Since May I even like jazz.", False),
+    ("I eat fish.", "I want more fish.", False),
+    ("I live in Berlin.", "I have lived in Berlin since 2001.", False),
+    ("Ich esse Fisch.", "Ich möchte mehr Fisch.", False),
+    ("Ich wohne in Berlin.", "Ich wohne immer noch in Berlin, seit 2001.", False),
+    ("Ich mag Jazz.", "Jetzt mag ich auch Rock.", False),
+    ("J'aime le jazz.", "J'aime le jazz encore plus.", False),
+    ("Me gusta el jazz.", "Ahora también me gusta el rock.", False),
+    ("Vivo en Madrid.", "Ya vivo en Madrid.", False),
+    ("Do I eat meat?", "I stopped eating meat.", False),
+]
+
+
+@pytest.mark.parametrize(("older", "later", "is_corrected"), PAIRS)
+def test_a_statement_ends_an_older_one_only_where_it_says_so(older: str, later: str, is_corrected: bool) -> None:
+    assert corrects(later, older) is is_corrected
+
+
+def test_a_correction_of_the_last_of_few_hits_is_there() -> None:
+    """With room for one, what holds now is worth more than what held."""
+    service = HybridMemoryService()
+    told = [("I live in Berlin.", EARLIER), ("I moved to Hamburg.", LATER)]
+    asyncio.run(
+        service.add_memory(app_name="shop", user_id="ann", memories=[remembered(text, "user", at) for text, at in told])
+    )
+    hits = service.memories.search("shop", "ann", "Where do I live, in Berlin?", limit=1)
+    assert [hit.memory.text for hit in hits] == ["I moved to Hamburg."]

@@ -188,7 +188,7 @@ class Candidates:
             for later, time in corrections:
                 entries(np.array([later]))
                 memory = known[int(self.numbers[later])][0]
-                if memory.author != older.memory.author or memory.text == older.memory.text:
+                if memory.author != older.memory.author or not terms.corrects(memory.text, older.memory.text):
                     continue
                 result[at] = replace(older, scores={**older.scores, UNTIL: time})
                 found = next((hit for hit in result if hit.memory == memory), None)
@@ -197,7 +197,7 @@ class Candidates:
                     own = found.scores if found else {}
                     cosine = max(older.scores.get("cosine", 0.0), own.get("cosine", 0.0))
                     brought = Remembered(memory=memory, score=older.score, scores={**own, "cosine": cosine})
-                    result.insert(at + 1, brought)
+                    result.insert(min(at + 1, limit - 1), brought)  # before the last one, which would be alone
                 break
         return result[:limit]
 

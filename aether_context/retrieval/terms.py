@@ -299,6 +299,30 @@ CHANGED = np.frombuffer(
     dtype="<u4",
 )
 """Hashes of terms that texts tell by what is not any more as it was."""
+_TELLS_CHANGE = re.compile(
+    r"\b(?:now|nowadays|any ?more|no longer|since|moved|changed|switched|stopped|quit|instead|became|jetzt|inzwischen"
+    r"|mittlerweile|seit|(?:nicht|nie|kein\w*)\b.{0,40}\bmehr|maintenant|désormais|depuis|n(?:e |').{1,40}\bplus"
+    r"|ahora|desde|ya no|adesso|non .{1,40} più|agora)\b",
+    re.IGNORECASE,
+)
+_DENIES = re.compile(
+    r"\b(?:not?|never|stopped|quit|nicht|nie|kein\w*|aufgehört|ne|jamais|nunca|non)\b|n['’]t\b", re.IGNORECASE
+)
+_GOES_ON = re.compile(
+    r"\b(?:also|too|still|even|again|besides|auch|noch|wieder|weiterhin|sogar|aussi|encore|toujours|también|todavía|aún"
+    r"|sigo|anche|ancora|ainda|também)\b|[?？]",
+    re.IGNORECASE,
+)
+
+
+def corrects(later: str, older: str) -> bool:
+    """Tells whether a statement may end an older one: it tells of a change, asks nothing, and neither goes on with the
+    older nor holds all of it."""
+    if not _TELLS_CHANGE.search(later) or _GOES_ON.search(later) or older.rstrip().endswith(("?", "？")):
+        return False
+    return bool(_DENIES.search(later)) or not set(query_terms(older)) <= set(terms(later))
+
+
 SELF = np.frombuffer(b"".join(map(hash_of, ("i", "ich", "je", "yo", "io", "eu"))), dtype="<u4")
 """Hashes of terms by which speakers tell of themselves."""
 _RECENT = re.compile(
