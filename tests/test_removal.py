@@ -418,3 +418,23 @@ def test_a_session_is_forgotten_by_its_id_where_one_has_it(store: PackStore) -> 
     assert run("forget", "--session", "s1", "--yes").exit_code == 0
     assert run("forget", "--session", "s2", "--user", "bob", "--yes").exit_code == 0
     assert [(one.user, one.session) for one in store.manifests()] == [("ann", "s2")]
+
+
+def test_a_change_of_state_alone_has_no_store_asked_for_the_newest_pack(
+    store: PackStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = chat_of(store)
+    chat.say("go")
+
+    async def note() -> None:
+        event = Event(author="user", invocation_id="by-hand", actions=EventActions(state_delta={"note": 1}))
+        await chat.sessions.append_event(await chat.held(), event)
+
+    asyncio.run(note())
+    asked = list[str]()
+    folders = Files.folders
+    monkeypatch.setattr(Files, "folders", lambda self, path, *more: asked.append(path) or folders(self, path, *more))
+    chat.say("and now?")
+    assert [path for path in asked if path.endswith("/packs")] == []
+    numbers = [one.number for one in store.manifests()]
+    assert numbers == list(range(1, len(numbers) + 1))

@@ -187,7 +187,9 @@ class Recorder:
         for event in reversed(events):
             if event.id == recorded.event_id:
                 break
-            if last_of_others is None and event.invocation_id not in (invocation, recorded.invocation):
+            # What only changes state, as a cut by hand does, comes of no model call.
+            says = event.content is not None or event.error_code is not None
+            if last_of_others is None and says and event.invocation_id not in (invocation, recorded.invocation):
                 last_of_others = event
             number, name = pack_of_event(event)
             if number > newest.position.number:
