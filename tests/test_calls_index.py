@@ -17,7 +17,7 @@ from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.cli import main
 from aether_context.errors import ManifestError
 from aether_context.store.files import File, Files
-from aether_context.store.index import read_block
+from aether_context.store.index import IndexWriter, read_block
 from aether_context.store.layout import entry_of
 from aether_context.store.pack_file import add_hash, gunzip_bytes, gzip_bytes
 from aether_context.store.retention import all_of, carry_out, older_than
@@ -204,3 +204,24 @@ def test_nothing_unmasked_is_in_a_block() -> None:
     assert "hunter2" not in text
     manifests: list[Manifest] = list(chat.store.manifests())
     assert [manifest.number for manifest in manifests] == list(range(1, 83))
+
+
+def test_a_copy_that_cannot_be_read_has_its_pack_read(store: PackStore) -> None:
+    fill(store)
+    said = answers(store)
+    for block in blocks(store):
+        rewrite_block(store, block, lambda manifest, outcome: (manifest[:-30], outcome))
+    assert answers(store) == said
+
+
+def test_of_many_users_in_turn_each_has_blocks_and_few_calls_wait() -> None:
+    files = Files("memory://many-users-in-turn")
+    writer = IndexWriter()
+    for number in range(6_000):
+        name = f"pack_20260101T{number // 3600:02}{number // 60 % 60:02}{number % 60:02}.000000Z_{number:08x}"
+        place = f"{files.root}/shop/user{number % 100}/s1/packs/{name}"
+        files.create(f"{place}/manifest.json", b"{}")
+        writer.add(files, place, b"{}")
+    assert sum(map(len, writer._users.values())) <= 2_048
+    with_blocks = {path.split("/")[-3] for path in (file.path for file in files.below(files.root)) if "/index/" in path}
+    assert len(with_blocks) == 100

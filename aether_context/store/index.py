@@ -22,8 +22,8 @@ from aether_context.errors import AetherContextError, ManifestError, StoreError
 from aether_context.store.files import File, Files
 from aether_context.store.pack_file import GZIP_ENDING, MANIFEST, add_hash, gunzip_bytes, gzip_bytes, remove_hash
 
-_BLOCK_CALLS, _LEAST_CALLS, _MOST_USERS = 64, 16, 64
-"""Calls of a block; the fewest of one that is written because many other users' calls wait; and so many users."""
+_BLOCK_CALLS, _LEAST_CALLS, _MOST_WAITING = 64, 16, 2_048
+"""Calls of a block; the fewest of one that is written because many calls of all users wait; and so many calls."""
 _UNFINISHED_CALLS = 16
 """So many calls wait for their outcomes when a block is written. One that is later is read from its pack."""
 INDEX = "index"
@@ -43,19 +43,23 @@ class IndexWriter:
 
     def __init__(self) -> None:
         self._users: dict[str, dict[str, tuple[str, str | None]]] = {}
+        self._waiting = 0
 
     def add(self, files: Files, pack_path: str, manifest: bytes) -> None:
         """Takes in a pack that was written to a place."""
         owner = pack_path.rsplit("/", 3)[0]
         calls = self._users[owner] = self._users.pop(owner, {})  # the user of the latest call comes last
+        self._waiting += pack_path not in calls
         calls[pack_path] = manifest.decode(), None
-        if len(calls) >= _BLOCK_CALLS + _UNFINISHED_CALLS:
-            _write_block(files, owner, calls, _BLOCK_CALLS)
-        elif len(self._users) > _MOST_USERS:
-            owner = next(iter(self._users))
-            calls = self._users.pop(owner, {})
-            if len(calls) >= _LEAST_CALLS:
-                _write_block(files, owner, calls, len(calls))
+        count = _BLOCK_CALLS if len(calls) >= _BLOCK_CALLS + _UNFINISHED_CALLS else 0
+        if not count and self._waiting > _MOST_WAITING:
+            # Of the user with most, the one that called longest ago first.
+            owner = max(self._users, key=lambda name: len(self._users[name]))
+            calls = self._users.pop(owner)
+            count = len(calls)
+        self._waiting -= count
+        if count >= _LEAST_CALLS:
+            _write_block(files, owner, calls, count)
 
     def add_outcome(self, pack_path: str, outcome: bytes) -> None:
         """Takes in the outcome of a pack that waits for its block."""

@@ -213,7 +213,7 @@ class PackStore:
                     outcome = pack_file.read_outcome(copied, manifest.digest) if copied else self.outcome(manifest)
                 return StoredCall(pack_path, manifest, outcome)
             except AetherContextError as error:
-                return StoredCall(pack_path, error)
+                return read(pack_path) if copy else StoredCall(pack_path, error)
 
         for start in range(0, len(places), _MANY):
             chunk = places[start : start + _MANY]
