@@ -256,7 +256,8 @@ class ToolSettings(_Settings):
 
     scope: Literal["auto", "off", "prune", "mask"] = "auto"
     """``prune`` declares only the step's tools, ``mask`` restricts calls to them, ``auto`` prunes where a step names
-    its tools and else declares the relevant ones where there are more than ten and they exceed their floor."""
+    its tools. Else it declares all while they take less than a fifth of the input budget, and of more than ten that
+    take more those of ``always`` and then the app's first ones; ``find_tools`` finds the others."""
     always: tuple[str, ...] = ()
     """Names of tools that are always declared."""
 

@@ -252,7 +252,7 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
         {"window": "wide"}, {"window": None}, {"window": 0}, {"window": 10**400}, {"last_event_time": 10**400},
         {"request_tokens": [1]}, {"agent": {}}, {"pack_id": 7}, {"epoch": [1]}, {"epoch.number": "x"},
         {"allocation.system.used": "x"}, {"allocation": {}}, {"prefix.shared_tokens": "x"},
-        {"tools.scores": {"look_up": "x"}}, {"weights": "x"}, {"rows": 5}, {"rows.0.tokens": 10**400},
+        {"tools.kept": {"look_up": "x"}}, {"weights": "x"}, {"rows": 5}, {"rows.0.tokens": 10**400},
         {"parent": "itself"}, {"positions": [[0, 10**13]]}, {"others": [[0, 10**13]]}, {"positions": [[5, 2]]},
     ],
     ids=lambda change: repr(change)[:40],

@@ -36,7 +36,6 @@ from aether_context.store.masking import MaskedContents, masked_input
 from aether_context.tokens import Pick, counter_for
 
 _INSTANT_CHARACTERS = 100_000
-_INSTANT_TOOLS = 50
 _MOST_POLICIES = 512
 _SIGNED_THOUGHT = "redact_prompt: a signed thought holds what is masked, and is sent as the model wrote it"
 
@@ -268,11 +267,10 @@ class RequestPacker:
         read = read.with_source(usage=read.source.usage._replace(calibration=known))._replace(counter=name)
 
         async def build(source: PackInput) -> Pack:
-            """A pack, off the event loop where that would be felt: with large contents, with many tools to choose from
-            for the first time, or with a provider that is asked."""
+            """A pack, off the event loop where that would be felt: with large contents, or with a provider that is
+            asked."""
             large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
-            many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
-            is_instant = large <= _INSTANT_CHARACTERS and not many and not policy.redact_prompt
+            is_instant = large <= _INSTANT_CHARACTERS and not policy.redact_prompt
 
             def made() -> Pack:
                 sent = self._sent_input(source, policy)

@@ -62,8 +62,8 @@ def _facts(view: PackView) -> Lines:
     plan = manifest.validity + (f": {manifest.invalid_reason}" if manifest.invalid_reason else "")
     branch = f" · branch {manifest.branch}" if manifest.branch else ""
     over = f", {manifest.over_window:,} over it" if manifest.over_window else ""
-    other_encoders = (("memories", manifest.memory_embedder), ("tools", manifest.tools.embedder))
-    encoders = [("candidates", manifest.embedder), *(pair for pair in other_encoders if pair[1])]
+    encoders = [("candidates", manifest.embedder)]
+    encoders += [("memories", manifest.memory_embedder)] if manifest.memory_embedder else []
     mark = f" ({manifest.window_mark})" if manifest.window_mark else ""
     facts = {
         "session": f"{manifest.app} · {manifest.user} · {manifest.session}",
@@ -219,7 +219,7 @@ def _tools(manifest: Manifest, everything: bool) -> Iterator[str]:
     if tools.allowed is not None:
         yield f"calls restricted to: {', '.join(tools.allowed) or 'none'}"
     for name, reason in list(tools.left_out.items())[:limit]:
-        yield f"left out: {name} ({reason}" + (f", score {tools.scores[name]:.3f})" if name in tools.scores else ")")
+        yield f"left out: {name} ({reason})"
     if limit is not None and len(tools.left_out) > limit:
         yield f"left out: {len(tools.left_out) - limit:,} more"
 

@@ -156,15 +156,12 @@ class Search(NamedTuple):
 
     ``turns`` is the number of turns that were searched for those that a cut had removed, None where none were.
     ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
-    service's, empty where that scored none. ``tool_scores`` are the relevance scores of an earlier build of this pack,
-    ``tool_embedder`` is the embedder that made them.
+    service's, empty where that scored none.
     """
 
     turns: int | None = None
     embedder: str = "none"
     memory_embedder: str = ""
-    tool_scores: Mapping[str, float] = NOTHING
-    tool_embedder: str = ""
 
 
 class Previous(NamedTuple):

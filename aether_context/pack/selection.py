@@ -66,9 +66,9 @@ bytes, media or pages in one request. The last two say why something stays whole
 the policy lets its tool instruct. The set is closed."""
 
 
-Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
+Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "fits"]
 """Why a tool declaration is sent where not all are: the host needs it to steer the run, the policy pins it, it was
-called in this session, the model searched for it, or it is relevant to the request."""
+called in this session, the model searched for it, or it finds room, in the host's order."""
 
 
 Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "replace", "hide", "emergency", "scope"]
@@ -254,9 +254,7 @@ class ToolSelection:
     """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
 
     ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
-    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores`` holds every
-    tool's where the choice was made for this pack, and is empty where an earlier one stands; ``embedder`` names what
-    compared their meanings, and ``key`` stands for what the choice was made for.
+    could not be used. In the mode ``fitting``, ``kept`` says why each declaration is sent.
     """
 
     sent: tuple[Tool, ...] = ()
@@ -266,9 +264,6 @@ class ToolSelection:
     trimmed: frozenset[str] = frozenset()
     problem: str = ""
     kept: Mapping[str, Keep] = field(default_factory=dict)
-    scores: Mapping[str, float] = field(default_factory=dict)
-    embedder: str = ""
-    key: str = ""
 
     @property
     def listed(self) -> tuple[Tool, ...]:

@@ -46,8 +46,7 @@ def build_pack(
     Equal arguments give equal packs, byte for byte, on every machine.
 
     Candidates that the conversation says anyway are left out. Where a cut takes those words out of it, candidates are
-    chosen once more, and so are relevant tools, since the prefix ends there anyway; and again where those that are
-    chosen push more of it out.
+    chosen once more, since the prefix ends there anyway; and again where those that are chosen push more of it out.
 
     Args:
         counter: counts tokens; the built-in estimate for the request's model by default.
@@ -67,7 +66,7 @@ def build_pack(
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
     has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.found.has_no_duplicates
     chooses_again = base.is_worth_choosing_again and not has_new_choice
-    if draft.history.cut and (chooses_again or (base.tools.mode == "relevant" and not base.tools.scores)):
+    if draft.history.cut and chooses_again:
         base = start_draft(source, policy, pack_counter, at_cut=True)
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     for _ in range(_MOST_CHOICES - 1 - base.at_cut):

@@ -104,9 +104,7 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     sent = {tool.name for tool in scope.sent}
     # As the host declares them: a declaration that a pack shortens has not changed.
     digests = [tool.digest for tool in source.request.tools if tool.name in sent]
-    chosen = {"scope": scope.key} if scope.key else {}
     return {
-        **chosen,
         "system": short(hash_text(system)),
         "tools": short(hash_text("\n".join([*digests, *source.request.other_tools]))),
         "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",

@@ -214,9 +214,8 @@ def _of_readers(content: Content) -> bool:
 
 def _reason(draft: Draft) -> EpochReason | None:
     """The reason why an epoch begins with this pack, None where none does."""
-    # Where relevant tools are chosen anew because a cut ends the prefix anyway, the cut is the reason.
     # With an agent's first cut come the tools that read what it takes.
-    chosen = draft.epoch.changed == "tools_changed" and bool(draft.tools.scores or not draft.input.epoch.cut_count)
+    chosen = draft.epoch.changed == "tools_changed" and not draft.input.epoch.cut_count
     if draft.epoch.changed is not None and not (draft.was_compacted and chosen):
         return draft.epoch.changed
     if draft.tools.trimmed != frozenset(draft.input.epoch.trimmed):

@@ -1,17 +1,15 @@
-"""The choice of declarations: which are sent, and which are relevant where all are too many."""
+"""The choice of declarations: which are sent, and which find room where all are too many."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from aether_context import retrieval
-from aether_context.canonical import JSON, canonical_json, hash_text, short
+from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.pack import Content, Keep, PackInput, Reason, Tool, ToolSelection
-from aether_context.packing import payload
 from aether_context.packing.draft import Draft
 from aether_context.plans.spellings import folded
 from aether_context.policy import ToolSettings
@@ -19,14 +17,15 @@ from aether_context.policy import ToolSettings
 _ASIDE = frozenset(["list_steps", "add_step", "claim_step", "release_step", "add_note", "record_decision"])
 _ASIDE |= {"record_entity", "remember", "remember_note", "cut_now"}
 """Tools of this package that are declared beside a step's tools only where the step, or the policy, names them."""
-_LEAST_TOOLS = 10
-"""So many relevant tools are declared at least; an agent with no more of them has all declared."""
+_LEAST_TOOLS, _MOST_SHARE = 10, 0.2
+"""So many tools are declared at least; an agent with no more of them has all declared. Others have this share of the
+input budget."""
 
 
 _WIRE = canonical_json(
     {
         "name": "find_tools",
-        "description": "Finds more tools: only those that seem to fit the task are declared. "
+        "description": "Finds more tools: there are others that are not declared. "
         "The tools found can be called from your next answer on.",
         "parameters": {
             "type": "OBJECT",
@@ -39,66 +38,46 @@ FIND_TOOLS = Tool(name="find_tools", signature="find_tools(query: string)", wire
 """The tool by which a model asks for tools that are not declared; sent wherever there are any."""
 
 
-def _relevant(draft: Draft) -> ToolSelection | None:
-    """The relevant declarations in the host's order, then the tool that finds the others; None where all are declared.
+def _fitting(draft: Draft) -> ToolSelection | None:
+    """The declarations that find room, in the host's order, then the tool that finds the others, and what the session
+    has found or called of those; None where all are declared.
 
-    They are chosen at the first call, and again where the declarations or the step change, where history is rewritten,
-    and at a cut. In between only what the model calls or finds is added.
+    The first part follows from the declarations and the policy alone, so that all sessions of an agent share the head
+    of their prompts. The last part only grows.
     """
     source, settings, counter = draft.input, draft.policy.tools, draft.counter
     tools = source.request.tools
-    if not source.host.can_find or sum(not tool.essential for tool in tools) <= _LEAST_TOOLS:
-        return None
     costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
-    share = int(source.window * draft.policy.budget.floors.tools)
-    if sum(costs.values()) <= share:
+    open_tools = [tool.name for tool in tools if not tool.essential]
+    room = int(_MOST_SHARE * draft.input_budget)
+    if not source.host.can_find or len(open_tools) <= _LEAST_TOOLS or sum(map(costs.__getitem__, open_tools)) <= room:
         return None
     if any(tool.name == FIND_TOOLS.name for tool in tools):
         return ToolSelection(
             sent=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
         )
-    step, earlier = source.step, source.epoch.tools
-    named = [tool.digest for tool in tools]
-    key = short(hash_text("\n".join([*named, step.task_id, step.step_id, step.text, payload.checklist(step)])))
-    # Declarations stand at the head of a prompt: to choose them anew for each request would end the cached prefix every
-    # time, for a choice that rarely differs. At a cut it ends anyway.
-    is_renewed = draft.at_cut or source.request.rewritten or source.epoch.marks.get("scope") != key
-    standing = {name: why for name, why in earlier.items() if why == "used" or not is_renewed}
-    keeps = _kept(tools, settings.always, standing, source.request.contents)
-    scores: Mapping[str, float] = {}
-    embedder = ""
-    if is_renewed:
-        scores, embedder = source.search.tool_scores, source.search.tool_embedder
-        if not scores:
-            query = retrieval.query_for(source)
-            scores = retrieval.tool_scores(tools, query, draft.policy.redact)
-            embedder = retrieval.tool_embedder()
-        room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in keeps)
-        names = [tool.name for tool in tools if tool.name not in keeps]
-        keeps |= dict.fromkeys(_best(names, scores, costs, room, _LEAST_TOOLS - len(keeps)), "relevant")
+    kept: dict[str, Keep] = {tool.name: "essential" for tool in tools if tool.essential}
+    pinned = [name for name in open_tools if name in settings.always]
+    chosen = dict.fromkeys(pinned)
+    room -= counter.tool(FIND_TOOLS) + sum(costs[name] for name in pinned)
+    for name in open_tools:
+        if name not in chosen and (len(chosen) < _LEAST_TOOLS or costs[name] <= room):
+            chosen[name] = None
+            room -= costs[name]
+    kept |= {name: "pinned" if name in settings.always else "fits" for name in chosen}
+    contents = source.request.contents
+    known = {name for name, why in source.epoch.tools.items() if why in ("found", "used")}
+    found = {name for content in contents for name in _found(content)}
+    used = {part.name for content in contents for part in content.calls}
+    used |= {name for name, why in source.epoch.tools.items() if why == "used"}
+    behind = [tool for tool in tools if tool.name not in kept and tool.name in known | found | used]
+    kept |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
     return ToolSelection(
-        sent=(*(tool for tool in tools if tool.name in keeps), FIND_TOOLS),
-        mode="relevant",
-        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in keeps},
-        kept=keeps,
-        scores=scores,
-        embedder=embedder,
-        key=key,
+        sent=(*(tool for tool in tools if tool.name in kept and tool not in behind), FIND_TOOLS, *behind),
+        mode="fitting",
+        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in kept},
+        kept=kept,
     )
-
-
-def _kept(
-    tools: Sequence[Tool], pinned: Collection[str], standing: Mapping[str, Keep], contents: Sequence[Content]
-) -> dict[str, Keep]:
-    """The tools that stay whatever is chosen, in the order of ``tools``."""
-    keep_by_name: dict[str, Keep] = {**standing}
-    keep_by_name |= dict.fromkeys(
-        (name for content in contents for name in _found(content) if name not in standing), "found"
-    )
-    keep_by_name |= dict.fromkeys((part.name for content in contents for part in content.calls), "used")
-    keep_by_name |= dict.fromkeys(pinned, "pinned")
-    keep_by_name |= dict.fromkeys((tool.name for tool in tools if tool.essential), "essential")
-    return {tool.name: keep_by_name[tool.name] for tool in tools if tool.name in keep_by_name}
 
 
 def _found(content: Content) -> Iterator[str]:
@@ -114,17 +93,6 @@ def _found(content: Content) -> Iterator[str]:
                 yield tool["name"]
 
 
-def _best(
-    names: Sequence[str], scores: Mapping[str, float], costs: Mapping[str, int], room: int, least: int
-) -> Iterator[str]:
-    """The best of the names: at least so many, then those that say anything to the query and find room."""
-    places = {name: at for at, name in enumerate(names)}
-    for rank, name in enumerate(sorted(places, key=lambda name: (-scores.get(name, 0.0), places[name]))):
-        if rank < least or (scores.get(name, 0.0) > 0 and costs[name] <= room):
-            room -= costs[name]
-            yield name
-
-
 _EXAMPLE = re.compile(r"(?i)examples?\b[^:\n]{0,60}:|e\.g\.|for example\b|```")
 """Where an example begins: the word alone begins one where a colon follows on its line."""
 _MOST_NAMED, _LONGEST_NAME = 8, 60
@@ -138,7 +106,7 @@ def select_tools(draft: Draft) -> None:
     scope = _narrowed(source, draft.policy.tools)
     unnamed = scope.mode == "off" and not scope.problem and draft.policy.tools.scope == "auto"
     if unnamed and not source.host.passthrough_reason:
-        scope = _relevant(draft) or scope
+        scope = _fitting(draft) or scope
     # A declaration that grew back would break the cached prefix a second time.
     names = frozenset(tool.name for tool in scope.sent) & frozenset(source.epoch.trimmed)
     if names:

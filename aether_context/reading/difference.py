@@ -248,11 +248,10 @@ def _tools(older: PackView, newer: PackView) -> Iterator[CandidateChange]:
 
 def _tool_fate(view: PackView, name: str, tokens: int | None) -> Fate:
     tools = view.manifest.tools
-    scores = {"relevance": tools.scores[name]} if name in tools.scores else {}
     if name in tools.sent:
-        return Fate(form="whole", reason=tools.kept.get(name), tokens=tokens, scores=scores)
+        return Fate(form="whole", reason=tools.kept.get(name), tokens=tokens)
     if name in tools.left_out:
-        return Fate(form="left_out", reason=tools.left_out[name], scores=scores)
+        return Fate(form="left_out", reason=tools.left_out[name])
     return Fate(form="absent")
 
 

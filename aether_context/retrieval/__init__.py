@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aether_context.retrieval.ranking import Left, Ranking, answers, query_for, rank, retrieve
 
 if TYPE_CHECKING:
-    from aether_context.retrieval.call_indexes import ranked, tool_embedder, tool_scores
+    from aether_context.retrieval.call_indexes import ranked, tool_scores
     from aether_context.retrieval.embedders import register_embedder
     from aether_context.retrieval.index import HybridIndex
     from aether_context.retrieval.pool import Entry, Hit
@@ -25,7 +25,6 @@ __all__ = [
     "ranked",
     "register_embedder",
     "retrieve",
-    "tool_embedder",
     "tool_scores",
 ]
 
@@ -35,7 +34,6 @@ _NEED_NUMPY = {
     "HybridIndex": "index",
     "ranked": "call_indexes",
     "register_embedder": "embedders",
-    "tool_embedder": "call_indexes",
     "tool_scores": "call_indexes",
 }
 """Where names stand that are loaded when they are asked for."""

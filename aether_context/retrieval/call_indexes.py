@@ -17,7 +17,7 @@ from functools import lru_cache
 from aether_context.canonical import hash_text
 from aether_context.pack import RECALLED, Candidate, Layer, Tool, recalled_id
 from aether_context.redaction import masker
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder, known_words
+from aether_context.retrieval.embedders import Embedder, known_words
 from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.pool import Entry, Hit
 from aether_context.retrieval.ranking import similarity
@@ -39,11 +39,6 @@ def tool_scores(tools: tuple[Tool, ...], query: str, redact: tuple[str, ...] = (
     if not any(hit.scores["bm25"] for hit in hits) and not known_words(query):
         return scores
     return scores | {hit.id: round(hit.score, 6) for hit in hits}
-
-
-def tool_embedder() -> str:
-    """Identity of the embedder that `tool_scores` compares meanings by."""
-    return StaticEmbedder().name
 
 
 @lru_cache(maxsize=16)

@@ -72,17 +72,13 @@ class ToolScope(_Record):
     """The tool declarations that were sent."""
 
     mode: str
-    """``off``, ``prune``, ``mask`` or ``relevant``."""
+    """``off``, ``prune``, ``mask`` or ``fitting``."""
     sent: tuple[str, ...]
     """Names declared, in order."""
     left_out: Mapping[str, str] = {}
     """Names left out, with the reason."""
     kept: Mapping[str, Keep] = {}
-    """Names declared, with the reason, in the mode ``relevant``."""
-    scores: Mapping[str, float] = {}
-    """Relevance of each tool to the request, by name, where the relevant ones were chosen for this pack."""
-    embedder: str = ""
-    """Identity of the embedder that compared tools with the request; empty where there are no scores."""
+    """Names declared, with the reason, in the mode ``fitting``."""
     allowed: tuple[str, ...] | None = None
     """Names that calls were restricted to; null where they were not."""
 

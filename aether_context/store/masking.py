@@ -89,8 +89,7 @@ class MaskedPacks:
                 counts[_key(masked)] = tokens
         for made in (item for item in pack.contents if item.form != "whole"):
             counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
-        search = changed.search._replace(tool_scores=pack.tools.scores, tool_embedder=pack.tools.embedder)
-        changed = changed._replace(search=search, previous=changed.previous._replace(sent=None))
+        changed = changed._replace(previous=changed.previous._replace(sent=None))
         counter = counter_for(source.request.model)
 
         def build(source: PackInput) -> Pack:

@@ -105,7 +105,7 @@ class Setting(Recorded):
 SETTING = TypeAdapter(Setting)
 OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
 """The fields of a `Setting` that are the request's."""
-_OF_TOOLS = ("mode", "left_out", "kept", "scores", "embedder", "allowed")
+_OF_TOOLS = ("mode", "left_out", "kept", "allowed")
 """The fields of a manifest's `ToolScope` that are those of the pack's selection."""
 _SIGNALS = {"risk": "risk_weight", "freshness_days": "freshness"}
 """The names that signals have in the founding documents, where they are others."""

@@ -31,7 +31,7 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     """
     # Declared last, besides the host's own; tools that are left out then can still be called.
     declared = frozenset(tool.name for tool in pack.tools.sent)
-    finder = FindTools(pack.source.request.tools, declared, redact) if pack.tools.mode == "relevant" else None
+    finder = FindTools(pack.source.request.tools, declared, redact) if pack.tools.mode == "fitting" else None
     made = [
         contents[sent.origin] if sent.form == "whole" and sent.origin >= 0 else _content(pack, sent, contents)
         for sent in pack.contents
@@ -43,15 +43,22 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     }
     config, tools_dict = request.config, request.tools_dict
     tools: types.ToolListUnion | None = None
+    # What was found or called later stands behind the finder.
+    names = [tool.name for tool in pack.tools.sent]
+    behind = dict[str, types.FunctionDeclaration | None]()
+    if finder is not None:
+        behind = dict.fromkeys(names[names.index(finder.name) + 1 :])
     if config is not None and (pack.tools.left_out or finder is not None or trimmed):
         tools = []
         for tool in config.tools or []:
             if isinstance(tool, types.Tool) and tool.function_declarations:
-                inside = [
+                declared_here = [
                     trimmed.get(declaration.name or "", declaration)
                     for declaration in tool.function_declarations
                     if declaration.name not in pack.tools.left_out
                 ]
+                behind |= {one.name: one for one in declared_here if one.name in behind}
+                inside = [one for one in declared_here if one.name not in behind]
                 tool = tool.model_copy(update={"function_declarations": inside or None})
                 if all(value is None for value in tool.__dict__.values()):
                     continue
@@ -62,15 +69,16 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         tools_dict = {name: tool for name, tool in tools_dict.items() if name not in left_out}
     if tools is not None and finder is not None:
         tools_dict = {**request.tools_dict, finder.name: finder}
+        ends = [finder.declaration, *filter(None, behind.values())]
         # Behind the last of the other declarations.
         for at in range(len(tools) - 1, -1, -1):
             last = tools[at]
             if isinstance(last, types.Tool) and last.function_declarations:
-                declarations = [*last.function_declarations, finder.declaration]
+                declarations = [*last.function_declarations, *ends]
                 tools[at] = last.model_copy(update={"function_declarations": declarations})
                 break
         else:
-            tools.append(types.Tool(function_declarations=[finder.declaration]))
+            tools.append(types.Tool(function_declarations=ends))
     request.contents = made
     if config is None:
         return
