@@ -26,7 +26,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 25_950,
+    "code": 26_100,
     "homonyms": 1,
     "clauses%": 3.0,
     "vague": 805,
