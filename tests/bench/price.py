@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -88,8 +89,8 @@ def point(sessions: Sequence[Figures]) -> tuple[float, float]:
 
 
 def plot(points: Mapping[tuple[str, str], tuple[float, float]]) -> str:
-    """A panel for each file: the price of a call to the right, what is answered upwards."""
-    width, height, left, top = 330, 260, 48, 30
+    """A panel for each file: the price of a call to the right, doubling by equal steps; what is answered upwards."""
+    width, height, left, top, line = 560, 360, 48, 30, 11
     files = list(dict.fromkeys(file for file, _ in points))
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {(width + left) * len(files) + 20} {height + top + 50}" '
@@ -97,25 +98,34 @@ def plot(points: Mapping[tuple[str, str], tuple[float, float]]) -> str:
     ]
     for at, file in enumerate(files):
         own = {name: xy for (of, name), xy in points.items() if of == file}
-        most, x0, y0 = 1.1 * max(x for x, _ in own.values()), left + at * (width + left), top + height
+        prices = [x for x, _ in own.values()]
+        low, most, x0, y0 = min(prices) / 1.2, 2.4 * max(prices), left + at * (width + left), top + height
+
+        def across(price: float, low: float = low, most: float = most, x0: int = x0) -> float:
+            return x0 + width * math.log(price / low) / math.log(most / low)
+
         drawn.append(f'<text x="{x0}" y="18" font-weight="bold">{file}</text>')
-        drawn.append(f'<path d="M{x0} {top}V{y0}H{x0 + width - 20}" fill="none" stroke="#667"/>')
+        drawn.append(f'<path d="M{x0} {top}V{y0}H{x0 + width}" fill="none" stroke="#667"/>')
         drawn += [
             f'<text x="{x0 - 6}" y="{y0 - height * share / 100 + 4:.0f}" text-anchor="end">{share}%</text>'
             for share in (0, 25, 50, 75, 100)
         ]
-        ticks = [round(most * part / 4, -2) for part in range(1, 4)]
         drawn += [
-            f'<text x="{x0 + (width - 20) * tick / most:.0f}" y="{y0 + 16}" text-anchor="middle">{tick:,.0f}</text>'
-            for tick in ticks
+            f'<text x="{across(tick):.0f}" y="{y0 + 16}" text-anchor="middle">{tick:,}</text>'
+            for tick in (500, 1_000, 2_000, 4_000, 8_000)
+            if low < tick < most
         ]
-        for name, (x, y) in own.items():
-            cx, cy = x0 + (width - 20) * x / most, y0 - height * y / 100
-            is_mark = "/" in name or name == "defaults"
-            colour = "#2563eb" if is_mark else "#b45309"
+        labels: list[tuple[float, float]] = []
+        for name, (x, y) in sorted(own.items(), key=lambda item: -item[1][1]):
+            cx, cy = across(x), y0 - height * y / 100
+            down = cy + 4
+            while any(abs(cx - other) < 150 and abs(down - height_of) < line for other, height_of in labels):
+                down += 1
+            labels.append((cx, down))
+            colour = "#2563eb" if "/" in name or name == "defaults" else "#b45309"
             drawn.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{5 if name == "defaults" else 3}" fill="{colour}"/>')
-            drawn.append(f'<text x="{cx + 6:.1f}" y="{cy + 3:.1f}" font-size="8" fill="{colour}">{name}</text>')
-        drawn.append(f'<text x="{x0}" y="{y0 + 34}">price of a call, in tokens of uncached input</text>')
+            drawn.append(f'<text x="{cx + 9:.1f}" y="{down:.1f}" font-size="10" fill="{colour}">{name}</text>')
+        drawn.append(f'<text x="{x0}" y="{y0 + 36}">price of a call, in tokens of uncached input</text>')
     return "\n".join([*drawn, "</svg>", ""])
 
 
