@@ -72,13 +72,13 @@ class Comparison:
     def add(self, manifest: Manifest, answer: CallUsage | None = None) -> None:
         """Adds one call, with its usage where that is on record."""
         model, prefix = self._priced_as or manifest.model, manifest.prefix.shared_tokens or 0
-        served = 1.0
-        if prefix and answer is not None and answer.cached_tokens is not None and not answer.input_estimated:
-            served = min(1.0, answer.cached_tokens / manifest.expected(prefix))
+        served, shared = 1.0, manifest.expected(prefix)
+        if shared > 0 and answer is not None and answer.cached_tokens is not None and not answer.input_estimated:
+            served = max(0, min(answer.cached_tokens, shared)) / shared
         self.packed.add(manifest, model, manifest.counted_tokens, prefix, served)
         key, whole = (*manifest.session_key, manifest.agent, manifest.branch), manifest.whole_history_tokens
-        shared = 0 if manifest.whole_history_breaks else min(whole, self._whole.get(key, 0))
-        self.unpacked.add(manifest, model, whole, shared, served)
+        whole_shared = 0 if manifest.whole_history_breaks else min(whole, self._whole.get(key, 0))
+        self.unpacked.add(manifest, model, whole, whole_shared, served)
         self._whole[key] = whole
 
     @property

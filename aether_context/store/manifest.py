@@ -328,7 +328,8 @@ class Manifest(_Record):
 
     def expected(self, counted: int) -> int:
         """A part's counted tokens as the provider is expected to count them, by the request as a whole."""
-        return round(counted * self.request_tokens / self.counted_tokens) if self.counted_tokens else counted
+        whole = self.counted_tokens
+        return (counted * self.request_tokens + whole // 2) // whole if whole else counted
 
     @property
     def session_key(self) -> tuple[str, str, str]:
