@@ -193,6 +193,28 @@ def test_what_is_called_or_found_is_declared_behind_the_others_and_stays() -> No
     chat.replays()
 
 
+def test_what_is_declared_later_stands_behind_what_was_declared_earlier_whatever_the_apps_order() -> None:
+    chat = many(
+        call("rename_garden", number="1"),
+        "Renamed.",
+        [call("rename_guitar", number="2"), call("create_garden", number="3")],
+        call("create_guitar", number="4"),
+        "Done.",
+        "Yes.",
+        "Yes.",
+    )
+    chat.say("Hello", "And the others?")
+    chat.restart()
+    chat.say("Once more.")
+    heads = declared(chat)
+    for earlier, later in zip(heads, heads[1:], strict=False):
+        assert later[: len(earlier)] == earlier, "a head goes on where the one before it ended"
+    added = ("rename_garden", "rename_guitar", "create_garden", "create_guitar")
+    assert tuple(name for name in heads[-1] if name in added) == added
+    assert heads[0][-1] == "find_tools"
+    chat.replays()
+
+
 def test_what_was_called_stays_declared_when_a_cut_takes_the_call() -> None:
     script = [call("rename_guitar", number="3"), *("Renamed. " * 60 for _ in range(30))]
     chat = many(*script)

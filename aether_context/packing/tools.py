@@ -67,10 +67,16 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     kept |= {name: "pinned" if name in settings.always else "fits" for name in chosen}
     contents = source.request.contents
     known = {name for name, why in source.epoch.tools.items() if why in ("found", "used")}
-    found = {name for content in contents for name in _found(content)}
     used = {part.name for content in contents for part in content.calls}
     used |= {name for name, why in source.epoch.tools.items() if why == "used"}
-    behind = [tool for tool in tools if tool.name not in kept and tool.name in known | found | used]
+    # By first appearance: one that is inserted would end the prefix before those that are declared already. Stores sort
+    # what the state holds, so that what the conversation no longer shows comes first, in the host's order.
+    named = dict.fromkeys(
+        name for content in contents for name in (*_found(content), *(part.name for part in content.calls))
+    )
+    places = {name: at for at, name in enumerate(named)}
+    later = [tool for tool in tools if tool.name not in kept and (tool.name in known or tool.name in places)]
+    behind = sorted(later, key=lambda tool: places.get(tool.name, -1))
     kept |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
     return ToolSelection(
         sent=(*(tool for tool in tools if tool.name in kept and tool not in behind), FIND_TOOLS, *behind),
