@@ -154,7 +154,14 @@ def test_the_command_says_what_the_exam_says(recorded) -> None:
 
 def test_a_reader_is_right_about_a_file_where_it_says_that_it_was_changed():
     changed = Question(kind="file", text="Was a/b.py changed?", record=("edit",), answer=("a/b.py",), place=0)
-    for reply in ("Yes.", "a/b.py was edited.", "Yes, it was renamed."):
+    for reply in ("Yes.", "a/b.py was edited.", "Yes, it was renamed.", "Yes, and no other file was."):
         assert changed.is_right(reply), reply
-    for reply in ("No, a/b.py was not changed.", "It wasn't edited.", "Unknown.", "a/b.py"):
+    for reply in (
+        "No, a/b.py was not changed.",
+        "It wasn't edited.",
+        "Unknown.",
+        "a/b.py",
+        "It is unchanged.",
+        "Credit to a/b.py.",
+    ):
         assert not changed.is_right(reply), reply

@@ -121,12 +121,15 @@ class Question:
     def is_right(self, reply: str) -> bool:
         """Tells whether a reader's reply holds the answer; of a file, whether it says that it was changed."""
         if self.kind == "file":
+            if verdict := _VERDICT.match(reply):
+                return verdict[1].lower() == "yes"
             return _DENIES.search(reply) is None and _AFFIRMS.search(reply) is not None
         return replace(self, record=("",) if self.record else ()).find(plain_text(reply)) >= 0
 
 
-_DENIES = re.compile(r"\b(?:no|not|never|nothing|unclear|unknown)\b|n['’]t\b", re.IGNORECASE)
-_AFFIRMS = re.compile(rf"\byes\b|{'|'.join(_CHANGED)}", re.IGNORECASE)
+_VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
+_DENIES = re.compile(r"\b(?:no|not|never|nothing|unclear|unknown|un(?:chang|modif|edit)\w*)\b|n['’]t\b", re.IGNORECASE)
+_AFFIRMS = re.compile(rf"\b(?:{'|'.join(_CHANGED)})", re.IGNORECASE)
 
 
 def _occurrences(text: str, words: str) -> Iterator[int]:
