@@ -52,7 +52,11 @@ def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: st
         (b"name,mail\nann,ann@example.org\n" * 40, "text/csv", False),
         ("näme,mail\nann,ann@example.org\n".encode("latin-1") * 40, "text/plain", False),
         (b'{"mail": "ann@example.org"}' * 40, "application/json", False),
+        (b"From: ann@example.org\n" * 40, "message/rfc822", False),
+        (b"mail=ann@example.org\n" * 40, "application/octet-stream", False),
+        ("mail ann@example.org\n".encode("utf-16-le") * 40, "text/csv", False),
         (b"name,town\nann,oslo\n" * 40, "text/csv", True),
+        (picture(), "image/png", True),
     ],
 )
 def test_a_text_in_which_something_is_masked_is_not_kept(data: bytes, kind: str, is_kept: bool):
@@ -60,7 +64,7 @@ def test_a_text_in_which_something_is_masked_is_not_kept(data: bytes, kind: str,
     chat.say(message(data, kind, "Here is my list."), *turns(45))
     assert data not in shown(chat)
     stored = [chat.store.files.read(file.path) for file in chat.store.files.below(chat.store.files.root)]
-    assert not any(b"ann@example.org" in one for one in stored)
+    assert not any(b"ann@example.org" in one.replace(b"\0", b"") for one in stored)
     assert any(one == data for one in stored) is is_kept
 
 

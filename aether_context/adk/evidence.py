@@ -8,6 +8,7 @@ the address of that. One whose whole could not be stored stays as it is: no addr
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -573,12 +574,18 @@ def _masked(medium: Medium, mask: Masker) -> Medium:
     return medium
 
 
+_NO_TEXT = re.compile(
+    r"(?:image/(?!svg)|audio/|video/|font/|application/(?:pdf|zip|gzip|x-tar|ogg|msword|vnd\.))", re.IGNORECASE
+)
+
+
 def _is_clear(medium: Medium, mask: Masker) -> bool:
-    """Tells whether nothing of a medium is to be masked; not of a text that cannot be decoded."""
-    if not mask or not is_text(medium.media_type):
+    """Tells whether nothing of a medium is to be masked: of pictures, sound and the like, and of a text that says so;
+    not of what cannot be decoded."""
+    if not mask or _NO_TEXT.match(medium.media_type):
         return True
     try:
-        text = medium.data.decode("utf-8")
+        text = medium.data.replace(b"\0", b"").decode("utf-8")
     except UnicodeDecodeError:
         return False
     return mask(text) == text
