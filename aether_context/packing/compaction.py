@@ -107,8 +107,7 @@ def compact_conversation(draft: Draft) -> None:
 def _tell_broken_mark(draft: Draft, budget: Budget) -> None:
     """Notes where the request stays above a mark of the policy, since nothing more can be cut."""
     mark = draft.policy.conversation.compact_at or 1
-    over = draft.conversation_tokens() + budget.fixed - _mark_tokens(draft, budget.input)
-    if mark < 1 and over > 0:
+    if mark < 1 and (over := draft.conversation_tokens() + budget.fixed - _mark_tokens(draft, budget.input)) > 0:
         beside = f"the other layers take {budget.fixed:,} of {budget.input:,} tokens"
         note = f"the request is {over:,} tokens above compact_at = {mark}: nothing more can be cut, and {beside}"
         draft.account = draft.account._replace(degradations=(*draft.account.degradations, note))
