@@ -195,11 +195,8 @@ def _candidate(row: Row, view: PackView, reads: Mapping[str, Sequence[int]] | No
     read_note = f", {reads_told(reads.get(row.uri, ()))}" if reads is not None and row.form == "offloaded" else ""
     details = " · ".join(filter(None, (scores, moment(row.time), row.uri + read_note, covers)))
     sizes = (row.tokens,) if row.sent_tokens is None else (row.tokens, row.sent_tokens)
-    tokens, source = (
-        " → ".join(f"{view.manifest.expected(size):,}" for size in sizes),
-        view.tools.get(row.id, row.source),
-    )
-    return row.layer, row.id, source, tokens, row.form, row.reason or "", details
+    tokens = " → ".join(f"{view.manifest.expected(size):,}" for size in sizes)
+    return row.layer, row.id, view.tools.get(row.id, row.source), tokens, row.form, row.reason or "", details
 
 
 def _events(manifest: Manifest, everything: bool) -> Lines:

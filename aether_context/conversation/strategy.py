@@ -35,8 +35,7 @@ class Budget(NamedTuple):
     more than ``most`` do not fit. ``net`` are those that the byte net takes, None where it takes all; marks are below
     it. ``weighs`` is set where a cut that the window does not demand has to pay. ``payload_tokens`` are those of
     earlier payloads, which any cut frees, and ``request_tokens`` those of the human message where ``fixed`` counts
-    them.
-    ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached.
+    them. ``cached_price`` is that of cached input as a share of other input's, 1 where nothing is cached.
     """
 
     window: int

@@ -47,10 +47,12 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     """
     source, settings, counter = draft.input, draft.policy.tools, draft.counter
     tools = source.request.tools
-    costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
     open_tools = [tool.name for tool in tools if not tool.essential]
+    if not source.host.can_find or len(open_tools) <= _LEAST_TOOLS:
+        return None
+    costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
     room = int(_MOST_SHARE * draft.input_budget)
-    if not source.host.can_find or len(open_tools) <= _LEAST_TOOLS or sum(map(costs.__getitem__, open_tools)) <= room:
+    if sum(costs[name] for name in open_tools) <= room:
         return None
     if any(tool.name == FIND_TOOLS.name for tool in tools):
         return ToolSelection(
