@@ -213,6 +213,9 @@ class RetrievalSettings(_Settings):
     """Most stored results that a pack lists, beside all evidence that somebody recorded. 0 lists none."""
     recall: bool = True
     """Whether turns that a cut removed return as memories where they answer the request."""
+    remember: bool = False
+    """Whether what users and agents say in an invocation is added to the app's memory service at its end, but for small
+    talk; tables of agents do not change it."""
     embedder: str = "static"
     """``static``, which is part of this package; ``sentence-transformers:MODEL``; a registered name; or ``none`` to
     compare words alone."""

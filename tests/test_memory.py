@@ -91,6 +91,26 @@ def names(memories: Memories, query: str = "code", user: str = "ann", limit: int
     return sorted(one.memory.name for one in memories.search("app", user, query, limit))
 
 
+def test_the_same_words_said_again_take_the_place_of_the_earlier_ones(opened: Open) -> None:
+    async def run() -> None:
+        first, second = opened(), opened()
+        who = {"app_name": "app", "user_id": "ann"}
+        await first.remember(
+            **who, events=[event("e1", "I live in Bergen."), event("e2", "In a house.")], session_id="s1"
+        )
+        await second.remember(**who, events=[event("e3", "i live  in Bergen", at=1_800_000_000.0)], session_id="s2")
+        stored = {one.name: one.session for one in first.memories.all("app", "ann")}
+        assert stored == {"e2": "s1", "e3": "s2"}
+        assert sorted(await found(first, "Where do I live, in Bergen or in a house?")) == [
+            "In a house.",
+            "i live  in Bergen",
+        ]
+        await first.add_session_to_memory(session(event("e1", "I live in Bergen.")))
+        assert {one.name for one in second.memories.all("app", "ann")} == {"e2", "e3"}
+
+    asyncio.run(run())
+
+
 def test_a_session_is_found_by_words_and_by_meaning(opened: Open) -> None:
     async def run() -> None:
         service = opened()

@@ -27,7 +27,7 @@ from aether_context.adk.usage import note
 from aether_context.adk.windows import Limits, Window
 from aether_context.adk.wiring import PackerParts
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
-from aether_context.pack import Pack, PackInput
+from aether_context.pack import OBSERVE, Pack, PackInput
 from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
@@ -67,7 +67,14 @@ class RequestPacker:
         return self._parts.states.of(agent_key_of(context))
 
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
-        """Waits until every pack so far is in the store, and those of an invocation mirrored."""
+        """Waits until every pack so far is in the store, and those of an invocation mirrored; what was said in the
+        invocation is remembered where the policy says so."""
+        writer = self._parts.memory_writer
+        if invocation is not None and writer is not None and self._arm != OBSERVE:
+            try:
+                await writer.add(invocation)
+            except BaseException as error:
+                self._failures.caught(error)
         if not await self._parts.recorder.flush(timeout_seconds):
             self._failures.warn_once(f"packs are still waiting for {self.store.url}")
         if invocation is not None:

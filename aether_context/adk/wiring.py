@@ -25,6 +25,7 @@ from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.request.contents import AgentStates
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.recall import Recall
+from aether_context.adk.services.memory_writer import MemoryWriter
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords
 from aether_context.adk.usage import Calibrations, Ledgers
@@ -80,6 +81,7 @@ class PackerParts:
         for of_agent in policies:
             strategies_of(of_agent.conversation)
         self.mirror = Mirror(failures.warn_once)
+        self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
         store = self.recorder.store  # which reads what waits to be written, too
         if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from aether_context.memory.records import Known, MemoryRow, changed
+from aether_context.memory.records import Known, MemoryRow, changed, memory_of
 
 MOST_PREFERENCES, AT_ONCE = 20, 1_000
 
@@ -41,8 +41,12 @@ class Backend(ABC):
         deleted = self.read(f"SELECT named, thread, NULL FROM forgotten {where}", owner, json.dumps(names))
         return {(named, thread): record for named, thread, record in (*there, *deleted)}
 
-    def put(self, owner: str, who: str, rows: Sequence[MemoryRow], *, revive: bool) -> int:
-        """Writes those that are new or other than before, all or none; how many these are."""
+    def put(self, owner: str, who: str, rows: Sequence[MemoryRow], *, revive: bool, once: bool = False) -> int:
+        """Writes those that are new or other than before, all or none; how many these are.
+
+        Args:
+            once: whether they take the place of those of sessions that say the same, by `Memory.words`.
+        """
         with self.transaction(owner) as cursor:
             cursor.execute(self.sql("INSERT INTO owners VALUES (?, ?) ON CONFLICT DO NOTHING"), (owner, who))
             stored = self.known(owner, [row.named for row in rows])
@@ -50,8 +54,20 @@ class Backend(ABC):
             for table in ("memories", "forgotten"):
                 old = [(owner, *row[:2]) for row in new if row[:2] in stored]
                 cursor.executemany(self.sql(f"DELETE FROM {table} WHERE owner = ? AND named = ? AND thread = ?"), old)
+            for named, thread in self._repeated(owner, new) if once else ():
+                Backend.delete(self, owner, named=named, thread=thread)  # within this transaction
             self.insert(cursor, owner, new)
             return len(new)
+
+    def _repeated(self, owner: str, rows: Sequence[MemoryRow]) -> list[tuple[int, int]]:
+        """The stored memories of sessions that say the same as one of some rows, by `Memory.words`."""
+        query = "SELECT named, thread, record FROM memories WHERE owner = ? AND terms = ? AND thread >= 0"
+        return [
+            (named, thread)
+            for row in rows
+            for named, thread, record in self.read(query, owner, row.terms)
+            if memory_of(record).words == memory_of(row.record).words
+        ]
 
     def delete(self, owner: str, *, named: int | None, thread: int | None) -> int:
         """Deletes memories of a name, of a session, of both, or all; the number of those there were."""

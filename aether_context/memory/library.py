@@ -86,7 +86,7 @@ class Memories:
         """Identity of the embedder whose vectors memories are found by, ``none`` without one."""
         return "none" if self._embedder is None else self._embedder.name
 
-    def add(self, app: str, user: str, memories: Iterable[Memory], *, revive: bool = False) -> int:
+    def add(self, app: str, user: str, memories: Iterable[Memory], *, revive: bool = False, once: bool = False) -> int:
         """Writes memories, all or none; the number of those that were new or other than before.
 
         When it returns they are kept, whatever becomes of the process. What could not be embedded is embedded when
@@ -94,14 +94,17 @@ class Memories:
 
         Args:
             revive: whether what was deleted may be written again.
+            once: whether a memory of a session takes the place of those in which the same author says the same words.
         """
-        owner = owner_of(app, user)
-        rows = {row[:2]: row for row in map(row_of, map(self._masked, memories))}
+        owner, masked = owner_of(app, user), list(map(self._masked, memories))
+        if once:
+            masked = list({memory.words: memory for memory in masked}.values())
+        rows = {row[:2]: row for row in map(row_of, masked)}
         stored = self.database.known(owner, [named for named, _ in rows])
         # What another process writes in between is embedded in vain, and no more.
         if not (new := changed(rows.values(), stored, revive=revive)):
             return 0
-        return self.database.put(owner, who_of(app, user), self._searched(new), revive=revive)
+        return self.database.put(owner, who_of(app, user), self._searched(new), revive=revive, once=once)
 
     def _masked(self, memory: Memory) -> Memory:
         mask = self.mask

@@ -68,6 +68,11 @@ class Memory:
         return canonical_json(fields | texts | {"metadata": dict(self.metadata)})
 
     @property
+    def words(self) -> tuple[str | None, str]:
+        """Its author and text, without case and white space, by which it is known to say the same as another one."""
+        return self.author, "".join(self.text.casefold().split()).rstrip(".!")
+
+    @property
     def entry(self) -> Entry:
         """It as it is ranked."""
         return Entry(

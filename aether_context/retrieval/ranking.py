@@ -248,9 +248,9 @@ _LONGEST_SMALL_TALK = 60
 _SMALL_TALK = frozenset(
     _WORD.findall(
         """a afternoon ahead all alright and are awesome bye cheers continue cool danke day done evening everything fine
-        for go good goodbye got gracias great haha hello help hey hi hola how i is it k later lol merci morning much
-        nice night no nope noted of ok okay on perfect please proceed right see so sounds sure ta thank thanks that thx
-        to ty understood very welcome well wonderful yeah yep yes you your"""
+        for go good goodbye got gracias great haha hello help hey hi hola how i is it k later lol lot merci morning
+        much nice night no nope noted of ok okay on perfect please proceed re right see so sounds sure ta thank thanks
+        that thx to ty understood very welcome well wonderful yeah yep yes you your"""
     )
 )
 

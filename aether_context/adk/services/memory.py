@@ -105,9 +105,14 @@ class HybridMemoryService(BaseMemoryService):
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Adds events beside those of the session that are there; the metadata comes back with each of them."""
-        metadata = plain(custom_metadata or {})
-        found = {event.id: memory for event in events if (memory := _remembered(event, session_id or "", metadata))}
-        await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()))
+        memories = _memories_of(events, session_id or "", plain(custom_metadata or {}))
+        await asyncio.to_thread(self.memories.add, app_name, user_id, memories)
+
+    async def remember(self, *, app_name: str, user_id: str, events: Sequence[Event], session_id: str) -> None:
+        """Adds events as `add_events_to_memory` does; one in which an author says the same words again, in whatever
+        session, takes the place of the earlier one."""
+        memories = _memories_of(events, session_id, {})
+        await asyncio.to_thread(self.memories.add, app_name, user_id, memories, once=True)
 
     @override
     async def add_memory(
@@ -126,7 +131,7 @@ class HybridMemoryService(BaseMemoryService):
 
         found = {}
         for entry in memories:
-            text = _text(entry.content)
+            text = words_of(entry.content)
             if not text:
                 raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
             name = entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16)
@@ -226,11 +231,17 @@ def parse_address(uri: str, agents_dir: str | None = None) -> tuple[str, dict[st
     return (str(Path(agents_dir or "") / path) if path else ""), options
 
 
-def _remembered(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memory | None:
+def _memories_of(events: Sequence[Event], session: str, metadata: Mapping[str, JSON]) -> list[Memory]:
+    """The memories of events, the last of those of one id."""
+    memories = {event.id: memory for event in events if (memory := _memory_of(event, session, metadata))}
+    return list(memories.values())
+
+
+def _memory_of(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memory | None:
     """The memory of an event; None of one without words, of thoughts, and of one that comes whole later."""
     from aether_context.memory import Memory
 
-    if event.content is None or event.partial or not (text := _text(event.content)):
+    if event.content is None or event.partial or not (text := words_of(event.content)):
         return None
     try:
         timestamp = datetime.fromtimestamp(event.timestamp, UTC).isoformat()
@@ -247,5 +258,6 @@ def _remembered(event: Event, session: str, metadata: Mapping[str, JSON]) -> Mem
     )
 
 
-def _text(content: types.Content) -> str:
+def words_of(content: types.Content) -> str:
+    """The texts of a content without thoughts, joined by spaces."""
     return " ".join(part.text for part in content.parts or () if part.text and not part.thought).strip()

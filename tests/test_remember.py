@@ -1,0 +1,228 @@
+"""`retrieval.remember`: what is said in an invocation is in the app's memory service when it ends, once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.memory import InMemoryMemoryService
+from google.adk.memory.base_memory_service import BaseMemoryService
+from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
+from scripted import Chat, Scripted, call
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin, HybridMemoryService
+from aether_context.memory import Memory
+
+REMEMBER = PackPolicy(retrieval={"remember": True})
+
+
+class Deltas(BaseMemoryService):
+    """A service of others that takes events, and fails as often as it is told."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails = fails
+        self.ids: list[str] = []
+        self.texts: list[str] = []
+
+    async def add_session_to_memory(self, session: Any) -> None:
+        raise AssertionError("whole sessions are not given")
+
+    async def add_events_to_memory(self, *, events: Any, **_: Any) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("away")
+        self.ids += [event.id for event in events]
+        self.texts += [part.text for event in events for part in event.content.parts]
+
+    async def search_memory(self, **_: Any) -> Any:
+        from google.adk.memory.base_memory_service import SearchMemoryResponse
+
+        return SearchMemoryResponse(memories=[])
+
+
+class WholeSessions(InMemoryMemoryService):
+    """A service that takes whole sessions only, as ADK's base class does."""
+
+    add_events_to_memory = BaseMemoryService.add_events_to_memory
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"It rains in {city}."
+
+
+def stored(service: HybridMemoryService, user: str = "ann") -> list[Memory]:
+    return list(service.memories.all("shop", user))
+
+
+def texts(service: HybridMemoryService) -> list[str]:
+    return [memory.text for memory in stored(service)]
+
+
+def test_messages_and_final_answers_are_remembered_without_tools_and_thoughts() -> None:
+    thought = [types.Part(text="Rain again.", thought=True), types.Part(text="It rains in Bergen.")]
+    service = HybridMemoryService()
+    chat = Chat(script=[call("weather", city="Bergen"), thought], tools=[weather], policy=REMEMBER, memory=service)
+    chat.say("How is the weather in Bergen on Friday?")
+    assert texts(service) == ["How is the weather in Bergen on Friday?", "It rains in Bergen."]
+    assert [(memory.author, memory.session) for memory in stored(service)] == [("user", "s1"), ("clerk", "s1")]
+
+
+def test_without_the_setting_nothing_is_remembered() -> None:
+    service = HybridMemoryService()
+    Chat(script=["Noted."], memory=service).say("My sister lives in Bergen.")
+    assert not texts(service)
+
+
+def test_another_session_reads_what_was_remembered() -> None:
+    service = HybridMemoryService()
+    Chat(script=["I'll keep that in mind."], policy=REMEMBER, memory=service).say("My sister Mia lives in Bergen.")
+    later = Chat(script=["In Bergen."], policy=REMEMBER, memory=service, session="s2")
+    later.say("In which city does my sister live?")
+    assert "My sister Mia lives in Bergen." in later.sent[-1].text
+
+
+def test_small_talk_is_left_out() -> None:
+    service = HybridMemoryService()
+    chat = Chat(script=["You're welcome!", "Hello!"], policy=REMEMBER, memory=service)
+    chat.say("Thanks a lot!", "hi there")
+    assert not texts(service)
+    chat = Chat(script=["Done."], policy=REMEMBER, memory=service, session="s2")
+    chat.say("Thanks! My flight leaves on 3 May.")
+    assert "Thanks! My flight leaves on 3 May." in texts(service)
+
+
+def test_the_same_words_again_make_the_first_newer() -> None:
+    service = HybridMemoryService()
+    for session in ("s1", "s2"):
+        chat = Chat(script=["I use metric units."] * 2, policy=REMEMBER, memory=service, session=session)
+        chat.say("I live in Bergen.", "i live in  Bergen")
+    assert sorted(texts(service)) == ["I use metric units.", "i live in  Bergen"]
+    assert {memory.session for memory in stored(service)} == {"s2"}
+    first = Chat(script=["Yes."], policy=REMEMBER, memory=service, session="s1", sessions=chat.sessions)
+    asyncio.run(
+        service.add_session_to_memory(
+            asyncio.run(first.runner.session_service.get_session(app_name="shop", user_id="ann", session_id="s2"))
+        )
+    )
+    assert {memory.session for memory in stored(service)} == {"s2"}
+
+
+def test_other_words_of_the_same_author_and_the_same_of_another_are_memories_of_their_own() -> None:
+    service = HybridMemoryService()
+    chat = Chat(script=["I live in Bergen.", "You do."], policy=REMEMBER, memory=service)
+    chat.say("I live in Bergen.", "I lived in Bergen.")
+    assert sorted(texts(service)) == ["I live in Bergen.", "I live in Bergen.", "I lived in Bergen.", "You do."]
+
+
+def test_a_memory_that_the_app_wrote_stays_beside_the_same_words() -> None:
+    from google.adk.memory.memory_entry import MemoryEntry
+
+    service = HybridMemoryService()
+    told = types.Content(role="user", parts=[types.Part(text="I live in Bergen.")])
+    entry = MemoryEntry(id="home", author="user", content=told)
+    asyncio.run(service.add_memory(app_name="shop", user_id="ann", memories=[entry]))
+    Chat(script=["Fine."], policy=REMEMBER, memory=service).say("I live in Bergen.")
+    assert "home" in {memory.name for memory in stored(service)}
+
+
+def test_what_was_deleted_does_not_come_back() -> None:
+    service = HybridMemoryService()
+    chat = Chat(script=["Fine.", "Right."], policy=REMEMBER, memory=service)
+    chat.say("My code is 4711.")
+    asyncio.run(service.delete_user_from_memory(app_name="shop", user_id="ann"))
+    chat.say("And the door is red.")
+    assert texts(service) == ["And the door is red."]
+
+
+def test_users_are_apart() -> None:
+    service = HybridMemoryService()
+    for user in ("ann", "bob"):
+        Chat(script=["Fine."], policy=REMEMBER, memory=service, user=user).say("I live in Bergen.")
+    assert [memory.text for user in ("ann", "bob") for memory in stored(service, user)] == ["I live in Bergen."] * 2
+
+
+def test_a_file_holds_it_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "memories.sqlite"
+    for session in ("s1", "s2"):
+        service = HybridMemoryService(path)
+        Chat(script=["Fine."], policy=REMEMBER, memory=service, session=session).say("I live in Bergen.")
+        asyncio.run(service.close())
+    again = HybridMemoryService(path)
+    assert [(memory.text, memory.session) for memory in stored(again)] == [("I live in Bergen.", "s2")]
+    asyncio.run(again.close())
+
+
+def test_a_service_of_others_is_given_each_event_once_and_again_where_it_failed() -> None:
+    service = Deltas(fails=1)
+    chat = Chat(script=["In May.", "By train."], policy=REMEMBER, memory=service, on_error="passthrough")
+    chat.say("When do I travel?")
+    assert not service.ids
+    chat.say("And how do I get there?")
+    assert service.texts == ["When do I travel?", "In May.", "And how do I get there?", "By train."]
+    assert len(set(service.ids)) == 4
+
+
+def test_adks_own_service_takes_it() -> None:
+    service = InMemoryMemoryService()
+    Chat(script=["Fine."], policy=REMEMBER, memory=service).say("I live in Bergen.")
+    result = asyncio.run(service.search_memory(app_name="shop", user_id="ann", query="Bergen"))
+    assert [entry.content.parts[0].text for entry in result.memories] == ["I live in Bergen."]
+
+
+def test_a_service_that_takes_whole_sessions_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    chat = Chat(script=["Fine.", "Good."], policy=REMEMBER, memory=WholeSessions(), on_error="passthrough")
+    chat.say("I live in Bergen.", "In a red house.")
+    assert sum("takes whole sessions only" in record.message for record in caplog.records) == 1
+
+
+def test_an_app_without_a_memory_service_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    chat = Chat(script=["Fine.", "Good."], policy=REMEMBER, on_error="passthrough")
+    chat.say("I live in Bergen.", "In a red house.")
+    assert sum("no memory service" in record.message for record in caplog.records) <= 1
+
+
+def test_secrets_are_masked_in_any_service() -> None:
+    service = Deltas()
+    policy = PackPolicy(redact=("personal",), retrieval={"remember": True})
+    Chat(script=["Fine."], policy=policy, memory=service).say("My address is ann@example.com, please write.")
+    assert service.texts
+    assert not any("ann@example.com" in text for text in service.texts)
+
+
+def test_an_agent_as_a_tool_is_not_remembered() -> None:
+    helper = LlmAgent(
+        name="helper", model=Scripted(model="gemini-2.5-flash", script=["Bergen has 291,000 people."], sent=[])
+    )
+    service = Deltas()
+    chat = Chat(
+        script=[call("helper", request="How many people live in Bergen?"), "About 291,000."],
+        tools=[AgentTool(helper)],
+        policy=REMEMBER,
+        memory=service,
+    )
+    chat.say("How large is Bergen?")
+    assert service.texts == ["How large is Bergen?", "About 291,000."]
+
+
+def test_an_observing_plugin_adds_nothing() -> None:
+    service = HybridMemoryService()
+    Chat(
+        script=["Fine."],
+        plugin=ContextPackPlugin(policy=REMEMBER, store="memory://observed", observe=True),
+        memory=service,
+    ).say("I live in Bergen.")
+    assert not texts(service)
+
+
+def test_a_run_that_fails_keeps_the_users_words() -> None:
+    service = HybridMemoryService()
+    chat = Chat(script=[RuntimeError("the model is away")], policy=REMEMBER, memory=service)
+    with pytest.raises(RuntimeError):
+        chat.say("I live in Bergen.")
+    assert texts(service) == ["I live in Bergen."]
