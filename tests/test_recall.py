@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from google.adk.events.event import Event
 from google.genai import types
 from hypothesis import given
@@ -29,6 +30,7 @@ from aether_context.redaction import masker
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import passages, recalled, turn_entries
 from aether_context.retrieval.embedders import Vectors, register_embedder
+from aether_context.retrieval.ranking import _ORDER
 from aether_context.store.replay import Replayer
 from aether_context.text.shorten import sentences
 
@@ -260,3 +262,58 @@ def test_small_talk_brings_no_memories_and_a_question_for_many_brings_more() -> 
     few = memory_of(chat.sent[-1].human()).count("\n")
     chat.say("List all that I said about the garden, in order.")
     assert 0 < few <= 2 < memory_of(chat.sent[-1].human()).count("\n") <= 6
+
+
+def test_a_question_for_an_order_brings_more_turns_by_their_dates() -> None:
+    chat = talk(window=3_000, more=90, conversation={"summary_share": 0}, retrieval={"memory_k": 2})
+    chat.say("List all that I said about the garden.")
+    all_lines = memory_of(chat.sent[-1].human()).count("\n")
+    chat.say("In what order did I mention the leaves of the garden?")
+    lines = re.findall(r"Number (\d+): the weather", memory_of(chat.sent[-1].human()))
+    assert len(lines) > all_lines
+    assert lines == sorted(lines, key=int)
+
+
+def test_the_first_of_a_conversation_comes_back_where_it_has_no_word_of_the_question() -> None:
+    chat = talk(conversation={"summary_share": 0}, retrieval={"memory_k": 2})
+    chat.say("What was the very first thing I told you?")
+    assert FACTS[0] in memory_of(chat.sent[-1].human())
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "In what order did I bring up the topics?",
+        "List the order in which we discussed the parts of the plan.",
+        "What was the first thing I asked you?",
+        "Which city did I first mention?",
+        "What did we originally say about the price?",
+        "Give me a timeline of what I told you about the project.",
+        "Can you reconstruct the sequence in which I raised these issues?",
+        "In welcher Reihenfolge habe ich die Themen genannt?",
+        "¿En qué orden hablamos de los temas?",
+        "Dans quel ordre avons-nous parlé de cela ?",
+        "我提到这些的顺序是什么?",
+    ],
+)
+def test_a_question_for_an_order_is_known(question: str) -> None:
+    assert _ORDER.search(question)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Please order two pizzas.",
+        "Write a sequence diagram of the login.",
+        "What is the timeline of the launch?",
+        "In order to finish, what do we need?",
+        "What's my first name?",
+        "First, tell me the price.",
+        "Put the files in order.",
+        "My first day at work was great, she said I was good.",
+        "Use the first approach that we have.",
+        "La orden de compra es la 4711.",
+    ],
+)
+def test_a_message_with_such_a_word_is_not_taken_for_one(message: str) -> None:
+    assert not _ORDER.search(message)

@@ -20,7 +20,7 @@ from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, known_words
 from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.pool import Entry, Hit
-from aether_context.retrieval.ranking import similarity
+from aether_context.retrieval.ranking import asks_for_first, similarity
 from aether_context.retrieval.terms import USER
 from aether_context.text.shorten import sentences
 
@@ -109,6 +109,8 @@ def scores_of(hit: Hit) -> dict[str, float]:
 
 _MORE_HITS = 8
 """So many times as many turns are looked at as could return."""
+_EARLIEST = 3
+"""So many of the first turns are candidates where the first is asked for."""
 _LEAST_WEIGHT = 0.25
 _TOKEN_CHARACTERS = 4
 _LONGEST_PASSAGE = 600
@@ -191,15 +193,23 @@ def recalled(
     Raises:
         EmbeddingError: the embedder failed.
     """
-    index = index or TurnIndex()
+    index, is_first = index or TurnIndex(), asks_for_first(query)
     with index.lock:
-        hits = index.over(turns, embedder, redact).search(query, _MORE_HITS * most, asked=asked)
+        limit = len(turns) if is_first else _MORE_HITS * most
+        hits = index.over(turns, embedder, redact).search(query, limit, asked=asked, every=is_first)
     result, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
     by_user, by_agent = _BY_USER.search(query) is not None, _BY_AGENT.search(query) is not None
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
         most = most if by_user else math.ceil(most / _SHARE_OF_AGENTS)
-    for hit in _weighted(hits)[:most]:
+    ranked_hits = _weighted(hits)
+    if is_first:  # however little they have in common with the question
+        places = {entry.id: place for place, entry in enumerate(turns)}
+        earliest = sorted(ranked_hits, key=lambda hit: places[hit.id])[:_EARLIEST]
+        ranked_hits = [replace(hit, score=ranked_hits[0].score) for hit in earliest] + [
+            hit for hit in ranked_hits if hit not in earliest
+        ]
+    for hit in ranked_hits[:most]:
         if len(hit.text) > characters:
             continue
         characters -= len(hit.text)

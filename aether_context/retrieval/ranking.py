@@ -205,16 +205,35 @@ _MANY = re.compile(
     r"\b(?:all|altogether|each|every|everything|list|order|overall|sequence|summar\w+|throughout|timeline|total)\b",
     re.IGNORECASE,
 )
-_TIMES_MANY, _FLOOR_OF_TURNS = 3, 0.7
+_SAID = r"(?:ask|br(?:ing|ought)|discuss|mention|rais|said|say|talk|tell|told|start|begin|began)"
+_ORDER = re.compile(
+    rf"""\b(?:in\ (?:what|which)\ order|order\ (?:in\ which|that)\ (?:I|we|you) | en\ qu[eé]\ orden | dans\ quel\ ordre
+      | in\ welcher\ reihenfolge)\b
+    | \b(?:chronolog\w*|sequence|timeline)\b .* \b(?:I|we|you)\b .* \b{_SAID}
+    | \b(?P<first>earliest|first|initially|originally)\W+(?:\w+\W+){{0,4}}?(?:I|we|you)\W+(?:\w+\W+){{0,2}}?{_SAID}
+    | \b(?:did|have|had)\W+(?:I|we|you)\W+(?P<at_first>first|initially|originally)\W+(?:\w+\W+)?{_SAID}
+    | 順番 | 順序 | 顺序 | 순서 | 先后""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""In a question for the order of what was said, or for the first of it, which nearness alone does not answer."""
+_TIMES_MANY, _TIMES_ORDER, _FLOOR_OF_TURNS = 3, 6, 0.7
 """The floor of this session's turns is a share of that of memories: what a cut took was of one conversation."""
 
 
 def breadth_of(source: PackInput) -> int:
-    """The factor for a request that asks for many things; 1 for any other. A goal or a step that does changes nothing,
-    and neither do another agent's words."""
+    """The factor for a request that asks for many things, a larger one where it asks for their order; 1 for any other.
+    A goal or a step that does changes nothing, and neither do another agent's words."""
     request = source.request
-    is_users = request.request_index is not None and not request.from_agent
-    return _TIMES_MANY if is_users and _MANY.search(request.contents[request.request_index or 0].words) else 1
+    if request.request_index is None or request.from_agent:
+        return 1
+    words = request.contents[request.request_index].words
+    return _TIMES_ORDER if _ORDER.search(words) else _TIMES_MANY if _MANY.search(words) else 1
+
+
+def asks_for_first(question: str) -> bool:
+    """Tells whether a question is for the first of what was said in a conversation."""
+    match = _ORDER.search(question)
+    return match is not None and bool(match["first"] or match["at_first"])
 
 
 def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
@@ -228,17 +247,19 @@ def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
 
 LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
-_MOST_SHARE = 0.3
+_MOST_SHARE, _SHARE_OF_ORDER = 0.3, 0.4
 
 
-def room_for_turns(spoken: int, whole: int, max_tokens: float) -> int:
-    """Tokens for recalled turns, three tenths of ``max_tokens`` at most; 0 where they would be too few for any.
+def room_for_turns(spoken: int, whole: int, source: PackInput) -> int:
+    """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order; 0 where
+    they would be too few for any.
 
     Args:
         spoken: characters of the turns that are words alone.
         whole: characters of the whole history.
     """
-    tokens = int(min(_MOST_SHARE, (spoken / max(1, whole)) ** 2) * max_tokens)
+    share = _SHARE_OF_ORDER if breadth_of(source) == _TIMES_ORDER else _MOST_SHARE
+    tokens = int(min(share, (spoken / max(1, whole)) ** 2) * (source.window - source.growth_reserve))
     return tokens if tokens >= LEAST_TOKENS else 0
 
 

@@ -139,7 +139,7 @@ class _Session:
                 turn_characters += size
                 speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
                 entries += turn_entries(position, words, time=time, speaker=speaker)
-        room = room_for_turns(turn_characters, all_characters, source.window - source.growth_reserve)
+        room = room_for_turns(turn_characters, all_characters, source)
         room = room if max_tokens is None else min(room, max(max_tokens, LEAST_TOKENS))
         if not room or all(int(entry.id.partition("#")[0]) in skip for entry in entries):
             return source

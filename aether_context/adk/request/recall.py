@@ -72,13 +72,13 @@ class Recall:
             return read
         contents = read.history
         history = history if read.settled else AgentHistory(self._reader)
-        end, most_tokens = source.request.positions[asked_at], source.window - source.growth_reserve
+        end = source.request.positions[asked_at]
         events = live_events(read.call.context.session.events)[0]
 
         def look() -> tuple[int, list[Entry], list[HistoryRow | None]]:
             with history.lock:
                 history.take(contents, events, end)
-                room = room_for_turns(*history.sizes(end), most_tokens)
+                room = room_for_turns(*history.sizes(end), source)
                 entries = history.turns(end, read.call.policy.mask) if room else []
                 if read.call.policy.sees == "own":
                     entries = [entry for entry in entries if entry.speaker in ("user", read.call.context.agent_name)]

@@ -131,7 +131,7 @@ class HybridMemoryService(BaseMemoryService):
 
         found = {}
         for entry in memories:
-            text = words_of(entry.content)
+            text = text_of_parts(entry.content)
             if not text:
                 raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
             name = entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16)
@@ -241,7 +241,7 @@ def _memory_of(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memo
     """The memory of an event; None of one without words, of thoughts, and of one that comes whole later."""
     from aether_context.memory import Memory
 
-    if event.content is None or event.partial or not (text := words_of(event.content)):
+    if event.content is None or event.partial or not (text := text_of_parts(event.content)):
         return None
     try:
         timestamp = datetime.fromtimestamp(event.timestamp, UTC).isoformat()
@@ -258,6 +258,6 @@ def _memory_of(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memo
     )
 
 
-def words_of(content: types.Content) -> str:
+def text_of_parts(content: types.Content) -> str:
     """The texts of a content without thoughts, joined by spaces."""
     return " ".join(part.text for part in content.parts or () if part.text and not part.thought).strip()

@@ -12,7 +12,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import SessionKey, caller_of, session_key
-from aether_context.adk.services.memory import HybridMemoryService, words_of
+from aether_context.adk.services.memory import HybridMemoryService, text_of_parts
 from aether_context.redaction import Masker
 from aether_context.retrieval.ranking import without_small_talk
 
@@ -66,9 +66,13 @@ class MemoryWriter:
 
     def _spoken(self, event: Event) -> Event | None:
         """An event with its words alone, masked; None of one that says nothing to people, or small talk."""
-        if event.content is None or not event.is_final_response() or not without_small_talk(words_of(event.content)):
+        if (
+            event.content is None
+            or not event.is_final_response()
+            or not without_small_talk(text_of_parts(event.content))
+        ):
             return None
-        words = types.Part(text=self._mask(words_of(event.content)))
+        words = types.Part(text=self._mask(text_of_parts(event.content)))
         return Event(
             id=event.id,
             invocation_id=event.invocation_id,
