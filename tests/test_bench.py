@@ -141,3 +141,13 @@ def test_documents_are_ranked_beside_rank_bm25(table: Table, tmp_path: Path) -> 
     (tmp_path / "qrels.tsv").write_text("query\tdocument\tgrade\nq\t1\t2\n", encoding="utf-8")
     rows = table("search_sets.py", tmp_path, "--embedder", "none")
     assert [(row["what"], row["nDCG@10"]) for row in rows[:2]] == [("none", "1.000"), ("rank-bm25", "1.000")]
+
+
+def test_near_alike_rules_are_told_apart_better_than_by_words_alone(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "rules"
+    monkeypatch.setattr(sys, "argv", ["policy_documents.py", str(folder)])
+    runpy.run_path(str(SCRIPTS / "policy_documents.py"), run_name="__main__")
+    scores = {row["what"]: float(row["nDCG@10"].split()[0]) for row in table("search_sets.py", folder)[:3]}
+    assert scores["static"] > max(scores["none"], scores["rank-bm25"])

@@ -29,7 +29,7 @@ _MARKS = 2 * _TERM.itemsize
 _SEMANTIC_WEIGHT, _MODEL_WEIGHT = 0.4, 0.6
 """The share of meaning in the sum, by the packaged table of words and by a model that reads sentences; words have the
 rest. Anything from 0.3 to 0.5, and from 0.5 to 0.7, finds as much."""
-_DOCUMENTS_WEIGHT, _LONGEST_SENTENCES = 0.25, 100
+_DOCUMENTS_WEIGHT, _LONGEST_SENTENCES = 0.3, 100
 """The share of meaning by the packaged table in documents: texts of no talk, of more terms than this on the average.
 One vector tells little of so many words; and in such texts a word's neighbour in meaning stands by chance."""
 _WORDS_WEIGHT, _COMPARED = 0.5, 128
