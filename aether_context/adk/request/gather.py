@@ -191,7 +191,7 @@ class Gatherer:
             read.__getitem__,
             replace(stored, rewound=rewound),
             request_index=request_index,
-            alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
+            request_only=getattr(call.invocation.agent, "include_contents", "default") == "none",
             limits=call.limits,
             sees_own=call.policy.sees == "own" and not untouched,
         )
