@@ -259,7 +259,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
         state=draft.history.states,
         recap=Recap(
             summary=draft.history.summary if settings.summary_share else "",
-            beside=" ".join(word for line in recalled for word in line.split()),
+            sent_text=" ".join(word for line in recalled for word in line.split()),
             written=draft.account.summaries,
             names_past=source.host.can_read and source.window >= LEAST_WINDOW_READ,
             media=source.host.media,

@@ -23,7 +23,7 @@ from aether_context.adk.request.reader import (
     without_client_ids,
 )
 from aether_context.adk.session import ANCHORS
-from aether_context.conversation.quotes import said
+from aether_context.conversation.quotes import quote_of
 from aether_context.pack import noted
 from aether_context.redaction import Masker
 from aether_context.store.masking import masked_part
@@ -302,7 +302,7 @@ def origins_of(
             saying.setdefault(text, {}).setdefault(event.author, deque()).appendleft((-number, origin))
     origins: dict[int, tuple[str, Origin]] = {}
     for at in range(len(contents) - 1, -1, -1):
-        quoted = said(texts[at]) if keys[at] not in saying else None
+        quoted = quote_of(texts[at]) if keys[at] not in saying else None
         if quoted is not None and (sources := saying.get(quoted.text, {}).get(quoted.agent)):
             origins[at] = quoted.text, sources.pop()[1]
     for at in range(len(contents) - 1, -1, -1):
