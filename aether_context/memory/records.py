@@ -162,7 +162,7 @@ class Candidates:
         if vector.size and plain != asked:
             with contextlib.suppress(EmbeddingError):  # names and all are near enough then
                 vector = vectors_of(self._embedder, [plain], "query")
-        base, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
+        base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(asked, limit, entries, base, scores)
         memories = {entry.id: memory for memory, entry in known.values()}
         result = [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
