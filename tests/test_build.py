@@ -195,7 +195,7 @@ def test_the_finals_never_exceed_the_window(window, fixed, wanted, profile, outp
     settings = budget(profile)
     try:
         result = allocate(
-            window, measured=measured, wanted=asked, signals=NEUTRAL, settings=settings, output_tokens=output
+            window, measured=measured, demand=asked, signals=NEUTRAL, settings=settings, output_tokens=output
         )
     except StepTooLarge as error:
         assert error.needed > error.budget
@@ -247,7 +247,7 @@ def weigh_with(settings, signal, low, high, layer):
 def test_lending_gives_what_nobody_uses_to_who_wants_it():
     measured = {"system": 100, "task": 200, "tools": 50}
     wanted = {"evidence": 0, "memory": 0, "conversation": 100_000}
-    lent = allocate(10_000, measured=measured, wanted=wanted, signals=NEUTRAL, settings=budget())
+    lent = allocate(10_000, measured=measured, demand=wanted, signals=NEUTRAL, settings=budget())
     assert lent.layers["conversation"].final == 10_000 - 1_000 - 350
     assert lent.layers["conversation"].nominal < 2_000
     assert lent.layers["evidence"].lent == -lent.layers["evidence"].nominal
@@ -258,7 +258,7 @@ def test_a_step_that_cannot_fit_is_refused_with_every_number():
         allocate(
             2_000,
             measured={"system": 500, "task": 2_000, "tools": 300},
-            wanted=dict.fromkeys(FLEXIBLE_LAYERS, 0),
+            demand=dict.fromkeys(FLEXIBLE_LAYERS, 0),
             signals=NEUTRAL,
             settings=budget(),
         )

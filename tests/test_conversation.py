@@ -61,21 +61,21 @@ def test_a_cut_takes_the_oldest_turns_first():
         said("well", "model"),
         said("4"),
     ]
-    assert cut(units(contents), [10] * 7, target=40).gone == (0, 1, 2, 3)
+    assert cut(units(contents), [10] * 7, target=40).indices == (0, 1, 2, 3)
 
 
 def test_the_final_request_and_the_last_exchange_always_stay():
     contents = [said("1"), said("well", "model"), said("2"), calls("a"), answers("a"), calls("b"), answers("b")]
     made = cut(units(contents), [10] * 7, target=0, stay=protected(units(contents), 2))
-    assert made.gone == (0, 1, 3, 4)
+    assert made.indices == (0, 1, 3, 4)
 
 
 def test_neighbours_of_the_final_request_leave_last_and_only_where_the_rest_does_not_fit():
     contents = [said("1"), said("well", "model"), said("context"), said("question")]
     stay = protected(units(contents), 3)
     assert stay == {3}
-    assert cut(units(contents), [10] * 4, target=0, most=20, stay=stay).gone == (0, 1)
-    assert cut(units(contents), [10] * 4, target=0, most=19, stay=stay).gone == (0, 1, 2)
+    assert cut(units(contents), [10] * 4, target=0, max_tokens=20, stay=stay).indices == (0, 1)
+    assert cut(units(contents), [10] * 4, target=0, max_tokens=19, stay=stay).indices == (0, 1, 2)
 
 
 def test_the_first_and_the_last_stay_while_they_find_room_the_first_longer():
@@ -89,14 +89,14 @@ def test_the_first_and_the_last_stay_while_they_find_room_the_first_longer():
         said("2"),
     ]
     ends = {"target": 10, "keep_first": 2, "keep_last": 3}
-    assert cut(units(contents), [10] * 7, room=50, **ends).gone == (2, 3)
-    assert cut(units(contents), [10] * 7, room=40, **ends).gone == (2, 3, 4)
-    assert cut(units(contents), [10] * 7, room=20, **ends).gone == (2, 3, 4, 5, 6)
+    assert cut(units(contents), [10] * 7, room=50, **ends).indices == (2, 3)
+    assert cut(units(contents), [10] * 7, room=40, **ends).indices == (2, 3, 4)
+    assert cut(units(contents), [10] * 7, room=20, **ends).indices == (2, 3, 4, 5, 6)
 
 
 def test_a_turns_human_message_outlives_its_answers():
     contents = [said("1"), calls("a"), answers("a"), calls("b"), answers("b"), said("2")]
-    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55).gone == (1, 2)
+    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55).indices == (1, 2)
 
 
 kinds = st.lists(st.sampled_from(["human", "says", "calls", "calls2"]), max_size=25)
@@ -122,7 +122,7 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
     tokens = [data.draw(st.integers(1, 60)) for _ in contents]
     parts = units(contents)
     stay = protected(parts, len(contents) - 1)
-    gone = set(cut(parts, tokens, target=target, most=sum(tokens), stay=stay).gone)
+    gone = set(cut(parts, tokens, target=target, max_tokens=sum(tokens), stay=stay).indices)
     kept = [content for at, content in enumerate(contents) if at not in gone]
     assert kept[0].role == "user"
     assert not kept[0].responses

@@ -88,7 +88,7 @@ def test_where_room_is_short_what_tells_a_number_a_name_a_date_or_a_wish_comes_f
 def test_what_is_sent_beside_a_summary_is_not_in_it() -> None:
     contents = [said("My dog is called Rex."), said("I live in Bern.")]
     beside = "- 8 May 2023, user: My dog is called Rex."
-    summary = summarize(contents, max_tokens=100, counter=COUNTER, beside=beside)
+    summary = summarize(contents, max_tokens=100, counter=COUNTER, sent_text=beside)
     assert summary.splitlines() == ["- user: I live in Bern.", "- messages left out: 1"]
 
 

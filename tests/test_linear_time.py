@@ -255,7 +255,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "terms": terms.terms,
     "query_terms": terms.query_terms,
     "identifiers": terms.identifiers,
-    "named_times": lambda text: terms.named_times(text, asked=1.7e9),
+    "named_times": lambda text: terms.named_times(text, now=1.7e9),
     "asks_for_recent": terms.asks_for_recent,
     "retrieve": lambda text: ranking.retrieve(
         [memory(text), memory("other", "n")], k=3, settings=RetrievalSettings(), tail=text

@@ -57,7 +57,7 @@ def text_of(**changes: object) -> str:
     }
     payload = payload_text(**{**arguments, **changes})
     assert payload is not None
-    return payload.before + payload.after
+    return payload.head + payload.tail
 
 
 def headers(text: str) -> list[str]:

@@ -75,9 +75,9 @@ class CountingReader(Reader):
         super().__init__()
         self.reads = 0
 
-    def read(self, content: types.Content, model: str) -> Any:
+    def freeze(self, content: types.Content, model: str) -> Any:
         self.reads += 1
-        return super().read(content, model)
+        return super().freeze(content, model)
 
 
 def call_contents(kept: AgentContents, reader: Reader, *loaded: types.Content) -> CallContents:
@@ -116,16 +116,16 @@ def test_what_cannot_be_compared_is_read_by_what_would_be_sent() -> None:
 
 def test_a_call_reads_only_what_is_new() -> None:
     reads: list[types.Content] = []
-    read = Reader.read
+    freeze = Reader.freeze
 
     def counted(self: Reader, content: types.Content, model: str) -> Any:
         reads.append(content)
-        return read(self, content, model)
+        return freeze(self, content, model)
 
     script = [item for at in range(12) for item in (call("look_up", key=f"k{at}"), f"found {at}")]
     chat = Chat(script=script, tools=[look_up])
     chat.say(*(f"question {at}" for at in range(8)))
-    with patch.object(Reader, "read", counted):
+    with patch.object(Reader, "freeze", counted):
         chat.say("question 8")
     assert 0 < len(reads) <= 6  # question, call and result, each maybe once more by its event
 
@@ -184,7 +184,7 @@ def test_a_call_sends_its_own_contents_whatever_one_beside_it_reads() -> None:
         return CallContents(kept, reader, "gemini", raw, 0, lambda _, content: content, lambda _: NOTHING)
 
     def sent(contents: CallContents) -> str:
-        return str(contents.shown([NOTHING], 0).parts[0].function_response.response)  # type: ignore[union-attr, index]
+        return str(contents.sent_of([NOTHING], 0).parts[0].function_response.response)  # type: ignore[union-attr, index]
 
     kept, reader = AgentContents(), Reader()
     first, second = beside("one\x1b[31m"), beside("two\x1b[31m")

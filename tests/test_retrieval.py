@@ -28,7 +28,7 @@ from aether_context.retrieval.embedders import (
     register_embedder,
     unit,
 )
-from aether_context.retrieval.pool import bm25, packed
+from aether_context.retrieval.pool import bm25, joined_hashes
 from aether_context.retrieval.terms import hash_of, named_times, query_terms, terms
 from aether_context.tokens.counters import sound
 
@@ -175,7 +175,7 @@ def reference(texts, query):
 
 
 def scores(texts, query):
-    found, _ = bm25(query, *packed([b"".join(map(hash_of, text)) for text in texts]))
+    found, _ = bm25(query, *joined_hashes([b"".join(map(hash_of, text)) for text in texts]))
     return found
 
 
@@ -209,7 +209,7 @@ def seconds(*date):
     ],
 )  # fmt: skip
 def test_times_that_a_question_names(question, start, end):
-    (span,) = named_times(question, asked=seconds(2023, 10, 22, 15))
+    (span,) = named_times(question, now=seconds(2023, 10, 22, 15))
     assert (span.start, span.end) == (seconds(*start), seconds(*end))
 
 
@@ -224,7 +224,7 @@ def test_times_that_a_question_names(question, start, end):
     ],
 )  # fmt: skip
 def test_questions_without_a_time(question):
-    assert named_times(question, asked=seconds(2023, 10, 22)) == ()
+    assert named_times(question, now=seconds(2023, 10, 22)) == ()
 
 
 SPOKEN = {

@@ -119,7 +119,7 @@ class Reviewer:
         if response.partial or response.error_code is not None or any(part.function_call for part in parts):
             return None
         answer = "".join(part.text for part in parts if part.text and not part.thought)
-        step = pack.source.step
+        source, step = pack.source, pack.source.step
         if not answer or not (step.acceptance or SCHEME in answer):
             return None
         heard = _Heard()
@@ -129,15 +129,15 @@ class Reviewer:
             heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
         problems, votes = tuple(heard.problems), {item: tuple(votes) for item, votes in heard.opinions.items()}
-        covers = covers_of((*pack.source.candidates, *evidence))
+        covers = covers_of((*source.candidates, *evidence))
         # What a model has only said itself proves nothing.
         contents = (item.content for item in pack.contents if item.content.role != "model")
-        visible = [pack.source.request.system, *(part.text for content in contents for part in content.parts), *covers]
-        trusted = [pack.source.request.system, *(one.text for one in pack.source.candidates if one.source != RECALLED)]
-        addresses = set(artifact_uris(answer, covers)) - covers.keys() - pack.source.host.readings.keys()
+        visible = [source.request.system, *(part.text for content in contents for part in content.parts), *covers]
+        trusted = [source.request.system, *(entry.text for entry in source.candidates if entry.source != RECALLED)]
+        addresses = set(artifact_uris(answer, covers)) - covers.keys() - source.host.readings.keys()
         known_addresses, model_addresses = named_by(addresses, events)
         # An address in the description of a tool, which a step's payload repeats, is an example.
-        examples = _named((tool.wire for tool in pack.source.request.tools), addresses)
+        examples = _named((tool.wire for tool in source.request.tools), addresses)
         invented = (model_addresses | examples) - known_addresses - _named(trusted, addresses)
         verdict = examine(answer, step.acceptance, shown=visible, covers=covers, judged=votes, invented=invented)
         return verdict._replace(problems=problems, critic=heard.cost.to_json())
@@ -147,14 +147,14 @@ class Reviewer:
             for check in self._checks:
                 try:
                     # A plain function may take its time, and must not take the event loop's.
-                    said = await in_thread(partial(check, item, answer, step))
-                    opinion = await said if inspect.isawaitable(said) else said
+                    result = await in_thread(partial(check, item, answer, step))
+                    opinion = await result if inspect.isawaitable(result) else result
                     if not isinstance(opinion, (bool, str, NoneType)):
                         raise TypeError(f"it gave {type(opinion).__name__}, not True, False, a reason or None")
                 except BaseException as raised:
                     error = failure(raised)
-                    told = f"{type(error).__name__}: {error}"[:_MOST_REASON]
-                    heard.problems.append(f"acceptance check for {item.id}: {told}")
+                    problem = f"{type(error).__name__}: {error}"[:_MOST_REASON]
+                    heard.problems.append(f"acceptance check for {item.id}: {problem}")
                     continue
                 if opinion is not None:
                     reason = opinion if isinstance(opinion, str) else "" if opinion else "a check failed"

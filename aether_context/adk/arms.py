@@ -95,7 +95,7 @@ class Arms:
         self._chosen: SharedLRU[SessionKey, str] = SharedLRU(_MOST_SESSIONS)
         named = {name: policy if name == OBSERVE else name for name in arms or ()}
         named = named or {OBSERVE if observe else "": policy}
-        self.packers = {name: _packer(name, chosen, options) for name, chosen in named.items()}
+        self.packers = {name: _packer(name, arm_policy, options) for name, arm_policy in named.items()}
 
     @property
     def first(self) -> RequestPacker:

@@ -20,7 +20,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
-from aether_context.adk.past import CALL, past
+from aether_context.adk.past import CALL, read_past
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, short, strings
@@ -89,10 +89,10 @@ class Readers:
         self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
         copied = (uuid4().hex, store, redact)
         _live[copied[0]] = self
-        handlers = ((_READ_DECLARATION, self._read), (_SEARCH_DECLARATION, self._search))
+        handlers = ((_READ_DECLARATION, self._read_artifact), (_SEARCH_DECLARATION, self._search))
         self.tools = tuple(ReaderTool(declaration, records, answer, copied) for declaration, answer in handlers)
 
-    async def _read(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+    async def _read_artifact(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
         room = self._room(context)
         record = await self._record(evidence_key(uri) or "", context)
@@ -160,7 +160,7 @@ class Readers:
         elif pack_at(uri.removeprefix(SCHEME)) is not None:
             data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
         elif uri == HISTORY:
-            data = await asyncio.to_thread(past, context, self._store.files, self._mask, self._sees_own(context))
+            data = await asyncio.to_thread(read_past, context, self._store.files, self._mask, self._sees_own(context))
         elif uri.startswith(f"{SCHEME}messages/"):
             data = await asyncio.to_thread(self._store.message, *session_key(context), uri.removeprefix(SCHEME))
         else:

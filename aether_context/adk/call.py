@@ -180,21 +180,21 @@ class PreparedCall(NamedTuple):
     """A call with what its pack is built from.
 
     ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
-    ``source.request.positions`` are places in it; ``shown`` gives the one at a place as it is sent, ``original_of`` the
-    text of the message that a packed one stands for. ``length`` is their number without those that ADK gives to this
-    call alone, 0 where it is not known; ``settled`` is the number of those that stay as they are. ``epoch`` is as the
-    session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a model's
-    summaries cost: requests and tokens.
+    ``source.request.positions`` are places in it; ``sent_of`` gives the one at a place as it is sent, ``original_of``
+    the text of the message that a packed one stands for. ``length`` is their number without those that ADK gives to
+    this call alone, 0 where it is not known; ``stable_end`` is the number of those that stay as they are. ``epoch`` is
+    as the session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a
+    model's summaries cost: requests and tokens.
     """
 
     call: ModelCall
     source: PackInput
     history: Contents
     epoch: Epoch
-    shown: Callable[[int], types.Content]
+    sent_of: Callable[[int], types.Content]
     original_of: Callable[[PackedMessage], str]
     length: int = 0
-    settled: int = 0
+    stable_end: int = 0
     counter: str = ""
     summary_cost: Mapping[str, int] = NOTHING
 

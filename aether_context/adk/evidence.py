@@ -122,7 +122,7 @@ class Offloader:
         self._summaries: SharedLRU[object, str] = SharedLRU(2_048)
         """Of a session's results the lines that answer a query."""
 
-    async def _look(self, call: ModelCall) -> tuple[str, ...]:
+    async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
         window = call.window.tokens
@@ -135,8 +135,8 @@ class Offloader:
         needs_proof = _needs_proof(call)
 
         def is_wanted(result: ToolResult) -> bool:
-            most = min(settings.threshold_tokens, _LEAST_WRITTEN)
-            is_short = _characters(result.response, most) <= most
+            limit = min(settings.threshold_tokens, _LEAST_WRITTEN)
+            is_short = _characters(result.response, limit) <= limit
             if result.tool in stays or (is_short and not needs_proof and result.tool not in self._always):
                 return False
             return not _uses_computer(tools.get(result.tool))
@@ -274,36 +274,36 @@ class Offloader:
             unseen: those that were not sent before, either.
             contents: the host's, as the input has them.
         """
-        source, gone = pack.source, list[types.Part]()
+        source, unsent = pack.source, list[types.Part]()
         if source.host.unseen != unseen:
-            gone += [
+            unsent += [
                 part
                 for position, content in zip(source.request.positions, contents, strict=True)
                 for at, part in enumerate(content.parts or ())
-                if is_unseen(place := medium_place(position, at), source.host.unseen) and not is_unseen(place, unseen)
+                if is_unseen(number := medium_place(position, at), source.host.unseen) and not is_unseen(number, unseen)
             ]
         if source.host.media:
             rows = zip(source.request.contents, contents, pack.rows, strict=False)
             cut = (raw for content, raw, row in rows if row.form != "whole" and is_human(content))
-            gone += [part for raw in cut for part in raw.parts or ()]
-        if not gone:
+            unsent += [part for raw in cut for part in raw.parts or ()]
+        if not unsent:
             return
         context = call.context
-        known = self._records.of(context)
+        session_records = self._records.of(context)
         records, origin = [], {"form": "described", "time": time_of(context)}
-        for part in gone:
+        for part in unsent:
             inside = part.function_response.parts if part.function_response is not None else None
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
                 digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type
                 uri = evidence_uri(digest, "bin")
-                if evidence_key(uri) in known.by_digits or not _is_clear(medium, self._mask):
+                if evidence_key(uri) in session_records.by_digits or not _is_clear(medium, self._mask):
                     continue
                 record = EvidenceRecord.model_validate(
                     {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
                 )
                 records.append(record)
                 later(partial(self._store.write_evidence, *session_key(context), record, medium.data))
-        put_records(context, records, known)
+        put_records(context, records, session_records)
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the
@@ -314,7 +314,7 @@ class Offloader:
         from the step's first call on (`_can_come`). Where they cannot be declared, results stay as they are.
         """
         context, request, window = call.context, call.request, call.window.tokens
-        problems = await self._look(call) if self._is_on else ()
+        problems = await self._store_new_results(call) if self._is_on else ()
         session_records = self._records.of(context)
         records = session_records.by_digits.values()
         if not self._is_on:
@@ -326,7 +326,7 @@ class Offloader:
             self._report(self._off_note)
             return (self._off_note,), 0
         threshold = self._limits(window).threshold_tokens
-        kept = any(not record.window for record in records)
+        has_recorded = any(not record.window for record in records)
         long = [
             record
             for record in records
@@ -335,9 +335,8 @@ class Offloader:
         ]
         host_contents, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
-            if (
-                long
-            ):  # off the event loop where it would be felt: texts are masked, media looked for, or much is encoded
+            if long:
+                # Off the event loop where it would be felt: texts are masked, media looked for, or much is encoded.
                 show = partial(self._show, call, long)
                 is_heavy = bool(self._mask) or any(record.piece for record in long)
                 size = sum(record.size_bytes for record in long)
@@ -354,7 +353,7 @@ class Offloader:
                 or bool(session_records.results(context))
                 or (self._can_come(call, request, call.window) and is_free(request.config))
             )
-        if not ((wants or kept) and declare(request, readers)):
+        if not ((wants or has_recorded) and declare(request, readers)):
             request.contents = host_contents
         return problems, saved_tokens if request.contents is not host_contents else 0
 
@@ -382,9 +381,9 @@ class Offloader:
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
         """
-        known_results, has_quotes = _Known(records, instructing_tools(call.request, call.policy)), False
+        known_results, has_quotes = _Results(records, instructing_tools(call.request, call.policy)), False
 
-        def shown(part: types.Part) -> types.Part:
+        def with_extract(part: types.Part) -> types.Part:
             nonlocal has_quotes
             if part.function_response is None:
                 has_quotes = has_quotes or (part.text is not None and _QUOTED_RESULT in part.text)
@@ -393,7 +392,7 @@ class Offloader:
             return part if answer is None else part.model_copy(update={"function_response": answer})
 
         host_contents = call.request.contents
-        call.request.contents = [with_parts(content, shown) for content in host_contents]
+        call.request.contents = [with_parts(content, with_extract) for content in host_contents]
         shortened = (new for new, old in zip(call.request.contents, host_contents, strict=True) if new is not old)
         names_address = any(map(names_evidence, shortened))
         if has_quotes:
@@ -402,7 +401,7 @@ class Offloader:
 
     def _requote(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
         """Puts extracts into a request where it quotes what another agent's tools gave."""
-        known_results = _Known(records)
+        known_results = _Results(records)
         quotes: list[tuple[str, str]] = []
         for event in context.session.events:
             for response in event.get_function_responses():
@@ -420,7 +419,7 @@ class Offloader:
 
         request.contents = [with_parts(content, requoted) for content in request.contents]
 
-    def _shown_of(self, answer: types.FunctionResponse, results: _Known) -> types.FunctionResponse | None:
+    def _shown_of(self, answer: types.FunctionResponse, results: _Results) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
         name = answer.name or ""
         if name in (READ, SEARCH) or name in results.instructs:
@@ -483,7 +482,7 @@ class Offloader:
         missing = {key[1]: key for key in keys.values() if self._summaries.get(key) is None}
         events = tuple(prepared.call.context.session.events)
 
-        def look() -> None:
+        def summarize() -> None:
             for answer in (answer for event in reversed(events) for answer in event.get_function_responses()):
                 content = as_json(answer.response or {}) if missing else None
                 if content is not None and (key := missing.pop(self._hashed(content)[1], None)) is not None:
@@ -493,7 +492,7 @@ class Offloader:
                 self._summaries.put(key, "")
 
         if missing:
-            await asyncio.to_thread(look)
+            await asyncio.to_thread(summarize)
 
         def focused(candidate: Candidate) -> Candidate:
             summary = self._summaries.get(keys[candidate.id]) if candidate.id in keys else ""
@@ -501,7 +500,7 @@ class Offloader:
 
         return prepared.with_source(candidates=tuple(map(focused, source.candidates)))
 
-    def _extract(self, tool: str, response: Mapping[str, Any], known_results: _Known) -> Mapping[str, Any] | None:
+    def _extract(self, tool: str, response: Mapping[str, Any], known_results: _Results) -> Mapping[str, Any] | None:
         """Finds the extract that is shown of a response; None where the response itself is sent."""
         content = as_json(response)
         if content is None:
@@ -526,7 +525,7 @@ class Offloader:
         return superseding(stored.response, known_results.earlier(record))
 
 
-class _Known:
+class _Results:
     """The session's evidence while its history is gone through from the beginning.
 
     Which earlier answer a later one supersedes follows from their order there, so that it stays as it was when the
@@ -591,10 +590,10 @@ def _is_clear(medium: Medium, mask: Masker) -> bool:
     return mask(text) == text
 
 
-def _characters(value: object, most: int = _MOST_COUNTED) -> int:
-    """Characters of a value, about eight for a number; of a larger one more than ``most``."""
+def _characters(value: object, limit: int = _MOST_COUNTED) -> int:
+    """Characters of a value, about eight for a number; of a larger one more than ``limit``."""
     size, waiting = 0, [value]
-    while waiting and size <= most:
+    while waiting and size <= limit:
         item = waiting.pop()
         if isinstance(item, (str, bytes)):
             size += len(item)

@@ -75,13 +75,13 @@ class Failures:
             line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
             logger.warning("%s", line, exc_info=error)
 
-    def report_pack(self, made: PreviousCall | None, span: PackSpan) -> None:
+    def report_pack(self, last_call: PreviousCall | None, span: PackSpan) -> None:
         """Tells the log and the trace what a pack came to."""
-        if made is None:
+        if last_call is None:
             return
-        pack, name = made.pack, made.name
-        identity, uri = pack.identity, manifest_uri(name) if made.position.number else ""
-        span.packed(pack, name, uri)
+        pack, name = last_call.pack, last_call.name
+        identity, uri = pack.identity, manifest_uri(name) if last_call.position.number else ""
+        span.record_pack(pack, name, uri)
         source, mark = pack.source, pack.source.host.window_mark
         if mark.startswith("default") and self._told.get((*identity[:3], mark)) is None:
             self._told.put((*identity[:3], mark), True)
@@ -105,9 +105,9 @@ def invalid_answer(call: ModelCall) -> LlmResponse:
     planned = call.planned
     if call.policy.on_invalid == "raise":
         raise InvalidPlan(f"{planned.invalid_reason}: restate it in state['plan']", field="plan")
-    told = [f"- {problem.removeprefix('state ')}" for problem in planned.problems if problem.startswith("state ")]
+    problems = [f"- {problem.removeprefix('state ')}" for problem in planned.problems if problem.startswith("state ")]
     text = f"This step cannot start: {planned.invalid_reason}. Restate the plan with it."
-    return answer_in_place("invalid_plan", "\n".join([text, *told[:_MOST_TOLD]]))
+    return answer_in_place("invalid_plan", "\n".join([text, *problems[:_MOST_TOLD]]))
 
 
 def answer_in_place(code: str, text: str) -> LlmResponse:
@@ -120,8 +120,8 @@ def stands_back(failures: Failures, url: str, context: CallbackContext, request:
     """Tells whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
     they keep in the same session state."""
     key = (*agent_key_of(context), context.invocation_id)
-    known, packed, first = _FIRST.get()
-    if known != key or (request is not None and packed is not request):
+    previous_key, previous_request, first = _FIRST.get()
+    if previous_key != key or (request is not None and previous_request is not request):
         _FIRST.set((key, request, (failures, url)))
     elif first is not None and first[0] is not failures:
         failures.warn_once(

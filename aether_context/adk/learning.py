@@ -99,23 +99,23 @@ class Learning:
             except BaseException as error:  # the rest is recorded all the same
                 self._parts.failures.caught(error, "acceptance: ")
             if refused is not None:
-                agent, before = context.get_invocation_context().agent, context.state.get(WINDOWS)
+                agent, windows_before = context.get_invocation_context().agent, context.state.get(WINDOWS)
                 limits = self._parts.windows.learn(
                     agent, pack, refused, model, last.policy, context.state, is_second_try=is_second_try
                 )
-                if (learned := context.state.get(WINDOWS)) != before:
+                if (learned := context.state.get(WINDOWS)) != windows_before:
                     self._refused.put(context.invocation_id, learned)
-                if refused.sent is not None:  # by so much the estimate of the request was wrong
-                    self._parts.calibrations.reported(pack, last.counter, refused.sent)
+                if refused.sent_tokens is not None:  # by so much the estimate of the request was wrong
+                    self._parts.calibrations.reported(pack, last.counter, refused.sent_tokens)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             about = (("cutoff", last.cutoff), (LENGTH, last.length), ("step", last.planned.step.step_id))
-            told = {name: value for name, value in about if value}
-            noted = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **told}
+            details = {name: value for name, value in about if value}
+            facts = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **details}
             if last.position.number:
-                noted["manifest"] = manifest_uri(last.name)
-            metadata = {**noted, **metadata}
+                facts["manifest"] = manifest_uri(last.name)
+            metadata = {**facts, **metadata}
             if verdict is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}
         # With the event, so that whoever serves the session next decides as this process would. Tools and models write

@@ -29,14 +29,14 @@ class Overflow(NamedTuple):
 
     Attributes:
         limit: the most input tokens; None where the refusal has no number.
-        sent: the input tokens of the request, as the provider counted them; None where it does not say.
+        sent_tokens: the input tokens of the request, as the provider counted them; None where it does not say.
         answer: tokens that were kept for the answer and are not in ``limit``, though they share one window with it.
         kind: the unit of ``limit``.
         is_echo: set where the request itself holds the words of the refusal, so that they may be nobody's verdict.
     """
 
     limit: int | None = None
-    sent: int | None = None
+    sent_tokens: int | None = None
     answer: int = 0
     kind: LimitKind = "tokens"
     is_echo: bool = False

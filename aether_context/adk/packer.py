@@ -96,7 +96,7 @@ class RequestPacker:
                 answer = await self._pack(callback_context, llm_request, state)
                 span.error = answer.error_code or "" if answer is not None else ""
                 if first is not None:
-                    state.first_try = first.packed(llm_request)
+                    state.first_try = first.record(llm_request)
             except (InvalidPlan, BudgetExceededError):
                 raise
             except StepTooLarge as error:
@@ -147,10 +147,10 @@ class RequestPacker:
             return None
 
     async def _second_try(
-        self, context: CallbackContext, sent: LlmRequest, state: AgentState, first: FirstTry, limits: Limits
+        self, context: CallbackContext, sent_request: LlmRequest, state: AgentState, first: FirstTry, limits: Limits
     ) -> LlmResponse | None:
         """Asks the model again with a smaller pack of a refused call; None where there is no answer."""
-        request = first.again(sent)
+        request = first.again(sent_request)
         if request is None:
             self._failures.warn_once(
                 "a request was refused as too long and could not be tried again: a callback behind the plugin changed "
@@ -181,33 +181,32 @@ class RequestPacker:
     ) -> LlmResponse | None:
         """Packs a request, a second try within the limits by which its provider ``refused`` the first."""
         await take_turn()
-        call = await self._read(context, request, state, refused)
+        call = await self._read_call(context, request, state, refused)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return invalid_answer(call)
         enriched: PreparedCall | None = None
         while True:
             try:
-                pick = self._parts.counters.ready(call.model)
+                counters = self._parts.counters
+                pick = counters.ready(call.model)
                 if pick is None:
-                    pick = await counted_in_time(
-                        self.policy.tokens.counter, partial(self._parts.counters.pick, call.model)
-                    )
+                    pick = await counted_in_time(self.policy.tokens.counter, partial(counters.pick, call.model))
                 enriched = enriched or await self._enrich(call, state)
                 await take_turn()
-                packed = await self._build(enriched, pick, state)
+                prepared, pack = await self._build(enriched, pick, state)
                 break
             except TokenCountingError as error:  # the estimate counts then, all of it: counts of two kinds are no total
                 self._parts.counters.fail(call.model, error)
                 self._failures.report(str(error))
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
-        asyncio.get_running_loop().call_soon(len, packed[0].history.loaded)
-        if packed[0].settled:
-            archive = partial(self._parts.gatherer.archive, packed[0], state, self._parts.recorder.later)
+        asyncio.get_running_loop().call_soon(len, prepared.history.loaded)
+        if prepared.stable_end:
+            archive = partial(self._parts.gatherer.archive, prepared, state, self._parts.recorder.later)
             self._failures.guarded(archive, None)
-        return self._send(*packed, state)
+        return self._send(prepared, pack, state)
 
-    async def _read(
+    async def _read_call(
         self, context: CallbackContext, request: LlmRequest, state: AgentState, refused: Limits | None
     ) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
@@ -252,26 +251,27 @@ class RequestPacker:
 
     async def _enrich(self, call: ModelCall, state: AgentState) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        read = await self._parts.offloader.focus(await self._gather(self._parts.gatherer, call, state))
-        read = await self._parts.recall.rank(read)
-        if not read.source.request.first_call or not read.source.epoch.cut_count:
-            return read
-        sent = read.source.request.positions
-        return await self._parts.recall.turns(read, self._parts.gatherer.history(state), sent)
+        prepared = await self._parts.offloader.focus(await self._gather(self._parts.gatherer, call, state))
+        prepared = await self._parts.recall.rank(prepared)
+        if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
+            return prepared
+        positions = prepared.source.request.positions
+        return await self._parts.recall.turns(prepared, self._parts.gatherer.history(state), positions)
 
     async def _gather(self, gatherer: Gatherer, call: ModelCall, state: AgentState) -> PreparedCall:
-        read = await gatherer.gather(call, state)
-        return read.with_source(host=read.source.host._replace(arm=self._arm)) if self._arm else read
+        prepared = await gatherer.gather(call, state)
+        return prepared.with_source(host=prepared.source.host._replace(arm=self._arm)) if self._arm else prepared
 
-    async def _build(self, read: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
+    async def _build(self, prepared: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
-        policy, last, name = read.call.policy, read.call.last, pick.counter.name
-        await self._parts.calibrations.begin(read.source, name, read.call.state)
+        policy, last, name = prepared.call.policy, prepared.call.last, pick.counter.name
+        await self._parts.calibrations.begin(prepared.source, name, prepared.call.state)
         if last is None or last.counter != name:
-            read = read.with_source(problems=(*read.source.problems, *pick.problems))
-        known = self._parts.calibrations.calibration(read.source, name, read.call.context.session.events)
-        read = read.with_source(usage=read.source.usage._replace(calibration=known))._replace(counter=name)
+            prepared = prepared.with_source(problems=(*prepared.source.problems, *pick.problems))
+        calibration = self._parts.calibrations.calibration(prepared.source, name, prepared.call.context.session.events)
+        usage = prepared.source.usage._replace(calibration=calibration)
+        prepared = prepared.with_source(usage=usage)._replace(counter=name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: with large contents, or with a provider that is
@@ -279,17 +279,17 @@ class RequestPacker:
             large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
             is_instant = large <= _INSTANT_CHARACTERS and not policy.redact_prompt
 
-            def made() -> Pack:
-                sent = self._sent_input(source, policy)
-                return build_pack(sent, policy, counter=pick.counter, cache=self._parts.cache)
+            def build_now() -> Pack:
+                sent_input = self._sent_input(source, policy)
+                return build_pack(sent_input, policy, counter=pick.counter, cache=self._parts.cache)
 
             if pick.may_wait:
-                return await counted_in_time(pick.name, made)
-            return made() if is_instant else await asyncio.to_thread(made)
+                return await counted_in_time(pick.name, build_now)
+            return build_now() if is_instant else await asyncio.to_thread(build_now)
 
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
-        pack = await build(read.source)
-        call, source = read.call, read.source
+        pack = await build(prepared.source)
+        call, source = prepared.call, prepared.source
         is_first_cut = pack.epoch.cut_count and not source.host.can_read and not source.host.passthrough_reason
         if (
             is_first_cut
@@ -298,50 +298,49 @@ class RequestPacker:
         ):
             # A cut ends the prefix anyway, so the tools that read what it takes come with it.
             tools = self._parts.gatherer.reader.head(call.request).tools
-            read = read.with_source(
+            prepared = prepared.with_source(
                 request=source.request._replace(tools=tools), host=source.host._replace(can_read=True)
             )
-            pack = await build(read.source)
-        if (wanted := turns_to_find(pack)) is not None:
-            read = await self._parts.recall.turns(read, self._parts.gatherer.history(state), *wanted)
-            if read.source.search.turns is not None:
-                pack = await build(read.source)
+            pack = await build(prepared.source)
+        if (search := turns_to_find(pack)) is not None:
+            prepared = await self._parts.recall.turns(prepared, self._parts.gatherer.history(state), *search)
+            if prepared.source.search.turns is not None:
+                pack = await build(prepared.source)
         if self._parts.asks_models and pack.to_store.summary_requests:
             pack, cost = await self._parts.summarizer.summarize(pack, policy, build)
-            read = read._replace(summary_cost=cost)
-        return read, pack
+            prepared = prepared._replace(summary_cost=cost)
+        return prepared, pack
 
-    def _send(self, read: PreparedCall, pack: Pack, state: AgentState) -> LlmResponse | None:
+    def _send(self, prepared: PreparedCall, pack: Pack, state: AgentState) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
 
         Returns an answer in the model's place where a limit stands against the call.
         """
-        call, source = read.call, pack.source
+        call, source, epoch, counter = prepared.call, pack.source, prepared.epoch, prepared.counter
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
-        cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, read, pack, state), "")
+        cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, prepared, pack, state), "")
         if not source.host.passthrough_reason:
-            contents = [*map(read.shown, read.source.request.positions)]
+            contents = [*map(prepared.sent_of, prepared.source.request.positions)]
             if call.policy.redact_prompt:
-                known = (self._parts.gatherer.reader.content(content, call.model) for content in contents)
-                contents = list(map(rewritten, contents, known, source.request.contents))
+                values = (self._parts.gatherer.reader.content(content, call.model) for content in contents)
+                contents = list(map(rewritten, contents, values, source.request.contents))
             write(pack, call.request, contents, call.policy.redact)
             if call.policy.record == "full":
-                self._parts.offloader.keep_media(call, pack, read.epoch.unseen, contents, self._parts.recorder.later)
+                self._parts.offloader.keep_media(call, pack, epoch.unseen, contents, self._parts.recorder.later)
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
-            save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, read.original_of)
+            save_epoch(call.context.state, source.identity, epoch, pack.epoch, prepared.original_of)
             mark_prefix(call, call.models)
             self._parts.windows.keep(call.models, call.context.state, call.key[:3])
             if source.request.first_call:
-                self._parts.calibrations.save(
-                    source, read.counter, call.context.state, store=call.policy.record != "off"
-                )
+                stores = call.policy.record != "off"
+                self._parts.calibrations.save(source, counter, call.context.state, store=stores)
         name, position, events = pack_id(source.identity, source.step), Position(), call.context.session.events
         if call.policy.record != "off":
-            position = self._parts.recorder.pack(pack, call.policy, read.counter, events)
+            position = self._parts.recorder.pack(pack, call.policy, counter, events)
         state.last = PreviousCall(
-            name, pack, call.policy, call.planned, read.counter, position, cutoff, read.summary_cost, read.length
+            name, pack, call.policy, call.planned, counter, position, cutoff, prepared.summary_cost, prepared.length
         )
         if source.request.first_call:
             self._parts.states.bound()
@@ -368,10 +367,10 @@ class RequestPacker:
             planned = PlannedCall(problems=(f"packed plainly after {problem}",))
             call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
             gatherer = Gatherer(SessionRecords(), self._parts.waits)
-            read = await self._gather(gatherer, call, AgentState(state.key))
+            prepared = await self._gather(gatherer, call, AgentState(state.key))
             counter = counter_for("")
-            pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
-            return self._send(read._replace(counter=counter.name), pack, state)
+            pack = build_pack(self._sent_input(prepared.source, call.policy), call.policy, counter=counter)
+            return self._send(prepared._replace(counter=counter.name), pack, state)
         except BudgetExceededError:
             raise
         except BaseException as raised:

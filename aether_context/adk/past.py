@@ -43,7 +43,7 @@ class _Turn(NamedTuple):
     number: int = 0
 
 
-def past(context: ToolContext, files: Files, mask: Masker | None, sees_own: bool) -> bytes:
+def read_past(context: ToolContext, files: Files, mask: Masker | None, sees_own: bool) -> bytes:
     """The past of the agent and branch whose tool is running, masked as it is recorded.
 
     Args:
@@ -82,9 +82,9 @@ def _stored(context: ToolContext, files: Files, reader: Reader) -> Sequence[_Tur
     run, stored = context.get_invocation_context().run_config, dict[int, Mapping[str, Any]]()
     if getattr(run, "get_session_config", None) is None:
         return ()
-    noted, rewound = context.session.state.get(REWOUND), ""
-    if isinstance(noted, Mapping) and noted.get("session") == context.session.id:
-        rewound = str(noted.get("event") or "")
+    rewind_note, rewound = context.session.state.get(REWOUND), ""
+    if isinstance(rewind_note, Mapping) and rewind_note.get("session") == context.session.id:
+        rewound = str(rewind_note.get("event") or "")
     with suppress(StoreError):
         stored = TurnFiles(files, *agent_key_of(context), rewound).read()
     loaded, turns = {event.id for event in context.session.events}, list[_Turn]()

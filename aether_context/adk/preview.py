@@ -159,8 +159,8 @@ def preview_strategies(
         SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
     base_policy = policy if isinstance(policy, PackPolicy) else PackPolicy.load(policy)
-    own = base_policy.conversation.strategy
-    names = strategies if strategies is not None else [own, *(name for name in strategy_names() if (name,) != own)]
+    base = base_policy.conversation.strategy
+    names = strategies if strategies is not None else [base, *(name for name in strategy_names() if (name,) != base)]
     previews = []
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)

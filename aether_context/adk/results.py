@@ -22,7 +22,7 @@ MEDIA_KEY = "media"
 _FRAMEWORK = "adk_request_"
 """How the names begin of what ADK itself asks a person for: consent, credentials, input."""
 _DEEPEST = 50
-_GONE = object()
+_NO_VALUE = object()
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
@@ -46,42 +46,42 @@ def unread_results(call: ModelCall) -> list[ToolResult]:
     results there are those that these agents have not come to.
     """
     events, branch, last = call.context.session.events, call.key[3], call.last
-    known, asking = (last.pack.identity.last_event_id, last.pack.identity.invocation) if last is not None else ("", "")
-    own = (call.context.agent_name, branch)
+    until, asking = (last.pack.identity.last_event_id, last.pack.identity.invocation) if last is not None else ("", "")
+    own_key = (call.context.agent_name, branch)
     answered: dict[tuple[str, str], int] = {}
     """Where the last answers of agents stand."""
     has_spoken, at = False, len(events)
     places: list[int] = []
-    while at and own not in answered:
+    while at and own_key not in answered:
         at -= 1
         event = events[at]
         if rewound := event.actions.rewind_before_invocation_id:
-            at = next((place for place in range(at) if events[place].invocation_id == rewound), at)
+            at = next((position for position in range(at) if events[position].invocation_id == rewound), at)
             continue
-        if has_spoken and event.id == known:  # other callbacks can keep an answer from naming its pack
+        if has_spoken and event.id == until:  # other callbacks can keep an answer from naming its pack
             break
         by = (event.author, event.branch or "")
         if "pack_id" in noted(event):
             answered.setdefault(by, at)
         elif event.content is not None and event.content.role == "model":
             # What a callback says in the agent's place, in a later run, answers nothing that a failed call looked at.
-            has_spoken = has_spoken or (by == own and event.invocation_id == asking)
+            has_spoken = has_spoken or (by == own_key and event.invocation_id == asking)
         elif not event.actions.skip_summarization and (not branch or f"{branch}.".startswith(f"{by[1] or branch}.")):
             places.append(at)
-    found: list[ToolResult] = []
+    results: list[ToolResult] = []
     for at in reversed(places):
         for answer in events[at].get_function_responses():
-            event, asked = _asked(events, at, answer.id)
+            event, requested = _call_event(events, at, answer.id)
             name, by = answer.name or "", (event.author, event.branch or "")
-            if asked is not None and answered.get(by, -1) < at and not name.startswith(_FRAMEWORK):
+            if requested is not None and answered.get(by, -1) < at and not name.startswith(_FRAMEWORK):
                 response, inside = split(answer.response or {})
                 parts = [*inside, *(answer.parts or ())]
                 who = (event.author, events[at].invocation_id, event.timestamp)
-                found.append(ToolResult(name, asked.args or {}, response, parts, *who))
-    return found
+                results.append(ToolResult(name, requested.args or {}, response, parts, *who))
+    return results
 
 
-def _asked(events: Sequence[Event], at: int, name: str | None) -> tuple[Event, types.FunctionCall | None]:
+def _call_event(events: Sequence[Event], at: int, name: str | None) -> tuple[Event, types.FunctionCall | None]:
     """The event of the call that an answer is to, and the call; None where the session has none by its id before it."""
     for position in range(at - 1, -1, -1) if name else ():
         for call in events[position].get_function_calls():
@@ -97,7 +97,7 @@ def split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
     """
     parts: list[types.Part] = []
     plain_result = _without(result, parts, 0)
-    plain_result = {} if plain_result is _GONE else plain_result
+    plain_result = {} if plain_result is _NO_VALUE else plain_result
     return (plain_result if isinstance(plain_result, dict) else {"result": plain_result}), parts
 
 
@@ -138,7 +138,7 @@ def with_parts(content: types.Content, change: Callable[[types.Part], types.Part
 
 
 def _without(value: object, parts: list[types.Part], depth: int) -> Any:
-    """A value without media; `_GONE` where nothing else was in it."""
+    """A value without media; `_NO_VALUE` where nothing else was in it."""
     if isinstance(value, types.Part):
         # ADK sends a part beside the response that has data or a file's address, and a media type.
         blob, file = value.inline_data, value.file_data
@@ -146,7 +146,7 @@ def _without(value: object, parts: list[types.Part], depth: int) -> Any:
         if not (has_data or (file is not None and file.file_uri and file.mime_type)):
             return value
         parts.append(value)
-        return _GONE
+        return _NO_VALUE
     if depth > _DEEPEST or not isinstance(value, (dict, list, tuple)):
         return value
     # A call, or a line, for each of many numbers would be felt.
@@ -157,8 +157,8 @@ def _without(value: object, parts: list[types.Part], depth: int) -> Any:
     items = {at: item if type(item) in _SCALARS else _without(item, parts, depth + 1) for at, item in pairs}
     if len(parts) == part_count:
         return value
-    remaining = {at: item for at, item in items.items() if item is not _GONE}
-    return (remaining if isinstance(value, dict) else [*remaining.values()]) or _GONE
+    remaining = {at: item for at, item in items.items() if item is not _NO_VALUE}
+    return (remaining if isinstance(value, dict) else [*remaining.values()]) or _NO_VALUE
 
 
 def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:

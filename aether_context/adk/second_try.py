@@ -39,20 +39,20 @@ class FirstTry:
         self._contents: list[types.Content] = []
         self._config: Mapping[str, object] = {}
 
-    def packed(self, request: LlmRequest) -> FirstTry:
+    def record(self, request: LlmRequest) -> FirstTry:
         """Takes in how the request left the packer."""
         self._contents, self._config = list(request.contents), _settings(request)
         return self
 
-    def again(self, sent: LlmRequest) -> LlmRequest | None:
+    def again(self, sent_request: LlmRequest) -> LlmRequest | None:
         """The request to be packed again; None where another callback changed it behind the packer, whose change would
         be lost."""
         # ADK's clients may put a message behind them; a `FallbackModel` puts equal copies in their places.
-        if sent.contents[: len(self._contents)] != self._contents or _settings(sent) != self._config:
+        if sent_request.contents[: len(self._contents)] != self._contents or _settings(sent_request) != self._config:
             return None
-        if sent.config is not None and self._request.config is not None:
+        if sent_request.config is not None and self._request.config is not None:
             for name in _SET_BY_ADK:
-                setattr(self._request.config, name, getattr(sent.config, name))
+                setattr(self._request.config, name, getattr(sent_request.config, name))
         return self._request
 
 

@@ -244,7 +244,7 @@ _TICK, _DAY = 1e-5, 86_400
 class Records:
     """The records of one session, and which of them a later reading supersedes.
 
-    `read` works only where something changed since it was called last, and puts new mappings in the place of the old
+    `update` works only where something changed since it was called last, and puts new mappings in the place of the old
     ones. What is edited in place is not noticed: ADK keeps what is put into a state.
     """
 
@@ -275,7 +275,7 @@ class Records:
         self._time = self._latest_time = 0.0
         self._live: tuple[list[Event], bool] | None = None
 
-    def read(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
+    def update(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Takes over what a session's state and its events say now."""
         saved = state.get(_STATE)
         if not self._read_events(events) and saved == self._held:
@@ -412,7 +412,7 @@ class SessionRecords:
             session_records = self._sessions.get(scope)
             if session_records is None:
                 session_records = self._sessions[scope] = Records()
-            session_records.read(context.session.state, context.session.events)
+            session_records.update(context.session.state, context.session.events)
         return session_records
 
 

@@ -202,16 +202,19 @@ def memory_tools() -> list[FunctionTool]:
 
 def context_tools() -> list[FunctionTool]:
     """Tools for what the model reads itself: ``cut_now``."""
-    return [_Tool(cut_now)]
+    return [_Tool(_cut)]
 
 
-def cut_now(tool_context: ToolContext) -> dict[str, Any]:
+def _cut(tool_context: ToolContext) -> dict[str, Any]:
     """Clears older messages and tool results out of what you read, and keeps a summary of them.
 
     Use it when a piece of work is done and its details are not needed any more.
     """
     tool_context.state.update(marks.cut_now(tool_context.session).actions.state_delta)
     return {"cut": "before your next answer"}
+
+
+_cut.__name__ = "cut_now"  # what models call it; the function of that name in `request.marks` is the app's
 
 
 def list_steps(tool_context: ToolContext) -> dict[str, Any]:

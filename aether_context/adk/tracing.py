@@ -85,7 +85,7 @@ class PackSpan:
         return self
 
     @_harmless()
-    def packed(self, pack: Pack, name: str, uri: str) -> None:
+    def record_pack(self, pack: Pack, name: str, uri: str) -> None:
         """Takes in what the pack came to, with its id and where its manifest is, empty where it is not recorded."""
         cut = any(event.stage == "cut" for event in pack.events)
         _tokens.record(pack.tokens.expected, self._labels)

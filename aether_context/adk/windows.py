@@ -37,7 +37,7 @@ LEAST_TOKENS = 1_024
 """No refusal teaches a smaller window."""
 DOUBLES_SECONDS = 86_400
 """After so long twice as much as was learned is tried, and so on, until all of it is."""
-_OTHERS = RequestLimits._fields
+_OTHER_LIMITS = RequestLimits._fields
 _MARGIN = 1.25
 """A count may be lower than the provider's by so much."""
 _MOST_KEPT = 16
@@ -46,12 +46,12 @@ _ENDPOINT = ("api_base", "base_url", "location", "aws_region_name", "vertex_loca
 
 
 class Window(NamedTuple):
-    """The window in tokens, and where it is from: empty where it is set. ``most`` are those up to which a call may pass
-    it whose system instruction, declarations and request need more."""
+    """The window in tokens, and where it is from: empty where it is set. ``max_tokens`` are those up to which a call
+    may pass it whose system instruction, declarations and request need more."""
 
     tokens: int
     mark: WindowMark = ""
-    most: int = 0
+    max_tokens: int = 0
 
 
 class ServedModel(NamedTuple):
@@ -94,20 +94,20 @@ class Windows:
         """The window of an agent's request: the smallest where several models may be asked."""
         windows = [self._window(served_model, policy, state, session) for served_model in models]
         smallest = min(windows, key=lambda window: window.tokens)
-        least_grown = min(max(window.tokens, window.most) for window in windows)
-        return smallest._replace(most=least_grown) if smallest.most else smallest
+        least_grown = min(max(window.tokens, window.max_tokens) for window in windows)
+        return smallest._replace(max_tokens=least_grown) if smallest.max_tokens else smallest
 
     def limits(
         self, models: Sequence[ServedModel], state: Mapping[str, Any] | State, session: tuple[str, ...]
     ) -> RequestLimits:
         """The limits of an agent's request beside its tokens: the smallest where several models may be asked."""
 
-        def least(kind: str) -> int | None:
+        def smallest(kind: str) -> int | None:
             limits = [getattr(request_limits(option.name), kind) for option in models]
             limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", state, session)]
             return min((limit for limit in limits if limit is not None), default=None)
 
-        return RequestLimits(*map(least, _OTHERS))
+        return RequestLimits(*map(smallest, _OTHER_LIMITS))
 
     def learn(
         self,
@@ -134,23 +134,23 @@ class Windows:
         served_model = next((candidate for candidate in candidates if candidate.name == model), candidates[0])
         identity = source.identity
         session = (identity.app, identity.user, identity.session)
-        sizes = dict(zip(_OTHERS, sent_sizes(source.request, source.host.unseen), strict=True))
+        sizes = dict(zip(_OTHER_LIMITS, sent_sizes(source.request, source.host.unseen), strict=True))
         if not sizes.get(kind, 1):  # pages that no count shows, or what is too large is a text
             kind, refused = "media" if sizes["media"] else "tokens", refused._replace(limit=None)
         size = sizes.get(kind, pack.tokens.expected)
         # A window has the answer's own limit in it, where it is known to share the window.
         limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
-        reached = (refused.sent or 0) > (refused.limit or 0) or size * _MARGIN >= limit
+        reached = (refused.sent_tokens or 0) > (refused.limit or 0) or size * _MARGIN >= limit
         if kind == "tokens":
             window = self._window(served_model, policy, state, session)
-            current_limit = max(window.tokens, window.most)
+            current_limit = max(window.tokens, window.max_tokens)
             limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
             limit = max(LEAST_TOKENS, limit)
         else:
             current_limit = getattr(self.limits(candidates, state, session), kind) or size + 1
             limit = limit if 0 < limit < min(current_limit, size) and reached else size // 2
         key, second = served_model.key if kind == "tokens" else f"{served_model.key} {kind}", {kind: limit}
-        earlier_refusal = self._sessions.get((session, key)) or _kept(state).get(key)
+        earlier_refusal = self._sessions.get((session, key)) or _saved_refusals(state).get(key)
         if (refused.is_echo or not reached) and (earlier_refusal is None or is_second_try):
             if not is_second_try:
                 self._put(session, key, Learned(None, time.time()), state)
@@ -168,20 +168,20 @@ class Windows:
 
     def keep(self, models: Sequence[ServedModel], state: State, session: tuple[str, ...]) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
-        keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHERS]
+        keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHER_LIMITS]
         for key in (*(served_model.key for served_model in models), *keys):
             learned = self._sessions.get((session, key))
-            if learned is not None and _kept(state).get(key, Learned(None, 0)).time < learned.time:
+            if learned is not None and _saved_refusals(state).get(key, Learned(None, 0)).time < learned.time:
                 self._put(session, key, learned, state)
 
     def _put(self, session: tuple[str, ...], key: str, learned: Learned, state: State) -> None:
         self._sessions.put((session, key), learned)
-        other_items = [item for item in _kept(state).items() if item[0] != key]
+        other_items = [item for item in _saved_refusals(state).items() if item[0] != key]
         state[STATE_KEY] = {name: list(value) for name, value in (*other_items[1 - _MOST_KEPT :], (key, learned))}
 
     def _learned(self, key: str, state: Mapping[str, Any] | State, session: tuple[str, ...]) -> list[int]:
         """The limits learned of a model for a session, and for all of them."""
-        own_refusals = (self._sessions.get((session, key)), _kept(state).get(key))
+        own_refusals = (self._sessions.get((session, key)), _saved_refusals(state).get(key))
         users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
         return [*users[1:2], *(limit for learned in own_refusals if learned and (limit := learned.now) is not None)]
 
@@ -210,11 +210,11 @@ def served_models(agent: object, model: str) -> list[ServedModel]:
         llm = None
     tried = getattr(llm, "models", None)
     if isinstance(tried, (list, tuple)) and tried:
-        return [_served(entry, entry if isinstance(entry, str) else entry.model) for entry in tried]
-    return [_served(llm, model)]
+        return [_served_model(entry, entry if isinstance(entry, str) else entry.model) for entry in tried]
+    return [_served_model(llm, model)]
 
 
-def _served(llm: object, name: str) -> ServedModel:
+def _served_model(llm: object, name: str) -> ServedModel:
     # What model objects pass on to their clients, LiteLlm's in ``_additional_args``.
     passed_on = (getattr(llm, attribute, None) for attribute in ("client_kwargs", "_additional_args"))
     client = {key: value for settings in passed_on if isinstance(settings, Mapping) for key, value in settings.items()}
@@ -233,7 +233,7 @@ def _served(llm: object, name: str) -> ServedModel:
     return ServedModel(name, f"{name[:200]}@{digits}", kinds, context_tokens)
 
 
-def _kept(state: Mapping[str, Any] | State) -> dict[str, Learned]:
+def _saved_refusals(state: Mapping[str, Any] | State) -> dict[str, Learned]:
     """Reads the refusals in a session's state, where they are sound."""
     saved = state.get(STATE_KEY)
     items = saved.items() if isinstance(saved, Mapping) else ()

@@ -84,7 +84,7 @@ class PackerParts:
         self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
         store = self.recorder.store  # which reads what waits to be written, too
-        if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
+        if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
         self.asks_models = asks_models
         self.summarizer = ModelSummarizer(store, self.recorder.later, _object_of(summarizer))

@@ -125,7 +125,7 @@ def hold(
     positions: Sequence[int],
     tokens: Sequence[int],
     *,
-    most: int,
+    max_tokens: int,
     stay: frozenset[int],
 ) -> tuple[frozenset[int], tuple[str, ...]]:
     """The units of the anchors that there is room for, by priority, and a note for each anchor that has to go.
@@ -134,7 +134,7 @@ def hold(
 
     Args:
         units: the conversation's units; ``positions`` and ``tokens`` are by content.
-        most: tokens that they may take together with the units that ``stay`` anyway.
+        max_tokens: tokens that they may take together with the units that ``stay`` anyway.
     """
     unit_of = {positions[index]: at for at, unit in enumerate(units) for index in unit.indices}
     opening = {unit.turn: at for at, unit in reversed([*enumerate(units)]) if unit.kind == "human"}
@@ -147,7 +147,7 @@ def hold(
             continue
         homes = {home, opening.get(units[home].turn, home)} - held_units - stay
         cost = sum(tokens[index] for at in homes for index in units[at].indices)
-        if used + cost > most:
+        if used + cost > max_tokens:
             notes.append(f"no room for the anchor {anchor.description} (content {anchor.place})")
             continue
         used += cost

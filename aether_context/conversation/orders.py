@@ -91,10 +91,10 @@ def orders_text(orders: Sequence[str], older: int, *, max_tokens: int, counter: 
     Args:
         older: the number of those that earlier summaries left out.
     """
-    lines, left = list[str](), max_tokens - counter.count(TITLE) - 10
+    lines, room = list[str](), max_tokens - counter.count(TITLE) - 10
     for order in reversed(orders):
-        left -= counter.count(order) + 2
-        if left < 0:
+        room -= counter.count(order) + 2
+        if room < 0:
             break
         lines.insert(0, f"  {order}")
     if not lines:
@@ -109,12 +109,12 @@ def _sentences(text: str) -> tuple[tuple[str, bool], ...]:
     """The sentences of a message, and whether each is an order; without what it quotes."""
     text = _WRAPPED.sub(" ", _QUOTED.sub("\n", text))
     if len(text) <= _MOST_SCANNED:
-        return tuple(_judged(text))
+        return tuple(_judged_sentences(text))
     # A sentence of which a part alone is read says something else than the whole.
-    return (*tuple(_judged(text[:_EDGE]))[:-1], *tuple(_judged(text[-_EDGE:]))[1:])
+    return (*tuple(_judged_sentences(text[:_EDGE]))[:-1], *tuple(_judged_sentences(text[-_EDGE:]))[1:])
 
 
-def _judged(text: str) -> Iterator[tuple[str, bool]]:
+def _judged_sentences(text: str) -> Iterator[tuple[str, bool]]:
     listed: bool | None = None  # whether the items of a list are orders; None outside one
     for line in text.splitlines():
         item = _ITEM.fullmatch(line[: 2 * _LONGEST])
@@ -125,13 +125,13 @@ def _judged(text: str) -> Iterator[tuple[str, bool]]:
         announces = line.rstrip().endswith((":", "：")) and bool(rule("heading").search(end))
         listed = not rule("theirs").search(end) if announces else None
         for sentence in sentences(item[1] if item else line):
-            told = _on_line(sentence).replace("’", "'")
+            words = _on_line(sentence).replace("’", "'")
             is_order = bool(
-                rule("strong").search(told) or (rule("bids").search(told) and not rule("story").search(told))
+                rule("strong").search(words) or (rule("bids").search(words) and not rule("story").search(words))
             )
-            if told.endswith(("?", "？")):
-                is_order = is_order and bool(rule("asks").search(told))
-            yield _on_line(sentence), is_order and not announces and not rule("reports").search(told)
+            if words.endswith(("?", "？")):
+                is_order = is_order and bool(rule("asks").search(words))
+            yield _on_line(sentence), is_order and not announces and not rule("reports").search(words)
 
 
 def _on_line(sentence: str) -> str:
@@ -151,10 +151,10 @@ def _subject(sentence: str) -> frozenset[str]:
 def _take_back(orders: dict[str, None], sentence: str) -> bool:
     """Takes orders back that a sentence lifts, and tells whether it lifts any; one that lifts a part of some stands
     behind them."""
-    told = sentence.replace("’", "'")
-    if not orders or not rule("lifts").search(told) or told.endswith(("?", "？")):
+    words = sentence.replace("’", "'")
+    if not orders or not rule("lifts").search(words) or words.endswith(("?", "？")):
         return False
-    if rule("heading").search(told) and rule("all").search(told) and rule("forgets").search(told):
+    if rule("heading").search(words) and rule("all").search(words) and rule("forgets").search(words):
         orders.clear()
         return True
     clauses = [_subject(clause) for clause in (sentence, *_CLAUSE.split(sentence), "")]

@@ -44,7 +44,7 @@ def opens(text: str | None) -> bool:
     return text is not None and text.startswith(OPENING) and BEGIN in text and END in text
 
 
-def said(texts: Sequence[str]) -> Quote | None:
+def quote_of(texts: Sequence[str]) -> Quote | None:
     """All that a quoted message says, by its parts' texts; None where it is none, or quotes a call or a response."""
     if len(texts) < 2 or not opens(texts[0]):
         return None

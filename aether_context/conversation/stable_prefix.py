@@ -77,7 +77,7 @@ class StablePrefix:
             singles = [Unit(kind="message", indices=(at,), turn=at) for at in range(limit)]
             for freed, excess in goals:
                 sizes = [freed.get(at, 0) for at in range(limit)]
-                removed = cut(singles, sizes, target=sum(sizes) - excess).gone
+                removed = cut(singles, sizes, target=sum(sizes) - excess).indices
                 end = max(end, len(removed))
             # At what stays in the session: the host may put messages of people elsewhere at the next call.
             end = max((at + 1 for at in replaceable if begin <= at < end), default=begin)

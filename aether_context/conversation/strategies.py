@@ -48,7 +48,7 @@ class CutStrategy:
 
     Args:
         summary_share: the most of the summary, as a share of the input budget; 0 for none.
-        above: share of the input budget above which it cuts, whatever that costs. None for the policy's
+        cut_at: share of the input budget above which it cuts, whatever that costs. None for the policy's
             ``compact_at``.
         to: share that it goes down to; None for the policy's ``compact_to``.
         rise: how much less deep it cuts, as a share of the way from there to what fits.
@@ -63,7 +63,7 @@ class CutStrategy:
 
     name: str
     summary_share: float
-    above: float | None = None
+    cut_at: float | None = None
     to: float | None = None
     rise: float = 0.0
     keep_first: int = 0
@@ -76,7 +76,7 @@ class CutStrategy:
 
     def mark(self, budget: Budget) -> int:
         """Tokens of the conversation above which it cuts."""
-        return budget.cut_above if self.above is None else budget.mark(self.above)
+        return budget.cut_above if self.cut_at is None else budget.mark(self.cut_at)
 
     def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
         budget, counter, tokens = conversation.budget, conversation.counter, conversation.tokens
@@ -87,14 +87,14 @@ class CutStrategy:
         else:
             target += int(self.rise * (budget.mark(1) - target))
         over_window = conversation.used > budget.mark(1)
-        promised = self.above is None and not budget.weighs
-        weighed = self.above is None and budget.weighs and not (by_hand or over_window)
+        promised = self.cut_at is None and not budget.weighs
+        weighed = self.cut_at is None and budget.weighs and not (by_hand or over_window)
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
             return Decision()
         # What may stay is held to the mark, since the next call would pass it again; a summary has its room.
         most_kept = min(budget.most, max(budget.cut_above, budget.input // _LEAST_SUMMARY)) if promised else budget.most
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
-        if conversation.recap.beside:
+        if conversation.recap.sent_text:
             # The orders of the user, the address of the past and marks of what people sent have no other place.
             most_summary = min(most_summary, max(int(RECAP_SHARE * target), budget.input // _LEAST_SUMMARY))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
@@ -105,15 +105,15 @@ class CutStrategy:
             parts,
             conversation.positions,
             tokens,
-            most=most_kept - most_summary,
+            max_tokens=most_kept - most_summary,
             stay=stay,
         )
-        held = stay | anchored
-        with_answer = held | latest_answer(parts)
+        staying = stay | anchored
+        with_answer = staying | latest_answer(parts)
         # A cut that only saves is not made where the answer would keep it from what it goes down to.
         most_held = most_kept - most_summary if over_window else target
         if sum(tokens[index] for at in with_answer for index in parts[at].indices) <= most_held:
-            held = with_answer
+            staying = with_answer
         ends_in_results = bool(parts) and any(
             response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
         )
@@ -122,40 +122,40 @@ class CutStrategy:
             reason = "by_hand"
         elif self.reason == "high_water" and conversation.used > budget.most:
             reason = "window"
-        summary, left, forms = "", Cut(), dict[int, ContentForm]()
+        summary, result, forms = "", Cut(), dict[int, ContentForm]()
         # The second round knows how long the summary is; a model is asked for one there alone.
         for reserved in (most_summary, None):
             room = max(0, target - (summary_tokens(counter, summary) if reserved is None else reserved))
-            left = cut(
+            result = cut(
                 parts,
                 tokens,
                 target=room,
-                most=most_kept,
+                max_tokens=most_kept,
                 keep_first=self.keep_first,
                 keep_last=self.keep_last,
                 room=most_kept if self.frozen else target,
-                stay=held,
+                stay=staying,
                 last_turns=self.last_turns,
             )
-            left, forms = self._forms(conversation, left, reason)
-            room_for_summary = most_kept - (room + left.over) - frame_tokens
+            result, forms = self._forms(conversation, result, reason)
+            room_for_summary = most_kept - (room + result.over) - frame_tokens
             # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
             gives_way = ends_in_results and room_for_summary < most_summary // 2
-            most = most_summary if gives_way else min(most_summary, room_for_summary)
-            summary = conversation.summarized(forms, most, own=reserved is not None)
+            summary_room = most_summary if gives_way else min(most_summary, room_for_summary)
+            summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
         if not (forms or budget.payload_tokens):
             return Decision()
         decision = Decision(forms, summary, note="; ".join(notes))
-        least = 1 if by_hand or promised else _WORTHWHILE * (conversation.used - target)
-        if over_window or conversation.effect(decision).freed_tokens >= least:
+        min_freed = 1 if by_hand or promised else _WORTHWHILE * (conversation.used - target)
+        if over_window or conversation.effect(decision).freed_tokens >= min_freed:
             return decision
         return Decision(note=_FREES_NOTHING if by_hand else "")
 
-    def _forms(self, conversation: Conversation, left: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
+    def _forms(self, conversation: Conversation, result: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
         """The forms of a cut's contents, and the cut without the unit that only becomes shorter."""
-        left, extracts = _shortened(conversation, left, reason)
-        forms = {at: ContentForm("left_out", reason) for at in left.gone} | extracts
-        return left, {at: form._replace(strategy=self.name) for at, form in forms.items()}
+        result, extracts = _shortened(conversation, result, reason)
+        forms = {at: ContentForm("left_out", reason) for at in result.indices} | extracts
+        return result, {at: form._replace(strategy=self.name) for at, form in forms.items()}
 
 
 def _shortened(conversation: Conversation, result: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
@@ -217,11 +217,7 @@ def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> 
     turns: dict[int, list[int]] = {}
     for unit in units(conversation.contents):
         turns.setdefault(unit.turn, []).extend(unit.indices)
-    parts = [
-        Unit(kind="message", indices=tuple(indices), turn=turn)
-        for turn, indices in turns.items()
-        if min(indices) <= last
-    ]
+    parts = [Unit("message", tuple(indices), turn) for turn, indices in turns.items() if min(indices) <= last]
     tokens = [size if at <= last else 0 for at, size in enumerate(conversation.tokens)]
     anchored = conversation.anchored
     stay = [at for at, part in enumerate(parts) if max(part.indices) >= last or not anchored.isdisjoint(part.indices)]
@@ -233,7 +229,7 @@ def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> 
         keep_last=2 if bare else 1,
         room=budget.input - budget.fixed,
         stay=stay,
-    ).gone
+    ).indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,10 +264,10 @@ _STRATEGIES: dict[str, Factory] = {
         reason="middle",
     ),
     # Older messages become a running summary.
-    "summarize": lambda settings: CutStrategy(name="summarize", summary_share=0.12, above=0.8, to=0.5, keep_last=10),
+    "summarize": lambda settings: CutStrategy(name="summarize", summary_share=0.12, cut_at=0.8, to=0.5, keep_last=10),
     "none": lambda settings: Untouched(),
 }
-_OWN = tuple(_STRATEGIES)
+_PACKAGED = tuple(_STRATEGIES)
 NORMALIZING = ("stable_prefix", "none")
 """Strategies under which the contents that are sent are normalized."""
 
@@ -285,7 +281,7 @@ def net(settings: ConversationSettings) -> CutStrategy:
     It cuts a quarter of the way less deep than ``epochs``: of what a strategy chose to keep, more stays, and the next
     such cut is still far away.
     """
-    return CutStrategy(name=NET, summary_share=settings.summary_share, above=1.0, rise=0.25, by_age=True)
+    return CutStrategy(name=NET, summary_share=settings.summary_share, cut_at=1.0, rise=0.25, by_age=True)
 
 
 def register_strategy(name: str, factory: Factory) -> None:
@@ -301,20 +297,20 @@ def register_strategy(name: str, factory: Factory) -> None:
     Raises:
         PolicyError: the name is empty or one of the package's own.
     """
-    if not name.strip() or name in _OWN:
+    if not name.strip() or name in _PACKAGED:
         raise PolicyError(f"strategy name {name!r} is empty or taken: choose another one", field="name")
     _STRATEGIES[name] = lambda settings: _Guarded(strategy=factory(settings), settings=settings)
 
 
 def unregister_strategy(name: str) -> None:
     """Takes a registered strategy away again; one that is not there is no error."""
-    if name not in _OWN:
+    if name not in _PACKAGED:
         _STRATEGIES.pop(name, None)
 
 
 def strategy_names() -> tuple[str, ...]:
     """The names that policies can give, the package's own first."""
-    return (*_OWN, *sorted(_STRATEGIES.keys() - _OWN))
+    return (*_PACKAGED, *sorted(_STRATEGIES.keys() - _PACKAGED))
 
 
 def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:

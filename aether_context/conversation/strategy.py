@@ -91,13 +91,13 @@ reported usage says that the window is far from full."""
 class Recap(NamedTuple):
     """The summary of what earlier calls cut, and what the next one is made with.
 
-    ``beside`` is the text of cut turns that are sent beside it. ``written`` holds a model's; without one they are
+    ``sent_text`` is the text of cut turns that are sent beside it. ``written`` holds a model's; without one they are
     quotes. ``names_past`` is set where a tool reads the past, and ``media`` are the marks of what people sent, by the
     hashes of its bytes.
     """
 
     summary: str = ""
-    beside: str = ""
+    sent_text: str = ""
     written: Summaries = Summaries("", NOTHING)
     names_past: bool = False
     media: Mapping[str, str] = NOTHING
@@ -196,12 +196,12 @@ class Conversation:
         query = query_of(self.raws, at, self.request_index)
         return shorten_content(self.raws[at], form.tokens, counter=self.counter, query=query)
 
-    def summarized(self, forms: Mapping[int, ContentForm], max_tokens: int, *, own: bool = False) -> str:
+    def summarized(self, forms: Mapping[int, ContentForm], max_tokens: int, *, in_own_words: bool = False) -> str:
         """The summary of contents that are cut now and were cut before; empty where there is no room.
 
         Args:
             forms: the contents that leave or become shorter now, by index.
-            own: whether the summary has the conversation's own words, although a model could write it.
+            in_own_words: whether the summary has the conversation's own words, although a model could write it.
         """
         if max_tokens <= 0:
             return ""
@@ -220,9 +220,9 @@ class Conversation:
             list(contents.values()),
             max_tokens=max_tokens,
             counter=self.counter,
-            summaries=None if own else self.recap.written,
+            summaries=None if in_own_words else self.recap.written,
             earlier=self.recap.summary,
-            beside=self.recap.beside,
+            sent_text=self.recap.sent_text,
             prepare=self.counter.prepare,
             names_past=self.recap.names_past,
             media=self.recap.media,
@@ -282,12 +282,12 @@ class Conversation:
             strategy: who decided it, where its forms do not say so.
             lasting: as for `apply`.
         """
-        after, forms, earlier = self.apply(decision, lasting=lasting), decision.forms, decision.earlier
-        tokens_before, left = self.used, list(self.tokens)
+        result, forms, earlier = self.apply(decision, lasting=lasting), decision.forms, decision.earlier
+        tokens_before, sizes = self.used, list(self.tokens)
         if self.request_index is not None:
-            left[self.request_index] = left[self.request_index] or self.budget.request_tokens
+            sizes[self.request_index] = sizes[self.request_index] or self.budget.request_tokens
         for at, form in forms.items():
-            left[at] = 0
+            sizes[at] = 0
             if at in earlier:  # What earlier calls decided saves nothing now.
                 tokens_before -= self.tokens[at]
                 if form.form != "left_out" and self.tokens[at]:
@@ -297,20 +297,20 @@ class Conversation:
         if new or (lasting and decision.takes_anything):
             # A prefix cache held what comes after the first change and before the model's last answer.
             fresh = max((at for at, content in enumerate(self.contents) if content.role == "model"), default=0)
-            first = min(forms.keys() - earlier, default=len(left))
+            first = min(forms.keys() - earlier, default=len(sizes))
             act = Act(
                 strategy=next((form.strategy for form in forms.values() if form.strategy), strategy),
                 removed=new.count("left_out"),
                 replaced=len(new) - new.count("left_out"),
-                freed_tokens=tokens_before - after.used,
-                lost_tokens=sum(left[first + 1 : fresh]),
+                freed_tokens=tokens_before - result.used,
+                lost_tokens=sum(sizes[first + 1 : fresh]),
             )
-        places = set(after.positions)
+        places = set(result.positions)
         return Effect(
-            after=after,
+            after=result,
             anchors=tuple(anchor for anchor in self.anchors if anchor.place in places),
             tokens_before=tokens_before,
-            tokens_after=after.used,
+            tokens_after=result.used,
             act=act,
         )
 

@@ -42,21 +42,21 @@ _ORDERS = 0.4
 """The most of the user's standing orders, as a share of the recap."""
 _LIST_SHARE = 0.25
 """The most of a to-do list."""
-_PAST = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
+_HISTORY_LINE = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
 _ENTITIES = 0.7
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
 
 def recap(
-    gone: Sequence[Content],
-    kept: Sequence[Content],
+    cut: Sequence[Content],
+    staying: Sequence[Content],
     *,
     max_tokens: int,
     counter: Counts,
     summaries: Summaries | None = None,
     earlier: str = "",
-    beside: str = "",
+    sent_text: str = "",
     prepare: Callable[[Sequence[str]], object] | None = None,
     names_past: bool = False,
     media: Mapping[str, str] = NOTHING,
@@ -65,11 +65,11 @@ def recap(
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
     Args:
-        gone: contents that leave, in their order.
-        kept: contents that stay; what they mention is not repeated.
+        cut: contents that leave, in their order.
+        staying: contents that stay; what they mention is not repeated.
         summaries: a model's, in place of the summary in the conversation's own words.
         earlier: the recap of earlier cuts.
-        beside: text that is sent beside it, like recalled turns; no message in it is quoted.
+        sent_text: text that is sent beside it, like recalled turns; no message in it is quoted.
         prepare: that of `entity_table`.
         media: the marks that stand for what people sent, by the hashes of its bytes.
         todo: the latest state of a to-do list, its tool and its items, without items where it is still sent; None
@@ -77,23 +77,23 @@ def recap(
         names_past: whether a tool reads the past of the session, whose address is named, then.
     """
     orders, older, earlier = split_orders(earlier)
-    head = orders_text(standing_orders(orders, gone), older, max_tokens=int(_ORDERS * max_tokens), counter=counter)
-    beside = "\n".join(filter(None, (beside, " ".join(head.split()))))
-    names_past = names_past or earlier.startswith(_PAST)
-    earlier = earlier.removeprefix(_PAST).lstrip("\n")
-    if names_past and counter.count(f"{head}\n{_PAST}") <= max_tokens:
-        head = "\n".join(filter(None, (head, _PAST)))
+    head = orders_text(standing_orders(orders, cut), older, max_tokens=int(_ORDERS * max_tokens), counter=counter)
+    sent_text = "\n".join(filter(None, (sent_text, " ".join(head.split()))))
+    names_past = names_past or earlier.startswith(_HISTORY_LINE)
+    earlier = earlier.removeprefix(_HISTORY_LINE).lstrip("\n")
+    if names_past and counter.count(f"{head}\n{_HISTORY_LINE}") <= max_tokens:
+        head = "\n".join(filter(None, (head, _HISTORY_LINE)))
     earlier, end = split_list(earlier)
     if todo is not None:
         limit = int(_LIST_SHARE * max_tokens)
         end = list_text(*todo, max_tokens=limit, counter=counter) if todo[1] else ""
     max_tokens -= counter.count(head) + counter.count(end)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
-    new_marks = [mark for content in gone for mark in marks_of(content, media)]
+    new_marks = [mark for content in cut for mark in marks_of(content, media)]
     marks = [*dict.fromkeys((*_MARK.findall(earlier), *new_marks))]
     # What people sent keeps its address, whatever is quoted beside it.
-    for_marks = min(counter.count(_SENT + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
-    for_new = min(counter.count(_SENT + ", ".join(new_marks)) + 2, max_tokens // 2) if new_marks else 0
+    for_marks = min(counter.count(_SENT_MEDIA + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
+    for_new = min(counter.count(_SENT_MEDIA + ", ".join(new_marks)) + 2, max_tokens // 2) if new_marks else 0
     bullets, kept_summary, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
     if earlier and beside_earlier - for_new >= _LEAST_ADDED * max_tokens:
         bullets, kept_summary, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
@@ -101,20 +101,22 @@ def recap(
     texts = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
     limit = int(_ENTITIES * room)
     table = entity_table(
-        gone, max_tokens=limit, counter=counter, earlier=entries, present=kept, known=kept_summary, prepare=prepare
+        cut, max_tokens=limit, counter=counter, earlier=entries, present=staying, known=kept_summary, prepare=prepare
     )
     limit = room - counter.count(table) - 2
-    summary = summaries.conversation(gone, max_tokens=limit, counter=counter, earlier=texts)
-    summary = summary or summarize(gone, max_tokens=limit, counter=counter, earlier=texts, beside=beside, media=media)
-    result = "\n".join(filter(None, (summary, table))) or calls_line(gone, max_tokens=room, counter=counter)
+    summary = summaries.conversation(cut, max_tokens=limit, counter=counter, earlier=texts)
+    summary = summary or summarize(
+        cut, max_tokens=limit, counter=counter, earlier=texts, sent_text=sent_text, media=media
+    )
+    result = "\n".join(filter(None, (summary, table))) or calls_line(cut, max_tokens=room, counter=counter)
     text = "\n".join(filter(None, (kept_summary, result)))
-    lost = [mark for mark in marks if mark not in text]
-    while lost and counter.count(text) + counter.count(_SENT + ", ".join(lost)) + 2 > max_tokens:
-        lost.pop(0)
-    return "\n".join(filter(None, (head, text, _SENT + ", ".join(lost) if lost else "", end)))
+    missing = [mark for mark in marks if mark not in text]
+    while missing and counter.count(text) + counter.count(_SENT_MEDIA + ", ".join(missing)) + 2 > max_tokens:
+        missing.pop(0)
+    return "\n".join(filter(None, (head, text, _SENT_MEDIA + ", ".join(missing) if missing else "", end)))
 
 
-_SENT = "- sent by the user: "
+_SENT_MEDIA = "- sent by the user: "
 _MARK = re.compile(r"\[[^\[\]\n]{1,200}\bartifact://evidence/[0-9a-f]{16}\.bin\]")
 """The mark in the place of what people sent."""
 
@@ -146,7 +148,7 @@ def summarize(
     max_tokens: int,
     counter: Counts,
     earlier: str = "",
-    beside: str = "",
+    sent_text: str = "",
     media: Mapping[str, str] = NOTHING,
 ) -> str:
     """An extractive summary of removed contents: a bullet for each message, in their order, with its speaker.
@@ -159,7 +161,7 @@ def summarize(
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
-        beside: text that is sent beside it; messages in it are left out.
+        sent_text: text that is sent beside it; messages in it are left out.
         media: as of `recap`. A message with such a mark is chosen before others.
     """
     earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
@@ -180,7 +182,7 @@ def summarize(
     )
 
     def is_beside(index: int) -> bool:
-        return bool(beside) and not marks[index] and " ".join(texts[index].split()) in beside
+        return bool(sent_text) and not marks[index] and " ".join(texts[index].split()) in sent_text
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):

@@ -35,13 +35,13 @@ def latest_list(contents: Sequence[Content]) -> tuple[frozenset[int], str, list[
     """
     results = pair_results(contents)
     for at in range(len(contents) - 1, -1, -1):
-        for part, asked in reversed(results[at]):
+        for part, call in reversed(results[at]):
             if not rule("todo_tools").fullmatch(part.name):
                 continue
-            response, arguments = _value(part.text), _value(asked.part.text if asked is not None else "{}")
+            response, arguments = _value(part.text), _value(call.part.text if call is not None else "{}")
             if isinstance(response, dict) and response.get("error"):
                 continue
-            places = frozenset((at, *([asked.at] if asked is not None else ())))
+            places = frozenset((at, *([call.at] if call is not None else ())))
             if not _CHANGES.match(part.name):
                 items = _items(arguments)
                 if items or _is_emptied(arguments):
@@ -71,12 +71,12 @@ def _items(value: Any, key: str = "", depth: int = 0) -> list[str]:
     if isinstance(value, str):
         return _WRITTEN.findall(value)
     if isinstance(value, Mapping):
-        inside = (_items(one, str(name), depth + 1) for name, one in value.items() if depth < 4)
+        inside = (_items(entry, str(name), depth + 1) for name, entry in value.items() if depth < 4)
         return next(filter(None, inside), [])
     if not isinstance(value, list):
         return []
     is_named = rule("todo_keys").fullmatch(key) is not None
-    return [item for one in value if (is_named or isinstance(one, Mapping)) and (item := _item(one))]
+    return [item for entry in value if (is_named or isinstance(entry, Mapping)) and (item := _item(entry))]
 
 
 def _item(value: Any) -> str:
@@ -100,12 +100,12 @@ def split_list(summary: str) -> tuple[str, str]:
 def list_text(tool: str, items: Sequence[str], *, max_tokens: int, counter: Counts) -> str:
     """A list as the last lines of a summary: where there is no room for all, what is done is counted, and of the rest
     the first stays."""
-    shown = list(items)
-    if counter.count("\n".join(shown)) + 12 > max_tokens:
-        shown = [item for item in items if not item.startswith("[x]")]
-    while shown and counter.count("\n".join(shown)) + 2 * len(shown) + 24 > max_tokens:
-        shown.pop()
-    if not shown and counter.count(TITLE) + 24 > max_tokens:
+    lines = list(items)
+    if counter.count("\n".join(lines)) + 12 > max_tokens:
+        lines = [item for item in items if not item.startswith("[x]")]
+    while lines and counter.count("\n".join(lines)) + 2 * len(lines) + 24 > max_tokens:
+        lines.pop()
+    if not lines and counter.count(TITLE) + 24 > max_tokens:
         return ""
-    note = f" ({len(items) - len(shown)} of {len(items)} items are not shown)" if len(shown) < len(items) else ""
-    return "\n".join([f"{TITLE}{tool}{note}:", *(f"  {item}" for item in shown)])
+    note = f" ({len(items) - len(lines)} of {len(items)} items are not shown)" if len(lines) < len(items) else ""
+    return "\n".join([f"{TITLE}{tool}{note}:", *(f"  {item}" for item in lines)])

@@ -53,8 +53,8 @@ def other_turns(contents: Sequence[Content]) -> frozenset[int]:
             continue
         hidden.update(run)
         if run and (content is None or not is_human(content)):
-            said = {contents[turn].agent: turn for turn in run if contents[turn].words.strip()}
-            hidden.difference_update(said.values() or run[-1:])
+            last_said = {contents[turn].agent: turn for turn in run if contents[turn].words.strip()}
+            hidden.difference_update(last_said.values() or run[-1:])
         run = []
     return frozenset(hidden)
 
@@ -90,7 +90,7 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(unit_by_content):
         members.setdefault(_last(joined, unit), []).append(index)
-    from_agent = _handed(contents, members, turns)
+    from_agent = _handoff(contents, members, turns)
     return tuple(
         Unit(kind=kinds[unit], indices=tuple(indices), turn=turns[unit], from_agent=unit in from_agent)
         for unit, indices in sorted(members.items())
@@ -105,7 +105,7 @@ def _last(joined: list[int], unit: int) -> int:
     return unit
 
 
-def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], turns: Sequence[int]) -> frozenset[int]:
+def _handoff(contents: Sequence[Content], members: Mapping[int, Sequence[int]], turns: Sequence[int]) -> frozenset[int]:
     """The units with the last that each other agent said, and the last that it did, in each turn."""
     latest: dict[tuple[int, str, bool], tuple[int, int]] = {}
     for unit, indices in members.items():
@@ -174,7 +174,7 @@ class Cut(NamedTuple):
     over: int = 0
 
     @property
-    def gone(self) -> tuple[int, ...]:
+    def indices(self) -> tuple[int, ...]:
         return tuple(sorted(index for indices in self.leaving for index in indices))
 
 
@@ -183,7 +183,7 @@ def cut(
     tokens: Sequence[int],
     *,
     target: int,
-    most: int | None = None,
+    max_tokens: int | None = None,
     keep_first: int = 0,
     keep_last: int = 0,
     room: int | None = None,
@@ -198,7 +198,8 @@ def cut(
 
     Args:
         tokens: tokens of each content.
-        most: human messages of the last turn leave only where more tokens are left than these; ``target`` by default.
+        max_tokens: human messages of the last turn leave only where more tokens are left than these; ``target`` by
+            default.
         keep_first: number of units at the beginning that stay.
         keep_last: number of units at the end that stay.
         room: tokens that all that stays may take; where it is not enough, fewer units at the end stay, then fewer at
@@ -237,7 +238,7 @@ def cut(
         together = [at, *(questions.get(turn, ()) if not counts[turn] else ())]
         leaving.append(tuple(index for position in together for index in units[position].indices))
         over -= sum(sizes[position] for position in together)
-    spare = 0 if most is None else max(0, most - target)
+    spare = 0 if max_tokens is None else max(0, max_tokens - target)
     for at in last_questions:
         if over > spare:
             leaving.append(units[at].indices)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from aether_context.memory.records import Known, MemoryRow, changed, memory_of
+from aether_context.memory.records import MemoryRow, StoredRecords, memory_of, new_or_changed
 
 MOST_PREFERENCES, AT_ONCE = 20, 1_000
 
@@ -34,7 +34,7 @@ class Backend(ABC):
     def insert(self, cursor: Any, owner: str, rows: Sequence[MemoryRow]) -> None:
         """Writes rows that are not there."""
 
-    def known(self, owner: str, names: Sequence[int]) -> Known:
+    def stored_records(self, owner: str, names: Sequence[int]) -> StoredRecords:
         """The stored memories of some names."""
         where = f"WHERE owner = ? AND named IN ({self.numbers})"
         there = self.read(f"SELECT named, thread, record FROM memories {where}", owner, json.dumps(names))
@@ -49,8 +49,8 @@ class Backend(ABC):
         """
         with self.transaction(owner) as cursor:
             cursor.execute(self.sql("INSERT INTO owners VALUES (?, ?) ON CONFLICT DO NOTHING"), (owner, who))
-            stored = self.known(owner, [row.named for row in rows])
-            new = changed(rows, stored, revive=revive)
+            stored = self.stored_records(owner, [row.named for row in rows])
+            new = new_or_changed(rows, stored, revive=revive)
             for table in ("memories", "forgotten"):
                 old = [(owner, *row[:2]) for row in new if row[:2] in stored]
                 cursor.executemany(self.sql(f"DELETE FROM {table} WHERE owner = ? AND named = ? AND thread = ?"), old)
@@ -85,11 +85,11 @@ class Backend(ABC):
         query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({unions}) ORDER BY number"
         return self.read(query, owner, owner, embedder, owner, embedder)
 
-    def keep(self, owner: str, made: Sequence[tuple[int, Any, int]]) -> None:
+    def keep(self, owner: str, vectors: Sequence[tuple[int, Any, int]]) -> None:
         """Writes vectors: what made them, they, and the numbers of their memories."""
         with self.transaction(owner) as cursor:
             statement = self.sql("UPDATE memories SET embedder = ?, vector = ? WHERE owner = ? AND number = ?")
-            cursor.executemany(statement, [(*vector, owner, number) for *vector, number in made])
+            cursor.executemany(statement, [(*vector, owner, number) for *vector, number in vectors])
 
     def preferences(self, owner: str) -> list[str]:
         """Records of the newest 20 preferences, the newest first."""

@@ -98,12 +98,12 @@ class MemoryFile(Backend):
                     self._connection.execute(f"PRAGMA {pragma}").fetchall()
         return deleted
 
-    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Remembered]:
+    def search(self, owner: str, question: str, vector: Rows, limit: int) -> list[Remembered]:
         """The best memories for a masked query, best first; ``vector`` is the query's."""
         query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({self.numbers})"
         with self.transaction():
             return self._index(owner).ranked(
-                asked, vector, limit, lambda numbers: dict(self.read(query, owner, json.dumps(numbers)))
+                question, vector, limit, lambda numbers: dict(self.read(query, owner, json.dumps(numbers)))
             )
 
     def close(self) -> None:
@@ -190,8 +190,8 @@ class _Connection(sqlite3.Connection):
 
 def memory_path(path: str | os.PathLike[str]) -> Path:
     """The file that a path means: itself, or the one in the folder that it is or, having no suffix, is going to be."""
-    found = Path(os.path.expanduser(path))
-    return found / "memories.sqlite" if os.path.isdir(found) or not (found.suffix or os.path.exists(found)) else found
+    file = Path(os.path.expanduser(path))
+    return file / "memories.sqlite" if os.path.isdir(file) or not (file.suffix or os.path.exists(file)) else file
 
 
 @contextlib.contextmanager

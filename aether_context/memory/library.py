@@ -18,9 +18,9 @@ from aether_context.memory.records import (
     Memory,
     MemoryRow,
     Remembered,
-    changed,
     made_by,
     memory_of,
+    new_or_changed,
     number_of,
     owner_of,
     row_of,
@@ -100,9 +100,9 @@ class Memories:
         if once:
             masked = list({memory.words: memory for memory in masked}.values())
         rows = {row[:2]: row for row in map(row_of, masked)}
-        stored = self.database.known(owner, [named for named, _ in rows])
+        stored = self.database.stored_records(owner, [named for named, _ in rows])
         # What another process writes in between is embedded in vain, and no more.
-        if not (new := changed(rows.values(), stored, revive=revive)):
+        if not (new := new_or_changed(rows.values(), stored, revive=revive)):
             return 0
         return self.database.put(owner, who_of(app, user), self._searched(new), revive=revive, once=once)
 
@@ -170,15 +170,15 @@ class Memories:
         """Rows with what they are searched by; without vectors where these cannot be made now."""
         memories = [memory_of(row.record) for row in rows]
         texts = [self.mask(memory.text) for memory in memories]
-        said = [
+        with_terms = [
             row._replace(terms=hash_terms(text, memory.author))
             for row, text, memory in zip(rows, texts, memories, strict=True)
         ]
         with contextlib.suppress(EmbeddingError):
             if (vectors := vectors_of(self._embedder, texts)).shape[1]:
-                name, pairs = made_by(self._embedder), zip(said, vectors, strict=True)
+                name, pairs = made_by(self._embedder), zip(with_terms, vectors, strict=True)
                 return [row._replace(embedder=name, vector=vector.tobytes()) for row, vector in pairs]
-        return said
+        return with_terms
 
 
 def is_postgres(uri: str) -> bool:

@@ -147,14 +147,14 @@ class PostgresMemories(Backend):
                 *fields, vector = row
                 copy.write_row((owner, *fields, vector and _halfvec(vector), " ".join(sorted(words)[:_MOST_TERMS])))
 
-    def keep(self, owner: str, made: Sequence[tuple[int, bytes, int]]) -> None:
-        super().keep(owner, [(embedder, _halfvec(vector), number) for embedder, vector, number in made])
+    def keep(self, owner: str, vectors: Sequence[tuple[int, bytes, int]]) -> None:
+        super().keep(owner, [(embedder, _halfvec(vector), number) for embedder, vector, number in vectors])
 
-    def search(self, owner: str, asked: str, vector: Rows, limit: int) -> list[Remembered]:
+    def search(self, owner: str, question: str, vector: Rows, limit: int) -> list[Remembered]:
         """The best memories for a masked query, best first; ``vector`` is the query's."""
         values = {
             "owner": owner,
-            "terms": [_word(owner, hash_of(term)) for term in sorted(query_terms(asked), key=len)[-_MOST_ASKED:]],
+            "terms": [_word(owner, hash_of(term)) for term in sorted(query_terms(question), key=len)[-_MOST_ASKED:]],
             "most": max(_CANDIDATES, limit),
             "embedder": made_by(self._embedder),
             "vector": _halfvec(vector.tobytes()) if vector.size else None,
@@ -164,7 +164,7 @@ class PostgresMemories(Backend):
         candidates = Candidates(self._embedder)
         candidates.take([(*row, blob and _quantized(blob)) for *row, blob, _ in rows])
         records = {number: record for number, *_, record in rows}
-        return candidates.ranked(asked, vector, limit, lambda _: records)
+        return candidates.ranked(question, vector, limit, lambda _: records)
 
     def close(self) -> None:
         """Closes all connections; what is used later opens new ones."""

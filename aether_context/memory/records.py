@@ -22,7 +22,7 @@ from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Places, Pool
 from aether_context.tokens.counters import sound
 
-Known: TypeAlias = Mapping[tuple[int, int], str | None]
+StoredRecords: TypeAlias = Mapping[tuple[int, int], str | None]
 """Records by the hashes of name and session; None of deleted ones."""
 
 _LONGEST_PREFERENCE = 2_000
@@ -143,7 +143,7 @@ class Candidates:
         self.numbers, self._read = self.numbers[mask], {}
 
     def ranked(
-        self, asked: str, vector: Rows, limit: int, records_of: Callable[[list[int]], Mapping[int, str]]
+        self, question: str, vector: Rows, limit: int, records_of: Callable[[list[int]], Mapping[int, str]]
     ) -> list[Remembered]:
         """The best, best first.
 
@@ -153,55 +153,55 @@ class Candidates:
         """
         if len(self._read) > _MOST_READ:
             self._read = {}
-        known = self._read  # a record that is written anew has another number
+        cached = self._read  # a record that is written anew has another number
 
         def entries(places: Places) -> list[Entry]:
             numbers = self.numbers[places].tolist()
-            if new := [number for number in numbers if number not in known]:
+            if new := [number for number in numbers if number not in cached]:
                 records = records_of(new)
                 memories = {number: memory_of(records[number]) for number in new}
-                known.update((number, (memory, memory.entry)) for number, memory in memories.items())
-            return [known[number][1] for number in numbers]
+                cached.update((number, (memory, memory.entry)) for number, memory in memories.items())
+            return [cached[number][1] for number in numbers]
 
-        plain = self._pool.named(asked)[0]
-        if vector.size and plain != asked:
+        plain = self._pool.named(question)[0]
+        if vector.size and plain != question:
             with contextlib.suppress(EmbeddingError):  # names and all are near enough then
                 vector = vectors_of(self._embedder, [plain], "query")
-        base, scores = self._pool.answers(plain, vector, lambda places: [entry.text for entry in entries(places)])
-        hits = self._pool.ranked(asked, limit, entries, base, scores)
-        memories = {entry.id: memory for memory, entry in known.values()}
+        base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
+        hits = self._pool.ranked(question, limit, entries, base, scores)
+        memories = {entry.id: memory for memory, entry in cached.values()}
         result = [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
-        return self._corrected(result, limit, entries, known) if terms.is_latin(asked) and vector.size else result
+        return self._corrected(result, limit, entries, cached) if terms.is_latin(question) and vector.size else result
 
     def _corrected(
         self,
         hits: Sequence[Remembered],
         limit: int,
         entries: Callable[[Places], Sequence[Entry]],
-        known: Mapping[int, tuple[Memory, Entry]],
+        cached: Mapping[int, tuple[Memory, Entry]],
     ) -> list[Remembered]:
         """Hits with what corrects the first of them behind each, as good as that, in the place of the last of them; a
         corrected one has the time of the correction among its scores."""
-        result, least = list(hits), _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
-        firsts = {hit.memory.entry.id for hit in hits[:_MOST_CORRECTED] if hit.score >= least}
-        numbers = [number for number, (_, entry) in known.items() if entry.id in firsts]
+        result, min_score = list(hits), _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
+        firsts = {hit.memory.entry.id for hit in hits[:_MOST_CORRECTED] if hit.score >= min_score}
+        numbers = [number for number, (_, entry) in cached.items() if entry.id in firsts]
         places = np.flatnonzero(np.isin(self.numbers, numbers))
-        for place, corrections in zip(places.tolist(), self._pool.corrections(places), strict=True):
-            corrected = known[int(self.numbers[place])][0]
+        for position, corrections in zip(places.tolist(), self._pool.corrections(places), strict=True):
+            corrected = cached[int(self.numbers[position])][0]
             at = next(at for at, hit in enumerate(result) if hit.memory == corrected)
             older = result[at]
             for later, time in corrections:
                 entries(np.array([later]))
-                memory = known[int(self.numbers[later])][0]
+                memory = cached[int(self.numbers[later])][0]
                 if memory.author != older.memory.author or not terms.corrects(memory.text, older.memory.text):
                     continue
                 result[at] = replace(older, scores={**older.scores, UNTIL: time})
-                found = next((hit for hit in result if hit.memory == memory), None)
-                if found is None or result.index(found) > at:
+                present = next((hit for hit in result if hit.memory == memory), None)
+                if present is None or result.index(present) > at:
                     result = [hit for hit in result if hit.memory != memory]
-                    own = found.scores if found else {}
-                    cosine = max(older.scores.get("cosine", 0.0), own.get("cosine", 0.0))
-                    brought = Remembered(memory=memory, score=older.score, scores={**own, "cosine": cosine})
+                    scores = present.scores if present else {}
+                    cosine = max(older.scores.get("cosine", 0.0), scores.get("cosine", 0.0))
+                    brought = Remembered(memory=memory, score=older.score, scores={**scores, "cosine": cosine})
                     result.insert(min(at + 1, limit - 1), brought)  # before the last one, which would be alone
                 break
         return result[:limit]
@@ -218,7 +218,7 @@ def row_of(memory: Memory) -> MemoryRow:
     return MemoryRow(number_of(memory.name), number_of(memory.session), preferred, memory.time, memory.record)
 
 
-def changed(rows: Iterable[MemoryRow], stored: Known, *, revive: bool) -> list[MemoryRow]:
+def new_or_changed(rows: Iterable[MemoryRow], stored: StoredRecords, *, revive: bool) -> list[MemoryRow]:
     """Those rows that are new or other than what is known; deleted ones where they are to be revived."""
     there = ((row, stored.get(row[:2], "")) for row in rows)
     return [row for row, record in there if (revive if record is None else record != row.record)]

@@ -64,13 +64,13 @@ def build_pack(
     draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
-    has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.found.has_no_duplicates
+    has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.rankings.has_no_duplicates
     chooses_again = base.is_worth_choosing_again and not has_new_choice
     if draft.history.cut and chooses_again:
         base = start_draft(source, policy, pack_counter, at_cut=True)
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     for _ in range(_MOST_CHOICES - 1 - base.at_cut):
-        if draft.found.has_no_duplicates or not content_changed(sent_contents, draft):
+        if draft.rankings.has_no_duplicates or not content_changed(sent_contents, draft):
             break
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     # What a cut took of these goes into the payload, where each stays from then on.
@@ -90,8 +90,8 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
     source = source._replace(request=source.request._replace(contents=contents))
     draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
     select_tools(draft)
-    most = source.host.most_window
-    window = exceeding(draft.needed_tokens, source.window, most, policy.budget, source.output_tokens) if most else 0
+    limit = source.host.most_window
+    window = exceeding(draft.needed_tokens, source.window, limit, policy.budget, source.output_tokens) if limit else 0
     if window > source.window:
         host = source.host._replace(window_mark="default_exceeded")
         draft.input = source._replace(window=window, host=host)
@@ -104,9 +104,9 @@ def fit_to_window(draft: Draft, sent_contents: Sequence[Outgoing]) -> Draft:
     """Chooses candidates beside these contents, and brings all of it within the window."""
     draft = copy(draft)
     choose(draft, sent_contents)
-    packed = draft.epoch.packed.instructs if draft.epoch.packed is not None else ()
+    packed_instructs = draft.epoch.packed_form.instructs if draft.epoch.packed_form is not None else ()
     absent = sorted(absent_instructions(draft, sent_contents))
-    draft.instructs = (*dict.fromkeys((*draft.instructs, *packed, *absent)),)
+    draft.instructs = (*dict.fromkeys((*draft.instructs, *packed_instructs, *absent)),)
     # What a payload takes cannot be known from its parts: headers come and go with sections, and a tokenizer counts a
     # text otherwise than its lines. So it is written and counted before anything is decided by what the layers take.
     write_payload(draft)
@@ -125,5 +125,5 @@ def fit_to_window(draft: Draft, sent_contents: Sequence[Outgoing]) -> Draft:
 def content_changed(contents: Sequence[Outgoing], draft: Draft) -> bool:
     """Tells whether a draft removed or shortened any of these contents, but for the request."""
     digests = {item.origin: item.content.digest for item in draft.history.items}
-    others = (item for item in contents if item.origin != draft.request_index)
-    return any(digests.get(item.origin) != item.content.digest for item in others)
+    compared_items = (item for item in contents if item.origin != draft.request_index)
+    return any(digests.get(item.origin) != item.content.digest for item in compared_items)

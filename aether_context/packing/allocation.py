@@ -35,7 +35,7 @@ def allocate(
     window: int,
     *,
     measured: Mapping[Layer, int],
-    wanted: Mapping[Layer, int],
+    demand: Mapping[Layer, int],
     signals: Signals,
     settings: BudgetSettings,
     output_tokens: int | None = None,
@@ -46,7 +46,7 @@ def allocate(
     Args:
         window: the window ``W`` in tokens.
         measured: tokens of the system, task and tools layers as they are.
-        wanted: tokens that the evidence, memory and conversation layers would use if nothing limited them.
+        demand: tokens that the evidence, memory and conversation layers would use if nothing limited them.
         output_tokens: the answer's limit where answer and input share the window; it raises the slack.
         spare_tokens: tokens that may be counted beyond the window; they are lent.
 
@@ -67,19 +67,19 @@ def allocate(
     weights = weigh(signals, settings)
     shares = whole(remainder, [weights[layer] for layer in FLEXIBLE_LAYERS])
     nominal: dict[Layer, int] = dict(zip(FLEXIBLE_LAYERS, shares, strict=True))
-    left = window - slack - needed - remainder
+    floor_room = window - slack - needed - remainder
     for layer in FIXED_LAYERS:
-        nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + left)
-        left -= nominal[layer] - measured[layer]
-    wanted_by_layer = {**wanted, **{layer: measured[layer] for layer in FIXED_LAYERS}}
-    final = lend(nominal, wanted_by_layer, weights, spare_tokens)
+        nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + floor_room)
+        floor_room -= nominal[layer] - measured[layer]
+    demand_by_layer = {**demand, **{layer: measured[layer] for layer in FIXED_LAYERS}}
+    final = lend(nominal, demand_by_layer, weights, spare_tokens)
     layers: dict[Layer, LayerTokens] = {
         layer: LayerTokens(
             floor=floors.get(layer, 0),
             nominal=nominal[layer],
             lent=final[layer] - nominal[layer],
             final=final[layer],
-            used=min(wanted_by_layer[layer], final[layer]),
+            used=min(demand_by_layer[layer], final[layer]),
         )
         for layer in (*FIXED_LAYERS, *FLEXIBLE_LAYERS)
     }
@@ -98,14 +98,14 @@ def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | Non
 _SPARE_OF_DEFAULT = 4
 
 
-def exceeding(needed: int, window: int, most: int, settings: BudgetSettings, output_tokens: int | None) -> int:
+def exceeding(needed: int, window: int, max_window: int, settings: BudgetSettings, output_tokens: int | None) -> int:
     """The window of a call that needs so many tokens, where nobody set one: the default, or for a call that passes it
     as much as it needs with a quarter of the default, for its calls and results, at most what the model takes."""
-    if most <= window or needed <= window - slack_tokens(window, settings, output_tokens):
+    if max_window <= window or needed <= window - slack_tokens(window, settings, output_tokens):
         return window
     needed += window // _SPARE_OF_DEFAULT
     slack = max(math.ceil(needed * settings.floors.slack / (1 - settings.floors.slack)), output_tokens or 0)
-    return min(most, needed + slack)
+    return min(max_window, needed + slack)
 
 
 @lru_cache(maxsize=1_000)
@@ -155,10 +155,10 @@ def project(shares: Sequence[float], ranges: Sequence[Range]) -> list[float]:
         return sum(_clip(share - t, allowed) for share, allowed in pairs)
 
     points = sorted({share - end for share, allowed in pairs for end in (allowed.low, allowed.high)})
-    above = max((t for t in points if total(t) >= 1), default=points[0])
-    below = min((t for t in points if total(t) < 1), default=above)
-    drop = total(above) - total(below)
-    t = above + (below - above) * (total(above) - 1) / drop if drop else above
+    t_above_one = max((t for t in points if total(t) >= 1), default=points[0])
+    t_below_one = min((t for t in points if total(t) < 1), default=t_above_one)
+    drop = total(t_above_one) - total(t_below_one)
+    t = t_above_one + (t_below_one - t_above_one) * (total(t_above_one) - 1) / drop if drop else t_above_one
     return [_clip(share - t, allowed) for share, allowed in pairs]
 
 
@@ -174,7 +174,7 @@ def whole(total: int, shares: Sequence[float]) -> list[int]:
 
 
 def lend(
-    nominal: Mapping[Layer, int], wanted: Mapping[Layer, int], weights: Mapping[Layer, float], unspent: int
+    nominal: Mapping[Layer, int], demand: Mapping[Layer, int], weights: Mapping[Layer, float], unspent: int
 ) -> dict[Layer, int]:
     """Budgets after lending: unspent tokens go to the flexible layers that want more, by weight, while any want.
 
@@ -184,18 +184,18 @@ def lend(
     Args:
         unspent: tokens beside those of the layers; they are lent last.
     """
-    spare = {layer: max(0, nominal[layer] - wanted[layer]) for layer in nominal}
+    spare = {layer: max(0, nominal[layer] - demand[layer]) for layer in nominal}
     final = dict(nominal)
-    pool = most = sum(spare.values()) + unspent
+    pool = lendable = sum(spare.values()) + unspent
     while pool > 0:
-        eager = [layer for layer in FLEXIBLE_LAYERS if wanted[layer] > final[layer]]
+        eager = [layer for layer in FLEXIBLE_LAYERS if demand[layer] > final[layer]]
         if not eager:
             break
         for layer, part in zip(eager, whole(pool, [max(weights[layer], 1e-9) for layer in eager]), strict=True):
-            lent = min(part, wanted[layer] - final[layer])
-            final[layer] += lent
-            pool -= lent
-    taken = min(most - pool, sum(spare.values()))
+            loan = min(part, demand[layer] - final[layer])
+            final[layer] += loan
+            pool -= loan
+    taken = min(lendable - pool, sum(spare.values()))
     if taken:
         for layer, part in zip(spare, whole(taken, list(spare.values())), strict=True):
             final[layer] -= part
@@ -209,8 +209,8 @@ def spend(allocation: Allocation, used: Mapping[Layer, int]) -> Allocation:
         return allocation
     over = [max(0, used[layer] - account.final) for layer, account in layers.items()]
     spare = [max(0, account.final - used[layer]) for layer, account in layers.items()]
-    lent = min(sum(over), sum(spare))
-    moved = dict(zip(layers, map(sub, whole(lent, over), whole(lent, spare)), strict=True))
+    loan = min(sum(over), sum(spare))
+    moved = dict(zip(layers, map(sub, whole(loan, over), whole(loan, spare)), strict=True))
     spent: dict[Layer, LayerTokens] = {
         layer: replace(account, lent=account.lent + moved[layer], final=account.final + moved[layer], used=used[layer])
         for layer, account in layers.items()

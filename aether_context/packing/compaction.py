@@ -41,11 +41,11 @@ from aether_context.packing.epoch_state import without_unseen
 
 def trim_early(draft: Draft) -> None:
     """Applies the policy's early strategies, in their order."""
-    early = [strategy for strategy in strategies_of(draft.policy.conversation) if strategy.early]
-    if not early or draft.input.host.passthrough_reason:
+    early_strategies = [strategy for strategy in strategies_of(draft.policy.conversation) if strategy.early]
+    if not early_strategies or draft.input.host.passthrough_reason:
         return
     conversation = _host_conversation(draft)
-    for strategy in early:
+    for strategy in early_strategies:
         # Decided anew at each call, from what the host sends then; what they keep between calls is their state.
         conversation = _trim(draft, strategy, conversation)
         if strategy.name in NORMALIZING:
@@ -57,12 +57,12 @@ def leave_out_media(draft: Draft) -> None:
     items, unseen = draft.history.items, draft.input.host.unseen
     if not (unseen or draft.input.epoch.unseen):
         return
-    before = draft.conversation_tokens()
+    tokens_before = draft.conversation_tokens()
     earlier = [without_unseen(draft, item, draft.input.epoch.unseen) for item in items]
     draft.history = draft.history._replace(items=tuple(without_unseen(draft, item, unseen) for item in items))
     pairs = zip(draft.history.items, earlier, strict=True)
-    if new := [item.origin for item, known in pairs if item.content.wire != known.content.wire]:
-        note_contents(draft, "replace", new, before, reason="provider_limit")
+    if new := [item.origin for item, earlier_item in pairs if item.content.wire != earlier_item.content.wire]:
+        note_contents(draft, "replace", new, tokens_before, reason="provider_limit")
 
 
 def compact_conversation(draft: Draft) -> None:
@@ -76,17 +76,17 @@ def compact_conversation(draft: Draft) -> None:
         return
     draft.budget = budget = _budget(draft)
     settings, tokens = draft.policy.conversation, draft.conversation_tokens()
-    late = [strategy for strategy in strategies_of(settings) if not strategy.early]
+    late_strategies = [strategy for strategy in strategies_of(settings) if not strategy.early]
     if draft.manual_cut:
         budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * tokens)))
     elif all(
         isinstance(strategy, CutStrategy)
         and (tokens <= strategy.mark(budget) or _usage_is_low(draft, tokens + budget.fixed, budget.input))
-        for strategy in (*late, net(settings))
+        for strategy in (*late_strategies, net(settings))
     ):
         _tell_broken_mark(draft, budget)
         return  # No mark is passed, as at most calls, which need not read the history for that.
-    for strategy in late:
+    for strategy in late_strategies:
         _trim(draft, strategy, _packed_conversation(draft, budget, by_hand=draft.manual_cut))
     # What was asked for by hand is done once: by the net where no strategy did it.
     _trim(
@@ -95,11 +95,11 @@ def compact_conversation(draft: Draft) -> None:
     # A cut counts tokens, and what it leaves may have more bytes a token than what went: it is made again until the
     # bytes fit, and where it cannot, the oldest goes that may go. The current request and what answers it stay.
     for _ in range(_NET_ROUNDS + len(draft.history.items)):
-        if (most := _byte_net(draft)) is None:
+        if (room := _byte_net(draft)) is None:
             break
-        before, budget = draft.history.items, budget._replace(net=most, cut_to=min(budget.cut_to, most))
+        previous, budget = draft.history.items, budget._replace(net=room, cut_to=min(budget.cut_to, room))
         _trim(draft, net(settings), _packed_conversation(draft, budget, by_hand=False))
-        if draft.history.items == before and not _leave_out_oldest(draft):
+        if draft.history.items == previous and not _leave_out_oldest(draft):
             break
     _tell_broken_mark(draft, budget)
 
@@ -108,19 +108,19 @@ def _tell_broken_mark(draft: Draft, budget: Budget) -> None:
     """Notes where the request stays above a mark of the policy, since nothing more can be cut."""
     mark = draft.policy.conversation.compact_at or 1
     if mark < 1 and (over := draft.conversation_tokens() + budget.fixed - _mark_tokens(draft, budget.input)) > 0:
-        beside = f"the other layers take {budget.fixed:,} of {budget.input:,} tokens"
-        note = f"the request is {over:,} tokens above compact_at = {mark}: nothing more can be cut, and {beside}"
+        others_note = f"the other layers take {budget.fixed:,} of {budget.input:,} tokens"
+        note = f"the request is {over:,} tokens above compact_at = {mark}: nothing more can be cut, and {others_note}"
         draft.account = draft.account._replace(degradations=(*draft.account.degradations, note))
 
 
 def _mark_tokens(draft: Draft, budget: int) -> int:
     """Tokens of the whole request, by the counter, above which a cut is made: those of which a share of the budget is
     expected. Before anything is reported in the invocation it is a share of what is counted."""
-    share, known = draft.policy.conversation.compact_at or 1, draft.input.usage.calibration
-    if share == 1 or known is None or known.report_minus_count is None:
+    share, calibration = draft.policy.conversation.compact_at or 1, draft.input.usage.calibration
+    if share == 1 or calibration is None or calibration.report_minus_count is None:
         return int(share * budget)
-    expected = share * (budget - known.spare_tokens) - known.offset
-    return min(budget, int(expected / known.ratio) + known.uncounted_tokens)
+    expected = share * (budget - calibration.spare_tokens) - calibration.offset
+    return min(budget, int(expected / calibration.ratio) + calibration.uncounted_tokens)
 
 
 def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conversation:
@@ -148,31 +148,31 @@ def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conve
         draft.account = account._replace(acts=(*account.acts, effect.act))
         new = {at: form for at, form in decision.forms.items() if at not in decision.earlier}
         blank = [at for at, form in new.items() if form.form == "placeholder"]
-        left = [at for at, form in decision.forms.items() if form.form == "extract" or at in new.keys() - blank]
-        stages: tuple[tuple[Stage, Sequence[int]], ...] = (("replace", blank), ("cut" if lasting else "hide", left))
-        for stage, changed in stages:
-            if changed or (stage == "cut" and cuts):
+        cut_at = [at for at, form in decision.forms.items() if form.form == "extract" or at in new.keys() - blank]
+        stages: tuple[tuple[Stage, Sequence[int]], ...] = (("replace", blank), ("cut" if lasting else "hide", cut_at))
+        for stage, affected in stages:
+            if affected or (stage == "cut" and cuts):
                 note_contents(
                     draft,
                     stage,
-                    [origins[at] for at in changed],
+                    [origins[at] for at in affected],
                     effect.tokens_before,
                     effect.tokens_after,
-                    reason=decision.forms[changed[0]].reason if changed else "window",
+                    reason=decision.forms[affected[0]].reason if affected else "window",
                     strategy=effect.act.strategy,
                 )
-    gone = {origins[at] for at in decision.removed}
+    removed_origins = {origins[at] for at in decision.removed}
     if not cuts:
-        items = [item for item in items if item.origin not in gone]
+        items = [item for item in items if item.origin not in removed_origins]
         draft.history = history._replace(items=tuple(items), forms=forms)
         return effect.after
-    summary, place = history.summary if decision.summary is None else decision.summary, history.summary_place
+    summary, summary_place = history.summary if decision.summary is None else decision.summary, history.summary_place
     if decision.summary is not None and decision.forms:
         # A summary of earlier cuts that stands further up stays in its place.
         at = draft.input.request.positions[origins[min(decision.forms)]]
-        place = min(at, place) if history.summary else at
-    draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=place)
-    _take_out(draft, gone)
+        summary_place = min(at, summary_place) if history.summary else at
+    draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=summary_place)
+    _take_out(draft, removed_origins)
     return effect.after
 
 
@@ -180,22 +180,22 @@ def note_contents(
     draft: Draft,
     stage: Stage,
     origins: Iterable[int],
-    before: int,
-    after: int | None = None,
+    tokens_before: int,
+    tokens_after: int | None = None,
     *,
     layer: Layer = "conversation",
     reason: Reason = "window",
     strategy: str = "",
 ) -> None:
-    """Adds the event of an act on contents; the conversation's tokens ``after`` it are those that are there."""
+    """Adds the event of an act on contents; without ``tokens_after`` the conversation's tokens are counted as it is."""
     request = draft.input.request
     event = TruncationEvent(
         layer=layer,
         stage=stage,
         reason=reason,
         item_ids=tuple(content_name(request.positions[at], request.contents[at].digest) for at in origins),
-        tokens_before=before,
-        tokens_after=draft.conversation_tokens() if after is None else after,
+        tokens_before=tokens_before,
+        tokens_after=draft.conversation_tokens() if tokens_after is None else tokens_after,
         strategy=strategy,
     )
     draft.note(event)
@@ -240,13 +240,13 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
     """
     source, settings = draft.input, draft.policy.conversation
     items = [_unpacked(draft, item) for item in draft.history.items]
-    conversation_tokens, place = draft.conversation_tokens(), item_place(draft.history.items, draft.request_index)
+    conversation_tokens, request_at = draft.conversation_tokens(), item_place(draft.history.items, draft.request_index)
     payload_tokens, request_tokens = conversation_tokens - draft.conversation_tokens(items), 0
-    if place is not None:
-        request_tokens, items[place] = items[place].tokens, items[place]._replace(tokens=0)
+    if request_at is not None:
+        request_tokens, items[request_at] = items[request_at].tokens, items[request_at]._replace(tokens=0)
     positions = [source.request.positions[item.origin] for item in items]
-    standing = policy_anchors([item.content for item in items], positions, settings)
-    recalled = [candidate.line for candidate in draft.chosen.memory if candidate.source == RECALLED]
+    anchors_of_policy = policy_anchors([item.content for item in items], positions, settings)
+    recalled = [candidate.line for candidate in draft.selected.memory if candidate.source == RECALLED]
     is_low = _usage_is_low(draft, conversation_tokens + budget.fixed, budget.input)
     return Conversation(
         items=tuple(items),
@@ -255,11 +255,11 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
             payload_tokens=payload_tokens, request_tokens=request_tokens, cached_price=source.host.cached_price
         ),
         counter=draft.counter,
-        anchors=ranked_anchors([*source.host.anchors, *standing]),
+        anchors=ranked_anchors([*source.host.anchors, *anchors_of_policy]),
         state=draft.history.states,
         recap=Recap(
             summary=draft.history.summary if settings.summary_share else "",
-            beside=" ".join(word for line in recalled for word in line.split()),
+            sent_text=" ".join(word for line in recalled for word in line.split()),
             written=draft.account.summaries,
             names_past=source.host.can_read and source.window >= LEAST_WINDOW_READ,
             media=source.host.media,
@@ -271,12 +271,8 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
 
 def _budget(draft: Draft) -> Budget:
     """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them."""
-    allocation, fixed, settings, net = (
-        draft.allocation,
-        draft.other_layer_tokens,
-        draft.policy.conversation,
-        _byte_net(draft),
-    )
+    allocation, fixed, settings = draft.allocation, draft.other_layer_tokens, draft.policy.conversation
+    net = _byte_net(draft)
     # At least the shares of the conversation's own ceiling: where evidence and memory alone pass the marks, a cut could
     # never get below them, and would be made again at every call.
     budget = Budget(
@@ -292,7 +288,7 @@ def _budget(draft: Draft) -> Budget:
     # Recalled turns say what a cut took, so that they are of the share that it leaves, and the conversation keeps what
     # its latest turns need beside them.
     if reserves_latest_turns(draft):
-        recalled = sum(memory.tokens for memory in draft.chosen.memory if memory.source == RECALLED)
+        recalled = sum(memory.tokens for memory in draft.selected.memory if memory.source == RECALLED)
         both = budget._replace(fixed=fixed - recalled, most=budget.most + recalled)
         latest = min(budget.most, latest_turn_tokens(draft)) - draft.input.growth_reserve
         latest = min(latest, budget.most if net is None else int(settings.compact_to * net))
@@ -319,13 +315,13 @@ def _byte_net(draft: Draft) -> int | None:
     The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
     a provider reports nothing. It catches what the count lets pass.
     """
-    known = draft.input.usage.calibration
-    if not draft.policy.usage.gate or (known is not None and known.report_minus_count is not None):
+    calibration = draft.input.usage.calibration
+    if not draft.policy.usage.gate or (calibration is not None and calibration.report_minus_count is not None):
         return None
     contents = [item.content for item in draft.history.items]
     contents += [summary_content(draft.history.summary)] if draft.history.summary else []
-    most, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(contents)
-    return int(most / size * draft.conversation_tokens()) if size > most else None
+    max_bytes, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(contents)
+    return int(max_bytes / size * draft.conversation_tokens()) if size > max_bytes else None
 
 
 def sent_bytes(contents: Iterable[Content]) -> int:
@@ -342,17 +338,17 @@ def _usage_is_low(draft: Draft, counted: int, budget: int) -> bool:
         budget: the input budget, which the count may not pass.
     """
     # Estimates rather count too much, so a report of this invocation, with what was added since, is heard before a cut.
-    known = draft.input.usage.calibration
-    if known is None or known.report_minus_count is None or counted > _mark_tokens(draft, budget):
+    calibration = draft.input.usage.calibration
+    if calibration is None or calibration.report_minus_count is None or counted > _mark_tokens(draft, budget):
         return False
     mark = min(draft.policy.usage.gate * draft.input.window, budget)
-    return counted - known.uncounted_tokens + known.report_minus_count < mark
+    return counted - calibration.uncounted_tokens + calibration.report_minus_count < mark
 
 
-def _take_out(draft: Draft, gone: Collection[int]) -> None:
+def _take_out(draft: Draft, origins: Collection[int]) -> None:
     """Cuts contents for good, by origin; earlier messages return to their own text with it."""
-    items = tuple(_unpacked(draft, item) for item in draft.history.items if item.origin not in gone)
-    draft.history = draft.history._replace(items=items, cut=draft.history.cut.union(gone))
+    items = tuple(_unpacked(draft, item) for item in draft.history.items if item.origin not in origins)
+    draft.history = draft.history._replace(items=items, cut=draft.history.cut.union(origins))
 
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
@@ -375,9 +371,9 @@ def _leave_out_oldest(draft: Draft) -> bool:
     if going:
         leave_out(draft, [parts[going[0][1]].indices], excess_tokens(draft) - 1)
     elif draft.history.summary:
-        before = draft.conversation_tokens()
+        tokens_before = draft.conversation_tokens()
         draft.history = draft.history._replace(summary="", summary_place=0)
-        note_contents(draft, "emergency", (), before)
+        note_contents(draft, "emergency", (), tokens_before)
     return bool(going)
 
 
@@ -392,18 +388,18 @@ def leave_out(draft: Draft, groups: Iterable[Sequence[int]], spare: int = 0) -> 
     Earlier messages return to their own text with it, which may be longer than their packed one.
     """
     # Whole groups, an exchange each: providers refuse a call without its response, and a response without its call.
-    gone: set[int] = set()
-    after = [_unpacked(draft, item) for item in draft.history.items]
-    over = excess_tokens(draft, after) - spare
+    removed_places: set[int] = set()
+    unpacked_items = [_unpacked(draft, item) for item in draft.history.items]
+    over = excess_tokens(draft, unpacked_items) - spare
     for places in groups:
         if over <= 0:
             break
-        gone.update(places)
-        over -= sum(after[at].tokens for at in places)
-    if not gone:
+        removed_places.update(places)
+        over -= sum(unpacked_items[at].tokens for at in places)
+    if not removed_places:
         return
-    before = draft.conversation_tokens()
-    origins = [item.origin for at, item in enumerate(draft.history.items) if at in gone]
-    draft.history = draft.history.changed("left_out", "window", origins)
+    tokens_before = draft.conversation_tokens()
+    origins = [item.origin for at, item in enumerate(draft.history.items) if at in removed_places]
+    draft.history = draft.history.with_form("left_out", "window", origins)
     _take_out(draft, origins)
-    note_contents(draft, "cut", origins, before, strategy=NET)
+    note_contents(draft, "cut", origins, tokens_before, strategy=NET)

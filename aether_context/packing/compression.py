@@ -56,11 +56,11 @@ def trim_tools_and_step(draft: Draft) -> None:
 def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
     """Tokens that have to be freed beside those over the budget so that no memory and no evidence is dropped; ``spare``
     is what declarations and task hold above their floors."""
-    chosen = draft.chosen.by_layer
+    by_layer = draft.selected.by_layer
     # Counted in one pass, since a counter may be behind a network.
-    draft.counter.count_all([candidate.text for candidates in chosen.values() for candidate in candidates])
-    least = {layer: sum(_least_tokens(draft, one) for one in candidates) for layer, candidates in chosen.items()}
-    if not any(least.values()):
+    draft.counter.count_all([candidate.text for candidates in by_layer.values() for candidate in candidates])
+    floors = {layer: sum(_least_tokens(draft, entry) for entry in candidates) for layer, candidates in by_layer.items()}
+    if not any(floors.values()):
         return 0
     divided = allocation_of(draft)
 
@@ -71,7 +71,7 @@ def _lacking(draft: Draft, over: int, spare: Sequence[int]) -> int:
             layers = divided(measured={**draft.measured, **measured}).layers
         except StepTooLarge:
             return False
-        return all(layers[layer].final >= tokens for layer, tokens in least.items())
+        return all(layers[layer].final >= tokens for layer, tokens in floors.items())
 
     return bisect_left(range(over, max(over, sum(spare))), True, key=suffices)
 
@@ -109,21 +109,21 @@ def _tighten_step(draft: Draft, over: int, lacking: int) -> None:
     fields = {name: text for name in STEP_WORDS if (text := getattr(step, name))}
     sizes = [counter.count(line) for text in fields.values() for line in ([text] if isinstance(text, str) else text)]
 
-    def ceiling(tokens: int, least: int) -> int:
-        return max(least, level(sizes, max(0, sum(sizes) - tokens)))
+    def ceiling(tokens: int, min_tokens: int) -> int:
+        return max(min_tokens, level(sizes, max(0, sum(sizes) - tokens)))
 
-    most = min(ceiling(over, _LEAST_LINE), ceiling(lacking, _BRIEF_LINE))
+    max_line_tokens = min(ceiling(over, _LEAST_LINE), ceiling(lacking, _BRIEF_LINE))
 
     def shorter(line: str) -> str:
-        return shorten_line(line, most, counter=counter) if counter.count(line) > most else line
+        return shorten_line(line, max_line_tokens, counter=counter) if counter.count(line) > max_line_tokens else line
 
     changes: dict[str, Any] = {
         name: shorter(text) if isinstance(text, str) else tuple(map(shorter, text)) for name, text in fields.items()
     }
-    changed = replace(step, **changes)
-    freed = counter.count(payload.step_text(step)) - counter.count(payload.step_text(changed))
+    shortened_step = replace(step, **changes)
+    freed = counter.count(payload.step_text(step)) - counter.count(payload.step_text(shortened_step))
     if freed > 0:
-        draft.step = changed
+        draft.step = shortened_step
         touched = [name for name, text in fields.items() if text != changes[name]]
         _note_shorter(draft, "task", draft.measured["task"] - freed, touched)
 
@@ -149,10 +149,10 @@ def compress(draft: Draft) -> None:
     draft.account = draft.account._replace(summaries=summaries)
     if draft.input.host.passthrough_reason:
         return
-    memory = sorted(draft.chosen.memory, key=lambda memory: (rank(memory), -memory.score, memory.id))
+    memory = sorted(draft.selected.memory, key=lambda memory: (rank(memory), -memory.score, memory.id))
     evidence = sorted(
-        draft.chosen.evidence,
-        key=lambda piece: (-len(items.intersection(piece.covers)), rank(piece), -(piece.time or 0.0), piece.id),
+        draft.selected.evidence,
+        key=lambda entry: (-len(items.intersection(entry.covers)), rank(entry), -(entry.time or 0.0), entry.id),
     )
     dropped = _reduce(draft, "memory", memory, _shorten_longest)
     dropped += _reduce(draft, "evidence", evidence, _shorten_oldest)
@@ -171,53 +171,53 @@ def _reduce(
         ranked: its candidates, the first to go last.
         shorten: makes as many of them shorter as there are, by their least tokens and the room for all.
     """
-    room, before = draft.allocation.layers[layer].final, sum(candidate.tokens for candidate in ranked)
-    if before <= room:
+    room, tokens_before = draft.allocation.layers[layer].final, sum(candidate.tokens for candidate in ranked)
+    if tokens_before <= room:
         return ()
     # How many stay is decided before how long they are. To shorten first and drop what is over would let the kept set
     # depend on where sentences end, and a larger window could lose what a smaller one kept.
-    least = [_least_tokens(draft, candidate) for candidate in ranked]
-    least = least[: _fitting(least, room)]
-    staying = [candidate for candidate in shorten(draft, ranked[: len(least)], least, room) if candidate.tokens]
+    floors = [_least_tokens(draft, candidate) for candidate in ranked]
+    floors = floors[: _fitting(floors, room)]
+    staying = [candidate for candidate in shorten(draft, ranked[: len(floors)], floors, room) if candidate.tokens]
     staying = staying[: _fitting((candidate.tokens for candidate in staying), room)]
     sizes = {candidate.id: candidate.tokens for candidate in staying}
     dropped = tuple(candidate for candidate in reversed(ranked) if candidate.id not in sizes)
     shortened = tuple(whole.id for whole in ranked if sizes.get(whole.id, whole.tokens) < whole.tokens)
-    after = sum(sizes.values())
-    compressed = after + sum(candidate.tokens for candidate in dropped)
-    draft.note(*_event(layer, "compress", shortened, before, compressed))
-    by_id, order = {candidate.id: candidate for candidate in staying}, getattr(draft.chosen, layer)
+    tokens_after = sum(sizes.values())
+    compressed = tokens_after + sum(candidate.tokens for candidate in dropped)
+    draft.note(*_event(layer, "compress", shortened, tokens_before, compressed))
+    by_id, order = {candidate.id: candidate for candidate in staying}, getattr(draft.selected, layer)
     changes: dict[str, Any] = {layer: tuple(by_id[candidate.id] for candidate in order if candidate.id in by_id)}
-    draft.chosen = draft.chosen._replace(
-        shortened=draft.chosen.shortened.union(shortened), dropped=draft.chosen.dropped + dropped, **changes
+    draft.selected = draft.selected._replace(
+        shortened=draft.selected.shortened.union(shortened), dropped=draft.selected.dropped + dropped, **changes
     )
-    return _event(layer, "drop", [candidate.id for candidate in dropped], compressed, after)
+    return _event(layer, "drop", [candidate.id for candidate in dropped], compressed, tokens_after)
 
 
 def _shorten_longest(
-    draft: Draft, memories: Sequence[Candidate], least: Sequence[int], room: int
+    draft: Draft, memories: Sequence[Candidate], floors: Sequence[int], room: int
 ) -> Sequence[Candidate]:
     """Memories shortened to one ceiling; where sentences leave them over the room, the last ones to their least."""
     ceiling = level([memory.tokens for memory in memories], room)
-    shortened = [_within(draft, memory, max(ceiling, floor)) for memory, floor in zip(memories, least, strict=True)]
+    shortened = [_within(draft, memory, max(ceiling, floor)) for memory, floor in zip(memories, floors, strict=True)]
     over = sum(memory.tokens for memory in shortened) - room
     for at in range(len(shortened) - 1, -1, -1):
         if over <= 0:
             break
         over -= shortened[at].tokens
-        shortened[at] = _within(draft, memories[at], least[at])
+        shortened[at] = _within(draft, memories[at], floors[at])
         over += shortened[at].tokens
     return shortened
 
 
-def _shorten_oldest(draft: Draft, pieces: Sequence[Candidate], least: Sequence[int], room: int) -> Sequence[Candidate]:
+def _shorten_oldest(draft: Draft, pieces: Sequence[Candidate], floors: Sequence[int], room: int) -> Sequence[Candidate]:
     """Evidence shortened from the oldest, each piece only as far as needed."""
     shortened = list(pieces)
-    over = sum(piece.tokens for piece in pieces) - room
+    over = sum(candidate.tokens for candidate in pieces) - room
     for at in sorted(range(len(pieces)), key=lambda at: (pieces[at].time or 0.0, pieces[at].id)):
         if over <= 0:
             break
-        shortened[at] = _within(draft, pieces[at], max(least[at], pieces[at].tokens - over))
+        shortened[at] = _within(draft, pieces[at], max(floors[at], pieces[at].tokens - over))
         over -= pieces[at].tokens - shortened[at].tokens
     return shortened
 
@@ -241,8 +241,8 @@ def _least_tokens(draft: Draft, candidate: Candidate) -> int:
     is_whole = candidate.source == RECALLED or candidate.kind == "preference" or _is_stub(candidate, candidate.text)
     if not draft.policy.compress.enabled or is_whole:
         return candidate.tokens
-    least = _LEAST_EVIDENCE if candidate.layer == "evidence" else _LEAST_NOTE if candidate.kind else _LEAST_FOUND
-    return min(candidate.tokens, _overhead(candidate, draft.counter) + least)
+    floor = _LEAST_EVIDENCE if candidate.layer == "evidence" else _LEAST_NOTE if candidate.kind else _LEAST_FOUND
+    return min(candidate.tokens, _overhead(candidate, draft.counter) + floor)
 
 
 def _is_stub(candidate: Candidate, text: str) -> bool:
@@ -257,12 +257,12 @@ def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
         return candidate
     room = ceiling - _overhead(candidate, draft.counter)
     kind: Literal["memory", "evidence"] = "memory" if candidate.layer == "memory" else "evidence"
-    written = draft.account.summaries.line(kind, candidate.text, max_tokens=room, query=draft.found.query)
+    written = draft.account.summaries.line(kind, candidate.text, max_tokens=room, query=draft.rankings.query)
     if written is not None and (summarized := _reworded(candidate, written, draft.counter)).tokens <= ceiling:
         return summarized
     room = max(1, room)
     while room > 0:
-        text = shorten_line(candidate.text, room, counter=draft.counter, query=draft.found.query)
+        text = shorten_line(candidate.text, room, counter=draft.counter, query=draft.rankings.query)
         text = beginning(candidate.text, room, draft.counter) if _is_stub(candidate, text) else text
         extracted = _reworded(candidate, text, draft.counter)
         if extracted.tokens <= ceiling and not _is_stub(candidate, text):
@@ -288,14 +288,14 @@ def _fitting(sizes: Iterable[int], room: int) -> int:
     return bisect_right(list(accumulate(sizes)), room)
 
 
-def _event(layer: Layer, stage: Stage, names: Sequence[str], before: int, after: int) -> tuple[TruncationEvent, ...]:
+def _event(layer: Layer, stage: Stage, names: Sequence[str], tokens: int, reduced: int) -> tuple[TruncationEvent, ...]:
     """The event of what was shortened or dropped; none where nothing was."""
     event = TruncationEvent(
         layer=layer,
         stage=stage,
         reason="over_allocation",
         item_ids=tuple(names),
-        tokens_before=before,
-        tokens_after=after,
+        tokens_before=tokens,
+        tokens_after=reduced,
     )
     return (event,) if names else ()

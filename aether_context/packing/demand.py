@@ -46,7 +46,7 @@ def latest_turn_tokens(draft: Draft) -> int:
 def reserves_latest_turns(draft: Draft) -> bool:
     """Tells whether a cut leaves the conversation what its latest turns need, since turns were recalled into the
     rest."""
-    recalls = any(candidate.source == RECALLED for candidate in draft.chosen.memory)
+    recalls = any(candidate.source == RECALLED for candidate in draft.selected.memory)
     return recalls and _wants_all(draft.policy.conversation)
 
 
@@ -61,7 +61,7 @@ def _are_human(items: Sequence[Outgoing]) -> list[bool]:
 
 def signals(draft: Draft) -> Signals:
     source, step, settings = draft.input, draft.input.step, draft.policy.retrieval
-    memory = tuple(candidate for candidate in draft.found.memory.chosen if answers(candidate, settings))
+    memory = tuple(candidate for candidate in draft.rankings.memory.chosen if answers(candidate, settings))
     pool = [candidate.layer for candidate in source.candidates].count("memory")
     proofs = [item.needs_evidence for item in step.acceptance]
     newest = max((candidate.time for candidate in memory if candidate.time is not None), default=None)
@@ -96,11 +96,11 @@ def allocate_window(draft: Draft) -> None:
         draft.account = draft.account._replace(too_large=f"step_too_large: {too_large}")
         # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer, of
         # which the last resort can shorten the task alone.
-        left = draft.input_budget
+        room = draft.input_budget
         squeezed: dict[Layer, int] = {}
         for layer in ("system", "tools", "task"):
-            squeezed[layer] = min(draft.measured[layer], left)
-            left -= squeezed[layer]
+            squeezed[layer] = min(draft.measured[layer], room)
+            room -= squeezed[layer]
         draft.allocation = divided(measured=squeezed)
 
 
@@ -110,7 +110,7 @@ def allocation_of(draft: Draft) -> Callable[..., Allocation]:
     return partial(
         allocate,
         source.window,
-        wanted=demand(draft),
+        demand=demand(draft),
         signals=signals(draft),
         settings=draft.policy.budget,
         output_tokens=source.output_tokens,

@@ -41,18 +41,18 @@ class EpochState(NamedTuple):
     """State that the epoch carries into this call; `apply_epoch` fills it.
 
     ``system`` is the instruction as it is sent, and ``contract`` says whether it explains the pack. ``marks`` are those
-    of `Epoch`. ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``has_chosen`` is set
-    where this invocation made its choices at an earlier call, and ``packed`` is what it then made of the human message,
-    if anything. ``past`` are the messages of earlier invocations that stay packed.
+    of `Epoch`. ``epoch_reason`` is why a new epoch has to begin, None where nothing calls for one. ``has_chosen`` is
+    set where this invocation made its choices at an earlier call, and ``packed_form`` is what it then made of the human
+    message, if anything. ``earlier`` are the messages of earlier invocations that stay packed.
     """
 
     system: str
     contract: bool
     marks: Mapping[str, str]
-    changed: EpochReason | None
+    epoch_reason: EpochReason | None
     has_chosen: bool
-    packed: PackedMessage | None
-    past: tuple[PackedMessage, ...] = ()
+    packed_form: PackedMessage | None
+    earlier: tuple[PackedMessage, ...] = ()
 
 
 class History(NamedTuple):
@@ -71,7 +71,7 @@ class History(NamedTuple):
     cut: frozenset[int] = frozenset()
     normalize: bool = False
 
-    def changed(self, form: Form, reason: Reason, origins: Iterable[int], tokens: int | None = None) -> History:
+    def with_form(self, form: Form, reason: Reason, origins: Iterable[int], tokens: int | None = None) -> History:
         """The history with these contents in a form from now on."""
         return self._replace(forms={**self.forms, **dict.fromkeys(origins, ContentForm(form, reason, tokens))})
 
@@ -79,7 +79,7 @@ class History(NamedTuple):
 _NOTHING = Ranking(chosen=(), left=())
 
 
-class Found(NamedTuple):
+class Rankings(NamedTuple):
     """The results of a search for ``query``; `choose` writes them."""
 
     query: str = ""
@@ -89,10 +89,10 @@ class Found(NamedTuple):
     @property
     def has_no_duplicates(self) -> bool:
         """Tells whether nothing was left out for what the conversation says, so that a cut would change no choice."""
-        return all(left.reason != "already_in_conversation" for left in (*self.memory.left, *self.evidence.left))
+        return all(drop.reason != "already_in_conversation" for drop in (*self.memory.left, *self.evidence.left))
 
 
-class Chosen(NamedTuple):
+class SelectedCandidates(NamedTuple):
     """The candidates that enter the payload; `compress` shortens them. ``shortened`` are ids."""
 
     memory: tuple[Candidate, ...] = ()
@@ -108,14 +108,14 @@ class Chosen(NamedTuple):
 class Message(NamedTuple):
     """The human message as this call writes it.
 
-    ``packed`` is what `write_payload` last wrote, None for a message that is sent as it is, and ``cache_key`` what it
-    wrote that of. The others are what the last resort takes from it: ``request`` is the shortened user request, None
+    ``packed_form`` is what `write_payload` last wrote, None for a message that is sent as it is, and ``cache_key`` what
+    it wrote that of. The others are what the last resort takes from it: ``request`` is the shortened user request, None
     where it is whole; ``saved`` holds what was taken out of it, by URI; ``largest`` is that of `PackedMessage`;
     ``max_preamble_tokens`` are the tokens that the payload before the request is cut down to; ``is_anew`` is set where
     what an earlier call of the invocation chose is left out.
     """
 
-    packed: PackedMessage | None = None
+    packed_form: PackedMessage | None = None
     cache_key: tuple[object, ...] = ()
     request: str | None = None
     saved: Mapping[str, str] = NOTHING
@@ -173,8 +173,8 @@ class Draft:
     epoch: EpochState = field(init=False)
     raw_tokens: tuple[int, ...] = field(init=False)
     history: History = field(init=False)
-    found: Found = field(default_factory=Found)
-    chosen: Chosen = field(default_factory=Chosen)
+    rankings: Rankings = field(default_factory=Rankings)
+    selected: SelectedCandidates = field(default_factory=SelectedCandidates)
     step: Step
     message: Message = field(init=False)
     whole: frozenset[str] = frozenset()
@@ -196,7 +196,7 @@ class Draft:
     @property
     def starts_epoch(self) -> bool:
         """Tells whether an epoch begins with this pack, whatever is chosen for it."""
-        return self.at_cut or self.epoch.changed is not None
+        return self.at_cut or self.epoch.epoch_reason is not None
 
     @property
     def was_compacted(self) -> bool:
@@ -247,10 +247,10 @@ class Draft:
     def payload_tokens(self) -> dict[Layer, int]:
         """Tokens of the memories and of the evidence in the payload: those chosen now, or at an earlier call of this
         invocation."""
-        used = self.epoch.packed.used if self.epoch.packed is not None else NOTHING
+        used = self.epoch.packed_form.used if self.epoch.packed_form is not None else NOTHING
         return {
             layer: sum(candidate.tokens for candidate in candidates) + used.get(layer, 0)
-            for layer, candidates in self.chosen.by_layer.items()
+            for layer, candidates in self.selected.by_layer.items()
         }
 
     @property
@@ -267,8 +267,8 @@ class Draft:
         """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,
         and of the summary."""
         items = self.history.items if items is None else items
-        tokens, place = sum(map(_TOKENS, items)), item_place(items, self.request_index)
-        return tokens - (items[place].tokens if place is not None else 0) + self.summary_tokens
+        tokens, request_at = sum(map(_TOKENS, items)), item_place(items, self.request_index)
+        return tokens - (items[request_at].tokens if request_at is not None else 0) + self.summary_tokens
 
 
 _TOKENS: Callable[[Outgoing], int] = attrgetter("tokens")
@@ -277,8 +277,8 @@ _ORIGIN: Callable[[Outgoing], int] = attrgetter("origin")
 
 def item_place(items: Sequence[Outgoing], origin: int | None) -> int | None:
     """The place of the host's content with this index among items, which are in its order; None where it has none."""
-    place = bisect_left(items, origin, key=_ORIGIN) if origin is not None else len(items)
-    return place if place < len(items) and items[place].origin == origin else None
+    at = bisect_left(items, origin, key=_ORIGIN) if origin is not None else len(items)
+    return at if at < len(items) and items[at].origin == origin else None
 
 
 def occurrence_keys(contents: Sequence[Content]) -> tuple[str, ...]:

@@ -53,12 +53,12 @@ def apply_epoch(draft: Draft) -> None:
     protect_instructions(draft)
     request = draft.input.request
     draft.past_end = turn_start(request.contents, draft.request_index)
-    packed_by_index = _past(draft)
-    draft.epoch = draft.epoch._replace(past=tuple(packed_by_index.values()))
-    packed = draft.epoch.packed
-    if packed is not None and packed.before and draft.request_index is not None:
-        packed_by_index[draft.request_index] = packed
-    draft.message = Message(largest=packed.largest if packed is not None else None)
+    packed_by_index = _earlier_messages(draft)
+    draft.epoch = draft.epoch._replace(earlier=tuple(packed_by_index.values()))
+    packed_form = draft.epoch.packed_form
+    if packed_form is not None and packed_form.before and draft.request_index is not None:
+        packed_by_index[draft.request_index] = packed_form
+    draft.message = Message(largest=packed_form.largest if packed_form is not None else None)
     keys = occurrence_keys(request.contents) if epoch.forms else ()
     draft.history = _history(draft, keys, packed_by_index)
     told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
@@ -82,18 +82,18 @@ def _epoch_state(draft: Draft) -> EpochState:
     system = "\n\n".join(filter(None, (request.system, payload.contract_of(source) if contract else "")))
     marks = _marks(draft, system)
     differing = {mark for mark, digest in marks.items() if digest != epoch.marks.get(mark, "")}
-    changed = next((reason for mark, reason in _REASONS.items() if mark in differing), None)
+    epoch_reason = next((reason for mark, reason in _REASONS.items() if mark in differing), None)
     if not epoch.number or request.rewritten:
-        changed = "history_rewritten" if epoch.number else "first_call"
-    new_step = changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
+        epoch_reason = "history_rewritten" if epoch.number else "first_call"
+    new_step = epoch_reason in ("first_call", "step_changed", "role_changed", "acceptance_changed")
     # An invocation chooses once, at its first call, unless its step changes. What is chosen stands in the human
     # message, before all calls and results, so that another choice would have a provider read all of these again.
     has_chosen = not draft.at_cut and not request.first_call and not new_step
-    human, packed = draft.request_content, None
+    human, packed_form = draft.request_content, None
     if has_chosen and human is not None:
         key = (human.digest, source.identity.invocation)
-        packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
-    return EpochState(system, contract, marks, changed, has_chosen, packed)
+        packed_form = next((message for message in epoch.payloads if (message.of, message.invocation) == key), None)
+    return EpochState(system, contract, marks, epoch_reason, has_chosen, packed_form)
 
 
 def _marks(draft: Draft, system: str) -> dict[str, str]:
@@ -101,9 +101,9 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     source, scope = draft.input, draft.tools
     step = source.step
     planned = source.validity != "unplanned"
-    sent = {tool.name for tool in scope.sent}
+    sent_names = {tool.name for tool in scope.sent}
     # As the host declares them: a declaration that a pack shortens has not changed.
-    digests = [tool.digest for tool in source.request.tools if tool.name in sent]
+    digests = [tool.digest for tool in source.request.tools if tool.name in sent_names]
     return {
         "system": short(hash_text(system)),
         "tools": short(hash_text("\n".join([*digests, *source.request.other_tools]))),
@@ -125,14 +125,14 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     # Nearly all are sent as they are. Of the others the epoch names most.
     draft.raw_tokens = counter.column(draft.columns, "raw", raws)
     items = list(draft.columns.extend("whole", whole, raws, tuple(range(len(raws))), draft.raw_tokens))
-    changed = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
+    changed_indices = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
     if planners:
-        changed.update(index for index, raw in enumerate(raws) if raw.quotes)
-    for index in sorted(changed):
+        changed_indices.update(index for index, raw in enumerate(raws) if raw.quotes)
+    for index in sorted(changed_indices):
         raw = raws[index]
         form, tokens = epoch.forms.get(keys[index], ("whole", 0)) if keys else ("whole", 0)
-        if (packed := packed_by_index.get(index)) is not None:
-            content, members = payload.packed_message(raw, index, packed, draft)
+        if (packed_form := packed_by_index.get(index)) is not None:
+            content, members = payload.packed_message(raw, index, packed_form, draft)
             items[index] = Outgoing(content, raw, index, "payload", counter.content(content), members)
         elif form == "extract":
             content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
@@ -143,10 +143,10 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
             forms[index] = ContentForm("extract" if len(parts) > 1 else "left_out", "in_payload")
             if len(parts) == 1:
                 continue
-            rest = attributed(content_of_parts(raw.role, list(parts.values())))
+            remainder = attributed(content_of_parts(raw.role, list(parts.values())))
             members = tuple((index, at) for at in parts)
             # A cut shortens, and sums up, what is beside the plan.
-            items[index] = Outgoing(rest, rest, index, "extract", counter.content(rest), members)
+            items[index] = Outgoing(remainder, remainder, index, "extract", counter.content(remainder), members)
     left_out = {index for index, change in forms.items() if change.form == "left_out"}
     return History(
         tuple(item for item in items if item.origin not in left_out) if left_out else tuple(items),
@@ -161,9 +161,9 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
 def _beside_plan(raw: Content, planners: Sequence[str]) -> Mapping[int, Part]:
     """The parts of a planner's turn without the JSON of a plan, by their places; nothing where there is none in it."""
     quotes = [quote for quote in raw.quotes if quote.kind == "said" and quote.agent in planners]
-    beside = {quote.at: rest for quote in quotes if (rest := without_plan(quote.text)) != quote.text}
-    parts = ((at, text_part(requoted(part, beside[at])) if at in beside else part) for at, part in enumerate(raw.parts))
-    return {at: part for at, part in parts if beside and beside.get(at) != ""}
+    texts = {quote.at: text for quote in quotes if (text := without_plan(quote.text)) != quote.text}
+    parts = ((at, text_part(requoted(part, texts[at])) if at in texts else part) for at, part in enumerate(raw.parts))
+    return {at: part for at, part in parts if texts and texts.get(at) != ""}
 
 
 def extract(
@@ -230,7 +230,7 @@ def flatten_exchange(draft: Draft, origins: Sequence[int], max_tokens: int) -> N
     contents, last = draft.input.request.contents, origins[-1]
     words = words_before(contents, origins[0], draft.request_index)
     text = flattened([contents[origin] for origin in origins], max_tokens, words, draft.counter)
-    made = Outgoing(
+    flat = Outgoing(
         content=text,
         raw=contents[last],
         origin=last,
@@ -238,9 +238,9 @@ def flatten_exchange(draft: Draft, origins: Sequence[int], max_tokens: int) -> N
         tokens=draft.counter.content(text),
         members=tuple((last, -1) for _ in text.parts),
     )
-    gone = frozenset(origins[:-1])
-    items = tuple(made if item.origin == last else item for item in draft.history.items if item.origin not in gone)
-    draft.history = draft.history.changed("told", "window", origins, max_tokens)._replace(items=items)
+    earlier = frozenset(origins[:-1])
+    items = tuple(flat if item.origin == last else item for item in draft.history.items if item.origin not in earlier)
+    draft.history = draft.history.with_form("told", "window", origins, max_tokens)._replace(items=items)
 
 
 _FLATTENED = "[Calls and what they returned, in one text, since they find no room one by one]"
@@ -255,7 +255,7 @@ def flattened(contents: Sequence[Content], max_tokens: int, query: str, counter:
     quoting = next((content for content in reversed(contents) if content.quotes), None)
     if quoting is not None:
         return quoted_alone(quoting, max_tokens, query, counter)
-    results = [answer for found in pair_results(contents) for answer in found]
+    results = [answer for content_results in pair_results(contents) for answer in content_results]
     returned = {answer.call.number: "\n".join(lines_view(answer.part.text).lines) for answer in results if answer.call}
     numbers, texts_told = count(), list[str]()
     for part in (part for content in contents for part in content.parts if part.kind != "response"):
@@ -265,27 +265,27 @@ def flattened(contents: Sequence[Content], max_tokens: int, query: str, counter:
             texts_told.append(call if text is None else f"{call}: {text}")
     texts_told += ["\n".join(lines_view(answer.part.text).lines) for answer in results if answer.call is None]
     text = "\n".join("- " + payload.indented(told_text) for told_text in texts_told)
-    chosen = shorten(text, max_tokens - counter.count(_FLATTENED), counter=counter, query=query).text
-    return content_of_parts("user", [text_part(f"{_FLATTENED}\n{chosen}")])
+    shortened = shorten(text, max_tokens - counter.count(_FLATTENED), counter=counter, query=query).text
+    return content_of_parts("user", [text_part(f"{_FLATTENED}\n{shortened}")])
 
 
-def _past(draft: Draft) -> dict[int, PackedMessage]:
+def _earlier_messages(draft: Draft) -> dict[int, PackedMessage]:
     """The packed form of each message of an earlier invocation that keeps it, by index.
 
     Which of them return to their own words is decided once an invocation, and where the prefix ends.
     """
-    source, past = draft.input, dict[int, PackedMessage]()
+    source, messages = draft.input, dict[int, PackedMessage]()
     if draft.starts_epoch:  # The prefix ends anyway, so nothing is saved by an earlier pack in the request.
-        return past
+        return messages
     # By its place, too: of equal messages each has a form of its own.
-    by_place = {(packed.place, packed.of): packed for packed in source.epoch.payloads if packed.before}
+    by_place = {(message.place, message.of): message for message in source.epoch.payloads if message.before}
     positions = source.request.positions
-    for (place, digest), packed in sorted(by_place.items(), key=lambda placed: placed[0]):
-        index = bisect_left(positions, place)
-        is_there = positions[index : index + 1] == (place,) and source.request.contents[index].digest == digest
-        if is_there and index != draft.request_index and packed.invocation != source.identity.invocation:
-            past[index] = packed
-    return past if draft.epoch.has_chosen else {index: past[index] for index in _still_packed(draft, past)}
+    for (position, digest), message in sorted(by_place.items(), key=lambda item: item[0]):
+        index = bisect_left(positions, position)
+        is_there = positions[index : index + 1] == (position,) and source.request.contents[index].digest == digest
+        if is_there and index != draft.request_index and message.invocation != source.identity.invocation:
+            messages[index] = message
+    return messages if draft.epoch.has_chosen else {index: messages[index] for index in _still_packed(draft, messages)}
 
 
 _CALLS = 20
@@ -293,28 +293,28 @@ _CALLS = 20
 .001."""
 
 
-def _still_packed(draft: Draft, past: Mapping[int, PackedMessage]) -> Sequence[int]:
-    """The indices in ``past`` of earlier messages that keep their packed text, where the prefix goes on.
+def _still_packed(draft: Draft, messages: Mapping[int, PackedMessage]) -> Sequence[int]:
+    """The indices in ``messages`` of earlier messages that keep their packed text, where the prefix goes on.
 
     A request needs one pack, the current one. An earlier message that returns to its own words is shorter in every
     request from then on, but the provider has to read all that comes after it once more. So the latest one is weighed;
     those before it were in their turn. A message whose pack speaks of another plan returns, with all after it.
     """
     counter, contents, plan = draft.counter, draft.input.request.contents, payload.plan_digest(draft.input)
-    staying = list(takewhile(lambda index: past[index].plan == plan, past))
-    if not staying or len(staying) < len(past):
+    staying = list(takewhile(lambda index: messages[index].plan == plan, messages))
+    if not staying or len(staying) < len(messages):
         return staying
     latest, request_index = staying[-1], len(contents) if draft.request_index is None else draft.request_index
     tokens = draft.counter.column(draft.columns, "raw", contents)
-    packed = payload.packed_message(contents[latest], latest, past[latest], draft)[0]
+    packed_content = payload.packed_message(contents[latest], latest, messages[latest], draft)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)
     # What instructs would have to be sent with the current message instead.
-    instructing = counter.count(payload.instruction_section(draft, past[latest].instructs))
+    instructing = counter.count(payload.instruction_section(draft, messages[latest].instructs))
     # A cut frees the rest anyway: at the pace so far it comes after so many calls.
     conversation_tokens, replies = max(1, sum(tokens)), sum(content.role == "model" for content in contents)
     gained = gain(
-        saved=counter.content(packed) - tokens[latest] - instructing,
+        saved=counter.content(packed_content) - tokens[latest] - instructing,
         calls=min(_CALLS, max(0, draft.input_budget - conversation_tokens) * replies / conversation_tokens),
         resent=sum(tokens[latest:unsent]) + instructing,
         cached_price=draft.input.host.cached_price,

@@ -23,39 +23,39 @@ from aether_context.tokens.model_limits import RequestLimits
 
 
 def next_input(
-    given: PackInput,
+    base: PackInput,
     total: int,
     content_at: Callable[[int], Content],
     epoch: Epoch,
     *,
     request_index: int | None,
     begin: int = 0,
-    alone: bool = False,
+    request_only: bool = False,
     restored: int = 0,
     limits: RequestLimits | None = None,
     sees_own: bool = False,
 ) -> PackInput:
-    """The input of the call that follows on an epoch; ``given`` with contents, epoch, and what follows from these.
+    """The input of the call that follows on an epoch; ``base`` with contents, epoch, and what follows from these.
 
     Every host's calls come this way, recorded ones that are simulated too, so that all of them cut alike.
 
     Args:
-        given: what does not depend on the history.
+        base: what does not depend on the history.
         total: the number of contents in the host's list.
         content_at: the content at a position in it; asked for those that are needed alone.
         epoch: as the call before left it.
         request_index: the position of the message that is answered; it is sent even where a cut took it.
         begin: the first content that may be sent.
-        alone: whether the agent is shown nothing but what it answers, so that its epochs last no longer than that.
+        request_only: whether the agent is shown nothing but what it answers, so that its epochs last no longer.
         restored: the contents before this position are not the host's own now: of these whole exchanges are sent alone.
         limits: what the provider takes in one request beside tokens; None where media are left out as they were.
         sees_own: whether other agents' turns are left out, see `other_turns`.
     """
-    identity = given.identity
-    passthrough = bool(given.host.passthrough_reason)
+    identity = base.identity
+    passthrough = bool(base.host.passthrough_reason)
     epoch = Epoch(number=0) if passthrough else epoch
     answered = content_at(request_index) if request_index is not None else None
-    if alone and epoch.number and _is_first_call(identity, epoch, answered):
+    if request_only and epoch.number and _is_first_call(identity, epoch, answered):
         aligned = reset(epoch, "")
     else:
         aligned = align(epoch, total, lambda at: content_at(at).digest)
@@ -76,21 +76,21 @@ def next_input(
     if restored and positions and positions[0] < restored:
         alone_at = unpaired([content_at(at) for at in positions])
         positions = tuple(at for index, at in enumerate(positions) if index not in alone_at)
-    request = given.request._replace(
+    request = base.request._replace(
         contents=tuple(map(content_at, positions)),
         positions=positions,
         request_index=positions.index(request_index) if request_index is not None else None,
         first_call=identity.call == 1 or (not passthrough and _is_first_call(identity, aligned.epoch, answered)),
-        rewritten=given.request.rewritten or aligned.rewritten,
+        rewritten=base.request.rewritten or aligned.rewritten,
     )
-    problems = (*given.problems, aligned.note) if aligned.note else given.problems
+    problems = (*base.problems, aligned.note) if aligned.note else base.problems
     if hidden:
         problems = (*problems, f"sees = 'own': {len(hidden):,} turns of other agents are left out")
-    host = given.host
+    host = base.host
     if limits is not None:
         unseen = _unseen(request, () if request.rewritten else aligned.epoch.unseen, limits)
         host = host._replace(unseen=() if passthrough else unseen)
-    return given._replace(request=request, epoch=aligned.epoch, host=host, problems=problems)
+    return base._replace(request=request, epoch=aligned.epoch, host=host, problems=problems)
 
 
 # Limits that are not tokens.
@@ -111,38 +111,38 @@ def _media(request: Request) -> dict[int, tuple[int, int, int]]:
 
 def sent_sizes(request: Request, unseen: Unseen) -> tuple[int, ...]:
     """Bytes, media and pages of a whole request; 0 of everything where it holds no media."""
-    seen = [sizes for place, sizes in _media(request).items() if not is_unseen(place, unseen)]
-    if not seen:
+    media_sizes = [sizes for medium_at, sizes in _media(request).items() if not is_unseen(medium_at, unseen)]
+    if not media_sizes:
         return 0, 0, 0
     texts = [request.system, *(tool.wire for tool in request.tools), *(content.wire for content in request.contents)]
     written = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    return tuple(map(sum, zip((written, 0, 0), *seen, strict=True)))
+    return tuple(map(sum, zip((written, 0, 0), *media_sizes, strict=True)))
 
 
-def _unseen(request: Request, before: Unseen, limits: RequestLimits) -> Unseen:
+def _unseen(request: Request, earlier: Unseen, limits: RequestLimits) -> Unseen:
     """The media that notes stand for, in this request and in those after it.
 
     The oldest give way first; then what the model has yet to read, and the current message's own last of all.
     """
     if not (media := _media(request)):
         return ()
-    sizes = sent_sizes(request, before)
-    hidden = {place for place in media if is_unseen(place, before)}
+    sizes = sent_sizes(request, earlier)
+    hidden = {at for at in media if is_unseen(at, earlier)}
     answered = max(
         (at for at, content in zip(request.positions, request.contents, strict=True) if content.role == "model"),
         default=-1,
     )
-    asked = request.positions[request.request_index] if request.request_index is not None else -1
-    ages = {place: (place // MOST_PARTS == asked, place // MOST_PARTS > answered) for place in media.keys() - hidden}
+    current = request.positions[request.request_index] if request.request_index is not None else -1
+    ages = {at: (at // MOST_PARTS == current, at // MOST_PARTS > answered) for at in media.keys() - hidden}
 
     def excess(share: float) -> bool:
         return any(limit is not None and size > share * limit for size, limit in zip(sizes, limits, strict=True))
 
-    for place in sorted(ages, key=lambda place: (ages[place], place)) if excess(1) else ():
-        if not excess(1 if any(ages[place]) else _LOW_WATER):
+    for at in sorted(ages, key=lambda at: (ages[at], at)) if excess(1) else ():
+        if not excess(1 if any(ages[at]) else _LOW_WATER):
             break
-        hidden.add(place)
-        sizes = tuple(size - part for size, part in zip(sizes, media[place], strict=True))
+        hidden.add(at)
+        sizes = tuple(size - part for size, part in zip(sizes, media[at], strict=True))
     runs = ([*run] for is_hidden, run in groupby(sorted(media), key=hidden.__contains__) if is_hidden)
     return tuple((run[0], run[-1] + 1) for run in runs)
 
@@ -173,5 +173,5 @@ def _is_first_call(identity: Identity, epoch: Epoch, answered: Content | None) -
     """
     if identity.call == 1 or answered is None or not answered.agent:
         return identity.call == 1
-    made = ((packed.of, packed.invocation) for packed in epoch.payloads)
-    return (answered.digest, identity.invocation) not in made
+    packed_keys = ((message.of, message.invocation) for message in epoch.payloads)
+    return (answered.digest, identity.invocation) not in packed_keys

@@ -25,30 +25,30 @@ def protect_instructions(draft: Draft) -> None:
     source, counter = draft.input, draft.counter
     if not source.instructions:
         return
-    beside = counter.count_all([payload.contract_of(source), payload.step_text(source.step)])
-    room = draft.input_budget - draft.needed_tokens - sum(beside) - _LOOP_TOKENS
-    contents, used, most = list(source.request.contents), 0, room
+    other_tokens = counter.count_all([payload.contract_of(source), payload.step_text(source.step)])
+    room = draft.input_budget - draft.needed_tokens - sum(other_tokens) - _LOOP_TOKENS
+    contents, used, max_tokens = list(source.request.contents), 0, room
     for instruction in reversed(source.instructions):
         tokens = counter.count(instruction.text)
-        if instruction.text and used + tokens <= most:
+        if instruction.text and used + tokens <= max_tokens:
             used += tokens
             draft.whole |= {instruction.id}
-            held = [at for at, content in enumerate(contents) if _holds(content, instruction)]
-            for at in held[-1:]:
+            holders = [at for at, content in enumerate(contents) if _holds(content, instruction)]
+            for at in holders[-1:]:
                 marked = {part: replace(part, is_instruction=True) for part in contents[at].responses}
                 parts = tuple(marked.get(part, part) for part in contents[at].parts)
                 contents[at] = replace(contents[at], parts=parts, responses=tuple(marked.values()))
-        most = min(room, source.window // 4)
+        max_tokens = min(room, source.window // 4)
     draft.input = source._replace(request=source.request._replace(contents=tuple(contents)))
 
 
-def absent_instructions(draft: Draft, sent: Iterable[Outgoing]) -> set[str]:
+def absent_instructions(draft: Draft, sent_items: Iterable[Outgoing]) -> set[str]:
     """The ids of the instructions that stand in none of these contents, nor in an earlier message's payload there."""
     if not draft.input.instructions:
         return set()
-    items = [item for item in sent if item.origin != draft.request_index]
-    packed = {item.raw.digest for item in items if item.form == "payload"}
-    present = {name for message in draft.epoch.past if message.of in packed for name in message.instructs}
+    items = [item for item in sent_items if item.origin != draft.request_index]
+    digests = {item.raw.digest for item in items if item.form == "payload"}
+    present = {name for message in draft.epoch.earlier if message.of in digests for name in message.instructs}
     return {
         instruction.id
         for instruction in (draft.input.instructions if draft.request_index is not None else ())

@@ -29,7 +29,7 @@ from aether_context.conversation.turns import is_instruction, protected, turn_st
 from aether_context.pack import RECALLED, Content, ContentForm, Reason
 from aether_context.packing import payload
 from aether_context.packing.compaction import excess_tokens, leave_out, note_contents, request_place
-from aether_context.packing.draft import Chosen, Draft, History
+from aether_context.packing.draft import Draft, History, SelectedCandidates
 from aether_context.packing.epoch_state import extract, flatten_exchange, is_past
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
@@ -71,8 +71,8 @@ def bring_within_window(draft: Draft) -> None:
     _tell_thoughtless(draft)
     # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
-    told = draft.history.summary or any(one.source == RECALLED for one in draft.chosen.memory)
-    if cut and not told and draft.policy.conversation.summary_share:
+    is_summarized = draft.history.summary or any(candidate.source == RECALLED for candidate in draft.selected.memory)
+    if cut and not is_summarized and draft.policy.conversation.summary_share:
         draft.account = draft.account._replace(degradations=(*draft.account.degradations, _NO_SUMMARY))
 
 
@@ -109,9 +109,9 @@ def _tell_thoughtless(draft: Draft) -> None:
     start = turn_start(contents, request_place(draft))
     for unit in units(contents):
         if unit.indices[0] >= start and lacking.intersection(unit.indices):
-            before, origins = draft.conversation_tokens(), [items[at].origin for at in unit.indices]
+            tokens_before, origins = draft.conversation_tokens(), [items[at].origin for at in unit.indices]
             flatten_exchange(draft, origins, sum(items[at].tokens for at in unit.indices))
-            note_contents(draft, "emergency", origins, before)
+            note_contents(draft, "emergency", origins, tokens_before)
 
 
 def _signed_thoughts(content: Content) -> int:
@@ -126,15 +126,15 @@ def _shorten_responses(draft: Draft) -> None:
     targets, sizes = [at for at in tokens if tokens[at]], [size for inside in tokens.values() for size in inside]
     if not sizes:
         return
-    beside = draft.conversation_tokens(items) - sum(sizes)
-    enough = budget.cut_above - beside >= LEAST_EXTRACT * len(sizes)
-    room = (budget.cut_above if enough else budget.input - budget.fixed) - beside
+    remainder = draft.conversation_tokens(items) - sum(sizes)
+    enough = budget.cut_above - remainder >= LEAST_EXTRACT * len(sizes)
+    room = (budget.cut_above if enough else budget.input - budget.fixed) - remainder
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
-    changed = _with_extracts(draft, targets, ceiling)
-    while ceiling > LEAST_EXTRACT and (excess := draft.conversation_tokens(changed.items) - room - beside) > 0:
+    shorter = _with_extracts(draft, targets, ceiling)
+    while ceiling > LEAST_EXTRACT and (excess := draft.conversation_tokens(shorter.items) - room - remainder) > 0:
         ceiling = max(LEAST_EXTRACT, ceiling - excess)
-        changed = _with_extracts(draft, targets, ceiling)
-    _shorten_to(draft, changed)
+        shorter = _with_extracts(draft, targets, ceiling)
+    _shorten_to(draft, shorter)
 
 
 def _shorten_parts(draft: Draft) -> None:
@@ -151,40 +151,40 @@ def _shorten_parts(draft: Draft) -> None:
     ceiling = max(LEAST_EXTRACT, level(all_sizes, sum(all_sizes) - excess_tokens(draft)))
     for _ in range(_ROUNDS):
         long = [at for at in targets if max(sizes[at], default=0) > ceiling]
-        changed = _with_extracts(draft, long, ceiling)
-        if excess_tokens(draft, changed.items) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
+        shorter = _with_extracts(draft, long, ceiling)
+        if excess_tokens(draft, shorter.items) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
             break
         ceiling = max(LEAST_EXTRACT, ceiling * 4 // 5)
-    _shorten_to(draft, changed)
+    _shorten_to(draft, shorter)
 
 
 def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> History:
     """The history, its contents at ``targets`` with parts of at most ``ceiling`` tokens each."""
     history, items, forms = draft.history, list(draft.history.items), dict(draft.history.forms)
-    raws, place = [item.raw for item in items], request_place(draft)
+    raws, request_at = [item.raw for item in items], request_place(draft)
     for at in targets:
         item, change = items[at], forms.get(items[at].origin)
         # An extract only becomes shorter.
-        most = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
+        max_tokens = ceiling if change is None or change.tokens is None else min(ceiling, change.tokens)
         stands_in = item.form == "placeholder"
-        raw, query = item.content if stands_in else item.raw, query_of(raws, at, place)
-        content, members = extract(draft, item.origin, raw, most, query)
+        raw, query = item.content if stands_in else item.raw, query_of(raws, at, request_at)
+        content, members = extract(draft, item.origin, raw, max_tokens, query)
         if content.digest != item.content.digest:
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
             tokens = draft.counter.content(content)
             items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
             reason: Reason = change.reason if change is not None and stands_in else "window"
-            forms[item.origin] = ContentForm(form, reason, most)
+            forms[item.origin] = ContentForm(form, reason, max_tokens)
     return history._replace(items=tuple(items), forms=forms)
 
 
-def _shorten_to(draft: Draft, changed: History) -> None:
+def _shorten_to(draft: Draft, shorter: History) -> None:
     """Takes over a history with shorter contents, with their event."""
-    pairs = zip(draft.history.items, changed.items, strict=True)
-    touched = [after.origin for before, after in pairs if before.content is not after.content]
+    pairs = zip(draft.history.items, shorter.items, strict=True)
+    touched = [new_item.origin for old_item, new_item in pairs if old_item.content is not new_item.content]
     if touched:
-        before, draft.history = draft.conversation_tokens(), changed
-        note_contents(draft, "emergency", touched, before)
+        tokens_before, draft.history = draft.conversation_tokens(), shorter
+        note_contents(draft, "emergency", touched, tokens_before)
 
 
 def _drop_other_messages(draft: Draft) -> None:
@@ -199,8 +199,8 @@ def _drop_other_messages(draft: Draft) -> None:
 
 def _removable_contents(draft: Draft) -> list[int]:
     """The places of the contents beside the request that may give way: all but the agent's instruction."""
-    items, asked = draft.history.items, draft.request_index
-    return [at for at, item in enumerate(items) if item.origin != asked and not is_instruction(item.raw)]
+    items, request_index = draft.history.items, draft.request_index
+    return [at for at, item in enumerate(items) if item.origin != request_index and not is_instruction(item.raw)]
 
 
 def _shorten_request(draft: Draft) -> None:
@@ -212,9 +212,9 @@ def _shorten_request(draft: Draft) -> None:
     for _ in range(_MOST_TRIES):
         _shorten_message(draft, raw, task, over)
         payload.write_payload(draft)
-        if (rest := excess_tokens(draft)) <= 0:
+        if (excess := excess_tokens(draft)) <= 0:
             break
-        over += rest
+        over += excess
     if draft.measured["task"] != task:
         note_contents(draft, "emergency", [index], task, draft.measured["task"], layer="task")
 
@@ -228,7 +228,7 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
     plan's own text is cut down, too.
     """
     counter, message, freed, note = draft.counter, draft.message, 0, ""
-    size, least = _request_tokens(draft), _least_request(raw, counter)
+    size, min_request_tokens = _request_tokens(draft), _least_request(raw, counter)
     request, largest, max_preamble_tokens = message.request, message.largest, message.max_preamble_tokens
     instructions = counter.count(payload.instruction_section(draft, draft.instructs))
     plan = task - size - instructions - sum(map(counter.media, raw.parts))
@@ -237,30 +237,30 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
         max_preamble_tokens = max(LEAST_EXTRACT, plan - over)
         over -= plan - max_preamble_tokens
     sizes = payload.sizes_beside_text(raw, counter)
-    most = draft.epoch.packed.largest if draft.epoch.packed is not None else None
-    sent = [tokens for tokens in sizes.values() if most is None or tokens <= most]
-    if sent and (more := over - max(0, size - least)) > 0:
-        fitting = (most for most in (*sent, 0) if sum(tokens for tokens in sent if tokens > most) >= more)
+    max_size = draft.epoch.packed_form.largest if draft.epoch.packed_form is not None else None
+    part_sizes = [tokens for tokens in sizes.values() if max_size is None or tokens <= max_size]
+    if part_sizes and (more := over - max(0, size - min_request_tokens)) > 0:
+        fitting = (cap for cap in (*part_sizes, 0) if sum(tokens for tokens in part_sizes if tokens > cap) >= more)
         largest = max(fitting, default=0)
-        freed = sum(tokens for tokens in sent if tokens > largest)
+        freed = sum(tokens for tokens in part_sizes if tokens > largest)
     out = [at for at, tokens in sizes.items() if largest is not None and tokens > largest]
     if out:
         names = ", ".join(f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in out[:_MOST_NAMED])
-        others = f" and {len(out) - _MOST_NAMED} more" if len(out) > _MOST_NAMED else ""
-        note = f"\n[Left out of this message: {names}{others}]"
+        and_more = f" and {len(out) - _MOST_NAMED} more" if len(out) > _MOST_NAMED else ""
+        note = f"\n[Left out of this message: {names}{and_more}]"
     if freed:
         freed -= counter.count(note)
         request = f"{raw.text}{note}".lstrip("\n")
-    if over > freed and size > least:
-        text = _shorter_request(draft, raw, size - (over - freed), least)
+    if over > freed and size > min_request_tokens:
+        text = _shorter_request(draft, raw, size - (over - freed), min_request_tokens)
         freed += size - counter.count(text)
         request = f"{text}{note}"
-    if (rest := over - freed) > 0 and cuts_plan:
-        max_preamble_tokens = max(LEAST_EXTRACT, (plan if max_preamble_tokens is None else max_preamble_tokens) - rest)
+    if (lack := over - freed) > 0 and cuts_plan:
+        max_preamble_tokens = max(LEAST_EXTRACT, (plan if max_preamble_tokens is None else max_preamble_tokens) - lack)
     draft.message = draft.message._replace(request=request, largest=largest, max_preamble_tokens=max_preamble_tokens)
 
 
-def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
+def _shorter_request(draft: Draft, raw: Content, room: int, min_tokens: int) -> str:
     """The request, or what was handed over, with a note in the place of its middle, in about ``room`` tokens."""
     counter = draft.counter
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
@@ -269,17 +269,17 @@ def _shorter_request(draft: Draft, raw: Content, room: int, least: int) -> str:
     note = f"[The middle of this message is left out{where}]"
     if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (draft.budget.input - draft.measured["system"] - tools)))
-    room = max(least, room) - counter.count(note) - 4
+    room = max(min_tokens, room) - counter.count(note) - 4
     draft.message = draft.message._replace(saved={uri: raw.text} if records else {})
     if raw.quotes:
         # Each thing that is quoted is cut down; where there are too many of them, only what was said last stays.
         sizes = counter.count_all([quote.text for quote in raw.quotes])
-        left = room - (counter.count(raw.text) - sum(sizes))
-        if left >= _LEAST_QUOTE * len(sizes):
-            return f"{note}\n{shorten_content(raw, level(sizes, left), counter=counter).text}"
+        quote_room = room - (counter.count(raw.text) - sum(sizes))
+        if quote_room >= _LEAST_QUOTE * len(sizes):
+            return f"{note}\n{shorten_content(raw, level(sizes, quote_room), counter=counter).text}"
         return f"{note}\n{quoted_alone(raw, room, '', counter).text}"
-    found = shorten(raw.text, max(8, room), counter=counter, names=True)
-    return f"{note[:-1]}; it names {found.names}]\n{found.text}" if found.names else f"{note}\n{found.text}"
+    brief = shorten(raw.text, max(8, room), counter=counter, names=True)
+    return f"{note[:-1]}; it names {brief.names}]\n{brief.text}" if brief.names else f"{note}\n{brief.text}"
 
 
 def _least_request(raw: Content, counter: PackCounter) -> int:
@@ -289,39 +289,39 @@ def _least_request(raw: Content, counter: PackCounter) -> int:
 
 def _request_tokens(draft: Draft) -> int:
     """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
-    raw, packed = draft.request_content, draft.epoch.packed
+    raw, packed_form = draft.request_content, draft.epoch.packed_form
     if raw is None:
         return 0
-    if packed is None or not packed.before:
+    if packed_form is None or not packed_form.before:
         return draft.counter.count(raw.text)
-    return draft.counter.count(payload.answered(packed.after) if packed.after else packed.before)
+    return draft.counter.count(payload.answered(packed_form.after) if packed_form.after else packed_form.before)
 
 
 def _shorten_summary(draft: Draft) -> None:
     """The summary of older cuts keeps the bullets that it would keep at a cut, as many as find room; none of them where
     that is next to nothing."""
-    history, before, room = draft.history, draft.conversation_tokens(), draft.summary_tokens - excess_tokens(draft)
+    history, tokens, room = draft.history, draft.conversation_tokens(), draft.summary_tokens - excess_tokens(draft)
     if not history.summary:
         return
-    sent, summary = [item.content for item in history.items], ""
+    contents, summary = [item.content for item in history.items], ""
     if room >= LEAST_EXTRACT:
         summary = recap(
-            [], sent, max_tokens=room, counter=draft.counter, earlier=history.summary, prepare=draft.counter.prepare
+            [], contents, max_tokens=room, counter=draft.counter, earlier=history.summary, prepare=draft.counter.prepare
         )
     draft.history = history._replace(summary=summary, summary_place=history.summary_place if summary else 0)
-    note_contents(draft, "emergency", (), before)
+    note_contents(draft, "emergency", (), tokens)
 
 
 def _leave_out_candidates(draft: Draft) -> None:
     """Memories and evidence go from the payload, those that an earlier call of this invocation chose among them."""
-    gone, chosen = {layer: tokens for layer, tokens in draft.payload_tokens.items() if tokens}, draft.chosen
-    if not gone:
+    sizes, selected = {layer: tokens for layer, tokens in draft.payload_tokens.items() if tokens}, draft.selected
+    if not sizes:
         return
-    draft.chosen = Chosen(dropped=(*chosen.dropped, *chosen.memory, *chosen.evidence))
-    draft.epoch = draft.epoch._replace(packed=None)
+    draft.selected = SelectedCandidates(dropped=(*selected.dropped, *selected.memory, *selected.evidence))
+    draft.epoch = draft.epoch._replace(packed_form=None)
     draft.message = draft.message._replace(is_anew=True)
     payload.write_payload(draft)
-    for layer, tokens in gone.items():
+    for layer, tokens in sizes.items():
         note_contents(draft, "emergency", (), tokens, 0, layer=layer)
 
 
@@ -333,17 +333,17 @@ def _flatten_last_exchange(draft: Draft) -> None:
     response gets the request refused.
     """
     parts = sorted(units([item.content for item in draft.history.items]), key=lambda unit: unit.kind == "human")
-    last, beside = unread_exchange(parts, request_place(draft)), _removable_contents(draft)
-    origins = [draft.history.items[at].origin for at in (last.indices if last is not None else ()) if at in beside]
-    leave_out(draft, [[at for at in unit.indices if at in beside] for unit in parts if unit is not last])
+    last, removable = unread_exchange(parts, request_place(draft)), _removable_contents(draft)
+    origins = [draft.history.items[at].origin for at in (last.indices if last is not None else ()) if at in removable]
+    leave_out(draft, [[at for at in unit.indices if at in removable] for unit in parts if unit is not last])
     over = excess_tokens(draft)
     if over <= 0 or not origins:
         return
-    before = draft.conversation_tokens()
-    most = before - draft.summary_tokens
+    tokens_before = draft.conversation_tokens()
+    max_tokens = tokens_before - draft.summary_tokens
     for _ in range(_MOST_TRIES):
-        most = max(LEAST_EXTRACT, most - over)
-        flatten_exchange(draft, origins, most)
+        max_tokens = max(LEAST_EXTRACT, max_tokens - over)
+        flatten_exchange(draft, origins, max_tokens)
         if (over := excess_tokens(draft)) <= 0:
             break
-    note_contents(draft, "emergency", origins, before)
+    note_contents(draft, "emergency", origins, tokens_before)

@@ -49,8 +49,8 @@ _TOP_EVIDENCE = 2
 """The most pieces of evidence that move near the end, behind the acceptance list; one at least stays under EVIDENCE."""
 FIRST_LINE = "CONTEXT PACK"
 REQUEST = "USER REQUEST:\n"
-HANDED = "HANDED OVER:\n"
-STANDING = "[standing preference]"
+HANDED_OVER = "HANDED OVER:\n"
+STANDING_PREFERENCE = "[standing preference]"
 """What the line of a wish begins with that holds for every request; no other line of `MEMORY` can."""
 _MARK = re.compile(r"\[\s{0,8}standing[\s_-]{0,8}preferences?\s{0,8}\]", re.IGNORECASE)
 _UNSEEN = ("Mn", "Cf", "Cc")
@@ -77,7 +77,7 @@ HEADERS = (
 )
 """Every header a payload can have, in their order; it ends with one of the last two. The summary is a message of its
 own, which the contract names beside them."""
-_END = re.compile(rf"^(?:{REQUEST}|{HANDED})", re.MULTILINE)
+_END = re.compile(rf"^(?:{REQUEST}|{HANDED_OVER})", re.MULTILINE)
 
 WORDING: Mapping[str, str] = json.loads(Path(__file__).with_name("wording.json").read_text(encoding="utf-8"))
 """The lines that explain a pack to the model. Each recorded pack holds its own (`Setting.wording`), so that a line that
@@ -91,22 +91,22 @@ def wording_of(source: PackInput) -> Mapping[str, str]:
 
 
 def rules(
-    names: Set[str], wording: Mapping[str, str] = WORDING, *, standing: bool = False, from_agent: bool = False
+    names: Set[str], wording: Mapping[str, str] = WORDING, *, has_preference: bool = False, from_agent: bool = False
 ) -> tuple[str, ...]:
     """The lines that explain a payload to the model, for the sections that it has; ``STEP`` stands for all of a plan.
 
     Args:
         from_agent: whether it ends with another agent's turn in place of the user's request.
     """
-    *others, last = [name for name in ("EVIDENCE", "MEMORY", "CONVERSATION SUMMARY") if name in names] or [""]
-    material = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    *earlier_names, last = [name for name in ("EVIDENCE", "MEMORY", "CONVERSATION SUMMARY") if name in names] or [""]
+    material = f"{', '.join(earlier_names)} and {last} are" if earlier_names else f"{last} is"
     lines = {key: line.replace("{material}", material) for key, line in wording.items()}
     preference = "preference_in_team" if from_agent else "preference"
     # A chat without a plan pays a line or two, in the payload that holds evidence, recalled turns or memories.
     if last and names <= {"EVIDENCE", "MEMORY"}:
         request = "handed_over" if from_agent else "request_of_chat"
         lines[request] = " ".join(lines[key] for key in ("material_of_chat", request) if key in lines)
-        used = {preference: standing, "cite": "EVIDENCE" in names, request: True}
+        used = {preference: has_preference, "cite": "EVIDENCE" in names, request: True}
     else:
         request = "handed_over" if from_agent else "request_of_step" if "STEP" in names else "request"
         used = {
@@ -115,7 +115,7 @@ def rules(
             "next": "NEXT" in names,
             "cite": "EVIDENCE" in names,
             "material": bool(last),
-            preference: standing,
+            preference: has_preference,
             "active": _ACTIVE in names,
             "unknown": True,
             "declared": "TOOLS" in names,
@@ -141,7 +141,7 @@ def contract_of(source: PackInput) -> str:
 @lru_cache(maxsize=64)
 def _contract(wording: tuple[tuple[str, str], ...]) -> str:
     lines = dict(wording)
-    return f"{lines['opening']}\n{bullets(rules({*HEADERS, 'CONVERSATION SUMMARY'}, lines, standing=True))}"
+    return f"{lines['opening']}\n{bullets(rules({*HEADERS, 'CONVERSATION SUMMARY'}, lines, has_preference=True))}"
 
 
 SYSTEM_CONTRACT = _contract(tuple(WORDING.items()))
@@ -150,8 +150,8 @@ SYSTEM_CONTRACT = _contract(tuple(WORDING.items()))
 class Payload(NamedTuple):
     """The payload's text, split between what is material and what is asked."""
 
-    before: str
-    after: str
+    head: str
+    tail: str
 
 
 def payload_text(
@@ -197,15 +197,15 @@ def payload_text(
     lines = rules(
         {name for name, content in sections.items() if content},
         wording,
-        standing=any(candidate.kind == "preference" for candidate in memory),
+        has_preference=any(candidate.kind == "preference" for candidate in memory),
         from_agent=from_agent,
     )
     if not (explains or settings.contract == "payload"):
         # The system instruction explains all but what another agent hands over.
         lines = tuple(line for line in lines if settings.contract == "system" and "HANDED OVER" in line)
     return Payload(
-        before=f"{FIRST_LINE}\n{_sections(('INTERPRETATION RULES', bullets(lines)))}{head}",
-        after=f"{tail}{HANDED if from_agent else REQUEST}{request}",
+        head=f"{FIRST_LINE}\n{_sections(('INTERPRETATION RULES', bullets(lines)))}{head}",
+        tail=f"{tail}{HANDED_OVER if from_agent else REQUEST}{request}",
     )
 
 
@@ -247,7 +247,7 @@ def memory_line(candidate: Candidate) -> str:
     if date and UNTIL in candidate.scores:
         date += f" until {day(candidate.scores[UNTIL])}"
     if candidate.kind == "preference":
-        return bullet(f"{STANDING} {candidate.text}{date and f' ({date})'}")
+        return bullet(f"{STANDING_PREFERENCE} {candidate.text}{date and f' ({date})'}")
     label = candidate.source if candidate.source in ("note", "decision", "entity") else ""
     head = ", ".join(filter(None, (date, _unmarked(candidate.speaker) or label)))
     return bullet(f"{head}: {_unmarked(candidate.text)}" if head else _unmarked(candidate.text))
@@ -361,15 +361,15 @@ def answers_in(content: Content, *, is_told: bool = False) -> list[str]:
 
 def sent_results(results: Iterable[Candidate], items: Iterable[Outgoing]) -> set[str]:
     """Ids of the stored results of which a response that is sent holds the address, or every word of the summary."""
-    answers = [answer for item in items for answer in answers_in(item.content, is_told=item.form == "told")]
-    addresses = {uri for answer in answers for uri in artifact_uris(answer)}
+    result_texts = [answer for item in items for answer in answers_in(item.content, is_told=item.form == "told")]
+    addresses = {uri for answer in result_texts for uri in artifact_uris(answer)}
     return {
         result.id
         for result in results
         if result.uri in addresses
         or (
             len(words := _words(result.text.partition("\n")[2])) >= _LEAST_WORDS
-            and any(words <= _words(text) for text in answers)
+            and any(words <= _words(text) for text in result_texts)
         )
     }
 
@@ -410,19 +410,20 @@ def _written_addresses(items: Iterable[Outgoing]) -> list[frozenset[str]]:
 def addresses_in(draft: Draft, contents: tuple[Outgoing, ...]) -> frozenset[str]:
     """The addresses in a request that the session knows: of stored results, saved files and recorded evidence, and of
     what packs took out of messages. What only a text names, such as an example in a tool's description, is none."""
-    source, columns, packed = draft.input, draft.columns, draft.message.packed
+    source, columns, packed_form = draft.input, draft.columns, draft.message.packed_form
     texts = (draft.epoch.system, *(tool.wire for tool in draft.tools.sent), *source.request.other_tools)
-    text = packed.text if packed is not None and packed.before else ""  # it lists evidence at other addresses, too
+    # It lists evidence at other addresses, too.
+    text = packed_form.text if packed_form is not None and packed_form.before else ""
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
-    known = {*source.host.readings, *map(_listed, source.candidates)}
+    known_uris = {*source.host.readings, *map(_listed, source.candidates)}
     addresses = {uri for candidate in texts for uri in artifact_uris(candidate)}
     addresses = addresses.union(*filter(None, columns.extend("addresses", _addresses_of, contents)))
     written = columns.extend("written addresses", _written_addresses, contents)
     ours = filter(STORED.fullmatch, frozenset().union(*filter(None, written)))
-    return frozenset(addresses & known).union(listed, ours)
+    return frozenset(addresses & known_uris).union(listed, ours)
 
 
-def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
+def validity_of(source: PackInput, packed_form: PackedMessage | None) -> tuple[Validity, str]:
     """Decides whether a pack is valid, and why not: a step counts as sent where its words and its whole checklist
     are."""
     step = source.step
@@ -430,10 +431,10 @@ def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validi
         return source.validity, source.invalid_reason
     if source.request.request_index is None:
         return "invalid", "the request has no message of the user that the step could stand in"
-    text = packed.text if packed is not None else ""
-    held = [f"\n{checklist_line(item)}\n" in text for item in step.acceptance]  # word for word
-    if not all(held):
-        return "invalid", f"the window has room for {sum(held)} of {len(held)} acceptance items"
+    text = packed_form.text if packed_form is not None else ""
+    items_sent = [f"\n{checklist_line(item)}\n" in text for item in step.acceptance]  # word for word
+    if not all(items_sent):
+        return "invalid", f"the window has room for {sum(items_sent)} of {len(items_sent)} acceptance items"
     if "\nSTEP:\n" not in text:
         return "invalid", "the window has no room for the step"
     return "valid", ""
@@ -483,23 +484,23 @@ def write_payload(draft: Draft) -> None:
     it but its memories and its evidence. Where all that it is made of is as it was, the message stands.
     """
     message = draft.message
-    cache_key = (draft.chosen, draft.step, draft.tools, draft.instructs, *message[2:])
+    cache_key = (draft.selected, draft.step, draft.tools, draft.instructs, *message[2:])
     if message.cache_key == cache_key:
         return
     source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
-    packed, tokens = _message(draft), 0
-    draft.message = message._replace(packed=packed, cache_key=cache_key)
+    packed_form, tokens = _message(draft), 0
+    draft.message = message._replace(packed_form=packed_form, cache_key=cache_key)
     if request_index is not None:
         raw = source.request.contents[request_index]
         written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
-        if packed is not None and packed.before:
-            content, members = packed_message(raw, request_index, packed, draft)
+        if packed_form is not None and packed_form.before:
+            content, members = packed_message(raw, request_index, packed_form, draft)
             written = written._replace(
                 content=content, form="payload", tokens=counter.content(content), members=members
             )
-        items, place = draft.history.items, item_place(draft.history.items, request_index)
-        if place is not None:
-            items = (*items[:place], written, *items[place + 1 :])
+        items, request_at = draft.history.items, item_place(draft.history.items, request_index)
+        if request_at is not None:
+            items = (*items[:request_at], written, *items[request_at + 1 :])
         draft.history, tokens = draft.history._replace(items=items), written.tokens
     other_tools = source.request.other_tools
     system = counter.system(draft.epoch.system, declares=bool(scope.sent or other_tools))
@@ -512,28 +513,28 @@ def write_payload(draft: Draft) -> None:
 
 def _message(draft: Draft) -> PackedMessage | None:
     """Packs this invocation's human message; None where it is sent as it is."""
-    source, policy, raw, packed = draft.input, draft.policy, draft.request_content, draft.epoch.packed
+    source, policy, raw, previous = draft.input, draft.policy, draft.request_content, draft.epoch.packed_form
     if raw is None or source.host.passthrough_reason:
         return None
     shortened, largest, instructs = draft.message.request, draft.message.largest, draft.instructs
-    if packed is not None and packed.before and not packed.after and instructs and shortened is None:
-        shortened = packed.text  # an earlier call cut the request down, and there was nothing beside it
-    elif draft.epoch.has_chosen and packed is not None and packed.before:
+    if previous is not None and previous.before and not previous.after and instructs and shortened is None:
+        shortened = previous.text  # an earlier call cut the request down, and there was nothing beside it
+    elif draft.epoch.has_chosen and previous is not None and previous.before:
         # What an earlier call of this invocation chose and tightened stays, also where the request is shorter now.
-        if shortened is not None and packed.after:
-            packed = replace(packed, text=packed.text.removesuffix(answered(packed.after)) + shortened)
+        if shortened is not None and previous.after:
+            previous = replace(previous, text=previous.text.removesuffix(answered(previous.after)) + shortened)
         elif shortened is not None:
-            packed = replace(packed, text=shortened, split=len(shortened))
-        return replace(packed, largest=largest, instructs=instructs)
+            previous = replace(previous, text=shortened, split=len(shortened))
+        return replace(previous, largest=largest, instructs=instructs)
     if draft.epoch.has_chosen and shortened is None and not (instructs or draft.message.is_anew):
-        return packed
+        return previous
     request = raw.text if shortened is None else shortened
     rendered = payload_text(
         step=draft.step,
         request=request,
         tools=draft.tools.listed,
-        evidence=draft.chosen.evidence,
-        memory=draft.chosen.memory,
+        evidence=draft.selected.evidence,
+        memory=draft.selected.memory,
         settings=policy.payload,
         explains=policy.payload.contract == "system" and not draft.epoch.contract,
         from_agent=source.request.from_agent,
@@ -552,13 +553,13 @@ def _message(draft: Draft) -> PackedMessage | None:
         instructs=instructs,
     )
     if rendered is not None:
-        before, after = _within(rendered, request, draft.message.max_preamble_tokens, draft.counter)
-        text = before + after
+        head, tail = _within(rendered, request, draft.message.max_preamble_tokens, draft.counter)
+        text = head + tail
         # An emergency may have cut lines of evidence out again, and what the conversation holds anyway is sent as well.
-        proofs = [one for one in draft.chosen.evidence if _is_listed(_listed(one), text) or one.line in text]
-        proofs += [left.candidate for left in draft.found.evidence.left if left.reason == "already_in_conversation"]
+        proofs = [entry for entry in draft.selected.evidence if _is_listed(_listed(entry), text) or entry.line in text]
+        proofs += [drop.candidate for drop in draft.rankings.evidence.left if drop.reason == "already_in_conversation"]
         covers = tuple(sorted({item for proof in proofs for item in proof.covers}))
-        return replace(message, text=text, split=len(before), covers=covers)
+        return replace(message, text=text, split=len(head), covers=covers)
     if shortened is not None:
         return replace(message, text=request, split=len(request), used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.
@@ -572,7 +573,7 @@ def _within(rendered: Payload, request: str, ceiling: int | None, counter: PackC
     before the request stays anyway, since all above it would be read as the user's words without it.
     """
     if ceiling is None:
-        return rendered.before, rendered.after
+        return rendered.head, rendered.tail
 
     def cut(text: str, tokens: int, query: str = "") -> str:
         # Pieces of a long line are indented, too: none of them can stand for a header.
@@ -580,13 +581,13 @@ def _within(rendered: Payload, request: str, ceiling: int | None, counter: PackC
         # What is counted in pieces takes a token or two more as one text.
         return f"{shorten(fenced, tokens - 2, counter=counter, query=query).text}\n"
 
-    checklist = rendered.after.removesuffix(request)
+    checklist = rendered.tail.removesuffix(request)
     room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
-        return cut(rendered.before, room), rendered.after
-    header = HANDED if checklist.endswith(HANDED) else REQUEST
-    above = rendered.before + checklist.removesuffix(header)
-    return cut(above, ceiling - counter.count(header), query=checklist), f"{header}{request}"
+        return cut(rendered.head, room), rendered.tail
+    header = HANDED_OVER if checklist.endswith(HANDED_OVER) else REQUEST
+    material = rendered.head + checklist.removesuffix(header)
+    return cut(material, ceiling - counter.count(header), query=checklist), f"{header}{request}"
 
 
 def plan_digest(source: PackInput) -> str:
@@ -595,34 +596,35 @@ def plan_digest(source: PackInput) -> str:
 
 
 def packed_message(
-    raw: Content, origin: int, packed: PackedMessage, draft: Draft
+    raw: Content, origin: int, packed_form: PackedMessage, draft: Draft
 ) -> tuple[Content, tuple[tuple[int, int], ...]]:
     """A message in its packed form: whatever is not text stays behind the new text, as far as ``largest`` lets it.
 
     The instructions in it are those that are active still. With the members of `Outgoing`.
     """
-    sizes, instructions = sizes_beside_text(raw, draft.counter), instruction_section(draft, packed.instructs)
-    places = [at for at, size in sizes.items() if packed.largest is None or size <= packed.largest]
-    text = f"{packed.before}{instructions}{packed.after}"
+    sizes, instructions = sizes_beside_text(raw, draft.counter), instruction_section(draft, packed_form.instructs)
+    places = [at for at, size in sizes.items() if packed_form.largest is None or size <= packed_form.largest]
+    text = f"{packed_form.before}{instructions}{packed_form.after}"
     content = content_of_parts(raw.role, [text_part(text), *(raw.parts[at] for at in places)])
     return content, ((origin, -1), *((origin, at) for at in places))
 
 
 def instruction_section(draft: Draft, names: Collection[str]) -> str:
     """The section of the instructions with these ids that are active: whole, or named with the call that loads them."""
-    active = [instruction for instruction in draft.input.instructions if instruction.id in names]
-    whole = {one.id: f"{one.speaker}:\n{one.text}" for one in active if one.id in draft.whole}
-    named = {one.id: f"{one.speaker} is active and finds no room here: {one.source} loads it again" for one in active}
-    return _sections((_ACTIVE, bullets((named | whole).values())))
+    texts = dict[str, str]()
+    for instruction in (instruction for instruction in draft.input.instructions if instruction.id in names):
+        hint = f"{instruction.speaker} is active and finds no room here: {instruction.source} loads it again"
+        texts[instruction.id] = f"{instruction.speaker}:\n{instruction.text}" if instruction.id in draft.whole else hint
+    return _sections((_ACTIVE, bullets(texts.values())))
 
 
 def sizes_beside_text(raw: Content, counter: PackCounter) -> dict[int, int]:
     """Tokens of each part of a message that is not text, such as media and code, by index."""
-    others = ((at, part) for at, part in enumerate(raw.parts) if part.kind != "text")
-    return {at: max(counter.media(part), counter.count(part.text)) for at, part in others}
+    parts = ((at, part) for at, part in enumerate(raw.parts) if part.kind != "text")
+    return {at: max(counter.media(part), counter.count(part.text)) for at, part in parts}
 
 
 def indented(text: str) -> str:
     """A text whose lines behind the first are indented, and so short that `shorten` cuts none of them in two: none of
     what it leaves can stand for a header."""
-    return "\n  ".join(piece for line in text.split("\n") for piece in pieces(line, PIECE))
+    return "\n  ".join(line_piece for line in text.split("\n") for line_piece in pieces(line, PIECE))

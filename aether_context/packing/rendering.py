@@ -62,15 +62,15 @@ def _normalized(contents: Sequence[Outgoing], counter: PackCounter) -> tuple[Out
                 origin=first.origin,
                 form="merged",
                 tokens=counter.content(normal.content),
-                members=tuple(_member(contents[index], place) for index, place in normal.members),
+                members=tuple(_member(contents[index], part_at) for index, part_at in normal.members),
             )
         outgoing.append(first)
     return tuple(outgoing)
 
 
-def _member(item: Outgoing, place: int) -> tuple[int, int]:
+def _member(item: Outgoing, part_at: int) -> tuple[int, int]:
     """The content and the part that a part of an outgoing content comes from."""
-    return item.members[place] if item.members else (item.origin, place)
+    return item.members[part_at] if item.members else (item.origin, part_at)
 
 
 _NEW_ANCHORS = 4
@@ -81,12 +81,12 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 
 def render_pack(draft: Draft) -> Pack:
     """Puts the contents in order, and writes down what became of each of them and of every candidate."""
-    source, scope, counter, packed = draft.input, draft.tools, draft.counter, draft.message.packed
+    source, scope, counter, packed_form = draft.input, draft.tools, draft.counter, draft.message.packed_form
     history, account, uncounted = draft.history, draft.account, source.usage.uncounted_tokens
     raws = source.request.contents
     plain = _contents(draft)
     contents = _begun_by_user(draft, _normalized(plain, counter) if history.normalize else plain)
-    sent = Sent(
+    sent_request = Sent(
         system=Block(hash_text(draft.epoch.system), draft.measured["system"] - uncounted),
         tools=(
             *map(Block, (tool.digest for tool in scope.sent), counter.tools(scope.sent)),
@@ -107,14 +107,14 @@ def render_pack(draft: Draft) -> Pack:
     if history.cut:
         # What a strategy leaves out of this request alone does not come back either where a cut passed it.
         positions = source.request.positions
-        dead = [at for at, place in enumerate(positions) if not is_live(epoch, place)]
-        gone = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
-        epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + gone)
+        dead = [at for at, position in enumerate(positions) if not is_live(epoch, position)]
+        newly_cut_tokens = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
+        epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + newly_cut_tokens)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
     request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
     in_contents = sum(map(_TOKENS, contents))
     conversation_tokens = in_contents - request_tokens
-    counted = sent.system.tokens + sum(map(_TOKENS, sent.tools)) + in_contents
+    counted = sent_request.system.tokens + sum(map(_TOKENS, sent_request.tools)) + in_contents
     calibration = source.usage.calibration
     anchored = calibration is not None and calibration.anchored and counter.method != "exact"
     return Pack(
@@ -122,7 +122,7 @@ def render_pack(draft: Draft) -> Pack:
         system=draft.epoch.system,
         tools=scope,
         contents=contents,
-        sent=sent,
+        sent=sent_request,
         allocation=spend(
             draft.allocation, {**draft.measured, **draft.payload_tokens, "conversation": conversation_tokens}
         ),
@@ -131,7 +131,7 @@ def render_pack(draft: Draft) -> Pack:
         acts=account.acts,
         epoch=epoch,
         epoch_reason=reason,
-        prefix=_prefix(draft, sent, contents),
+        prefix=_prefix(draft, sent_request, contents),
         verdict=_verdict(draft, contents, epoch, counted + uncounted - draft.allocation.budget),
         tokens=RequestTokens(
             counted=counted,
@@ -150,7 +150,8 @@ def render_pack(draft: Draft) -> Pack:
             stages={
                 "count": dict(draft.measured),
                 "retrieve": [
-                    [candidate.id for candidate in found.chosen] for found in (draft.found.memory, draft.found.evidence)
+                    [candidate.id for candidate in ranking.chosen]
+                    for ranking in (draft.rankings.memory, draft.rankings.evidence)
                 ],
                 "allocate": [layer.final for layer in draft.allocation.layers.values()],
                 "trim": [
@@ -159,10 +160,10 @@ def render_pack(draft: Draft) -> Pack:
                 ],
                 "fit": [
                     history.summary,
-                    [candidate.id for candidate in draft.chosen.dropped],
+                    [candidate.id for candidate in draft.selected.dropped],
                     [raws[at].digest for at in sorted(history.cut)],
                 ],
-                "render": [packed.before, packed.after] if packed is not None else None,
+                "render": [packed_form.before, packed_form.after] if packed_form is not None else None,
             },
         ),
     )
@@ -170,8 +171,8 @@ def render_pack(draft: Draft) -> Pack:
 
 def _verdict(draft: Draft, contents: tuple[Outgoing, ...], epoch: Epoch, excess: int) -> Verdict:
     """Judges the request for its step, and lists what was not done as asked; ``excess`` are tokens over the budget."""
-    source, account, packed = draft.input, draft.account, draft.message.packed
-    validity, invalid_reason = validity_of(source, packed)
+    source, account, packed_form = draft.input, draft.account, draft.message.packed_form
+    validity, invalid_reason = validity_of(source, packed_form)
     # The acceptance items whose proof the sent payloads hold.
     written = {item.raw.digest for item in draft.history.items if item.form == "payload"}
     covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
@@ -215,9 +216,9 @@ def _of_readers(content: Content) -> bool:
 def _reason(draft: Draft) -> EpochReason | None:
     """The reason why an epoch begins with this pack, None where none does."""
     # With an agent's first cut come the tools that read what it takes.
-    chosen = draft.epoch.changed == "tools_changed" and not draft.input.epoch.cut_count
-    if draft.epoch.changed is not None and not (draft.was_compacted and chosen):
-        return draft.epoch.changed
+    may_be_reader_tools = draft.epoch.epoch_reason == "tools_changed" and not draft.input.epoch.cut_count
+    if draft.epoch.epoch_reason is not None and not (draft.was_compacted and may_be_reader_tools):
+        return draft.epoch.epoch_reason
     if draft.tools.trimmed != frozenset(draft.input.epoch.trimmed):
         return "tools_changed"
     if draft.manual_cut and (draft.was_compacted or draft.account.acts):
@@ -264,8 +265,8 @@ def _begun_by_user(draft: Draft, contents: tuple[Outgoing, ...]) -> tuple[Outgoi
         return contents
     content = content_of_parts("user", [first.content.parts[at] for at in texts])
     members = tuple(_member(first, at) for at in texts)
-    made = first._replace(content=content, form="merged", tokens=draft.counter.content(content), members=members)
-    return (made, *contents[1:])
+    message = first._replace(content=content, form="merged", tokens=draft.counter.content(content), members=members)
+    return (message, *contents[1:])
 
 
 def _rows(draft: Draft, present: Sequence[Outgoing]) -> tuple[Row, ...]:
@@ -274,30 +275,30 @@ def _rows(draft: Draft, present: Sequence[Outgoing]) -> tuple[Row, ...]:
     Args:
         present: the contents that are sent, before they are merged with their neighbours.
     """
-    request, counter, chosen, history = draft.input.request, draft.counter, draft.chosen, draft.history
+    request, counter, selected, history = draft.input.request, draft.counter, draft.selected, draft.history
 
     def whole_rows(raws: Sequence[Content], places: Sequence[int], sizes: Sequence[int]) -> list[Row]:
         contents = zip(raws, places, sizes, strict=True)
-        return [_whole_row(raw, place, tokens, counter.method) for raw, place, tokens in contents]
+        return [_whole_row(raw, position, tokens, counter.method) for raw, position, tokens in contents]
 
     # Most contents are sent as they are, and were so at the call before.
     rows = list(draft.columns.extend("row", whole_rows, request.contents, request.positions, draft.raw_tokens))
-    changed = {*history.forms, *history.cut, *range(len(rows))}.difference(
+    changed_indices = {*history.forms, *history.cut, *range(len(rows))}.difference(
         item.origin for item in present if item.form == "whole" and item.origin != request.request_index
     )
-    items = {item.origin: item for item in present if item.origin in changed}
-    for at in sorted(changed):
+    items = {item.origin: item for item in present if item.origin in changed_indices}
+    for at in sorted(changed_indices):
         rows[at] = _changed_row(draft, at, rows[at], items.get(at))
-    tokens_by_id = {candidate.id: candidate.tokens for candidate in (*chosen.memory, *chosen.evidence)}
-    for found in (draft.found.memory, draft.found.evidence):
-        for candidate in found.chosen:
+    tokens_by_id = {candidate.id: candidate.tokens for candidate in (*selected.memory, *selected.evidence)}
+    for ranking in (draft.rankings.memory, draft.rankings.evidence):
+        for candidate in ranking.chosen:
             tokens = tokens_by_id.get(candidate.id)
-            if tokens is not None and candidate.id not in chosen.shortened:
+            if tokens is not None and candidate.id not in selected.shortened:
                 rows.append(_candidate_row(candidate, "whole", None, counter))
             else:
                 form: Form = "left_out" if tokens is None else "extract"
                 rows.append(_candidate_row(candidate, form, "over_allocation", counter, tokens))
-        rows += [_candidate_row(left.candidate, "left_out", left.reason, counter) for left in found.left]
+        rows += [_candidate_row(drop.candidate, "left_out", drop.reason, counter) for drop in ranking.left]
     for instruction in draft.input.instructions:
         why: Reason = "active_skill" if instruction.kind == "active_skill" else "instructs"
         whole = instruction.id in draft.whole
@@ -320,38 +321,38 @@ def _whole_row(raw: Content, position: int, tokens: int, method: Accuracy) -> Ro
     )
 
 
-def _changed_row(draft: Draft, origin: int, row: Row, sent: Outgoing | None) -> Row:
+def _changed_row(draft: Draft, origin: int, row: Row, sent_item: Outgoing | None) -> Row:
     """The row of a content that is not, or not at every call, sent as the host gave it."""
     change = draft.history.forms.get(origin)
     form: Form = row.form if change is None else change.form
     reason: Reason | None = None if change is None else change.reason
     if origin in draft.history.cut and draft.history.summary:
         form = "summarized"
-    elif sent is None and form != "told":
+    elif sent_item is None and form != "told":
         # What was not left out for another reason repeats an answer to the same call.
         form, reason = "left_out", reason or "duplicate"
     elif (
-        sent is not None
-        and sent.form == "payload"
-        and not _is_all_in(draft.input.request.contents[origin], sent.content)
+        sent_item is not None
+        and sent_item.form == "payload"
+        and not _is_all_in(draft.input.request.contents[origin], sent_item.content)
     ):
         form, reason = "extract", "window"
-    elif form == "whole" and sent is not None and sent.form == "extract":
+    elif form == "whole" and sent_item is not None and sent_item.form == "extract":
         form, reason = "extract", "provider_limit"
     return replace(
         row,
         layer="task" if origin == draft.request_index else "conversation",
         form=form,
         reason=reason,
-        sent_tokens=sent.tokens if sent is not None and sent.tokens != row.tokens else None,
+        sent_tokens=sent_item.tokens if sent_item is not None and sent_item.tokens != row.tokens else None,
         uri=row.uri if form == "offloaded" else "",
     )
 
 
-def _is_all_in(raw: Content, sent: Content) -> bool:
+def _is_all_in(raw: Content, sent_content: Content) -> bool:
     """Tells whether a message is whole in its packed form: the last resort takes the middle of its text, and media."""
-    others = [sum(part.kind != "text" for part in content.parts) for content in (raw, sent)]
-    return raw.text in sent.text and others[0] == others[1]
+    other_part_counts = [sum(part.kind != "text" for part in content.parts) for content in (raw, sent_content)]
+    return raw.text in sent_content.text and other_part_counts[0] == other_part_counts[1]
 
 
 def _candidate_row(
@@ -391,63 +392,63 @@ def _forms(draft: Draft) -> dict[str, ShortForm]:
 
 
 def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
-    before, request, packed = draft.input.epoch, draft.input.request, draft.message.packed
+    previous, request, packed_form = draft.input.epoch, draft.input.request, draft.message.packed_form
     # Packed messages that later calls send again: this invocation's, and earlier ones up to the next cut.
-    live = {item.raw.digest for item in draft.history.items} if draft.epoch.past and not draft.was_compacted else ()
-    past = tuple(message for message in draft.epoch.past if message.of in live)
-    changed = replace(
-        before,
-        number=before.number + (reason is not None),
+    live = {item.raw.digest for item in draft.history.items} if draft.epoch.earlier and not draft.was_compacted else ()
+    earlier = tuple(message for message in draft.epoch.earlier if message.of in live)
+    next_epoch = replace(
+        previous,
+        number=previous.number + (reason is not None),
         summary=draft.history.summary,
         summary_place=draft.history.summary_place if draft.history.summary else 0,
         contract=draft.epoch.contract,
         trimmed=tuple(sorted(draft.tools.trimmed)),
-        payloads=(*past, packed) if packed is not None else past,
+        payloads=(*earlier, packed_form) if packed_form is not None else earlier,
         marks=draft.epoch.marks,
         strategies=draft.history.states,
         asked=draft.input.host.asked,
-        tools=draft.tools.kept or before.tools,
+        tools=draft.tools.kept or previous.tools,
         unseen=draft.input.host.unseen,
         forms=_forms(draft),
     )
     if not draft.history.cut:
-        return changed
+        return next_epoch
     last = max(draft.history.cut)
-    count = max(before.cut_count, request.positions[last] + 1)
-    kept = (place for item in draft.history.items if (place := request.positions[item.origin]) < count)
-    changed = replace(changed, kept=as_ranges(list(kept)))
+    count = max(previous.cut_count, request.positions[last] + 1)
+    kept_positions = (position for item in draft.history.items if (position := request.positions[item.origin]) < count)
+    next_epoch = replace(next_epoch, kept=as_ranges(list(kept_positions)))
     if request.positions[last] + 1 < count:
-        return changed
+        return next_epoch
     # The last content cut may be a short answer that occurs twice, so a few before it are remembered, too.
     places = zip(request.positions, request.contents, strict=True)
-    known = [(at, short(content.digest)) for at, content in places if at < count]
-    anchors = before.anchors or tuple(known[:1])
-    anchors = (*anchors, *(anchor for anchor in known[-_NEW_ANCHORS:] if anchor not in anchors))[-_MOST_ANCHORS:]
-    return replace(changed, cut_count=count, cut_hash=request.contents[last].digest, anchors=anchors)
+    cut_anchors = [(at, short(content.digest)) for at, content in places if at < count]
+    anchors = previous.anchors or tuple(cut_anchors[:1])
+    anchors = (*anchors, *(anchor for anchor in cut_anchors[-_NEW_ANCHORS:] if anchor not in anchors))[-_MOST_ANCHORS:]
+    return replace(next_epoch, cut_count=count, cut_hash=request.contents[last].digest, anchors=anchors)
 
 
-def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
+def _prefix(draft: Draft, sent_request: Sent, contents: Sequence[Outgoing]) -> Prefix:
     """Compares the request with the one before: what they share, and what ended that."""
     source, previous = draft.input, draft.input.previous.sent
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
     was_cut = draft.was_compacted or bool(draft.account.acts)
-    before, after = previous.blocks, sent.blocks
-    shared_blocks = len(before)
-    if after[: len(before)] != before:  # a block that is only counted otherwise is the same
-        shared_blocks = shared_length(*(tuple(map(_DIGEST, blocks)) for blocks in (before, after)))
-    shared = sum(block.tokens for block in after[:shared_blocks])
-    summary, head = source.epoch.summary, len(after) - len(sent.contents)
+    previous_blocks, current_blocks = previous.blocks, sent_request.blocks
+    shared_blocks = len(previous_blocks)
+    if current_blocks[: len(previous_blocks)] != previous_blocks:  # a block that is only counted otherwise is the same
+        shared_blocks = shared_length(*(tuple(map(_DIGEST, blocks)) for blocks in (previous_blocks, current_blocks)))
+    shared = sum(block.tokens for block in current_blocks[:shared_blocks])
+    summary, head = source.epoch.summary, len(current_blocks) - len(sent_request.contents)
     grown = draft.history.summary.startswith(summary) and source.epoch.summary_place == draft.history.summary_place
-    at_summary = head <= shared_blocks < len(after) and contents[shared_blocks - head].form == "summary"
+    at_summary = head <= shared_blocks < len(current_blocks) and contents[shared_blocks - head].form == "summary"
     if was_cut and summary and grown and at_summary:
         # What ends the common prefix is a summary that only grew: a cache serves all of it that was there before.
         shared += draft.counter.count(summary_message(summary))
-    if shared_blocks == len(before):
+    if shared_blocks == len(previous_blocks):
         return Prefix(shared_tokens=shared, broken_by=None)
     causes: dict[PrefixBreak, bool] = {
-        "system_changed": previous.system.digest != sent.system.digest,
-        "tools_changed": [tool.digest for tool in previous.tools] != [tool.digest for tool in sent.tools],
+        "system_changed": previous.system.digest != sent_request.system.digest,
+        "tools_changed": [tool.digest for tool in previous.tools] != [tool.digest for tool in sent_request.tools],
         "cut": was_cut,
         "history_rewritten": source.request.rewritten,
         "new_invocation": source.request.first_call,

@@ -11,7 +11,7 @@ from aether_context import retrieval
 from aether_context.canonical import strings
 from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part, recalled_id
 from aether_context.packing import payload
-from aether_context.packing.draft import Chosen, Draft, Found
+from aether_context.packing.draft import Draft, Rankings, SelectedCandidates
 from aether_context.retrieval import Left, Ranking
 from aether_context.retrieval.ranking import LEAST_QUOTED, breadth_of, most_turns
 from aether_context.tokens.cache import PackCounter
@@ -21,17 +21,17 @@ _SHORT_SHARE = 0.02
 """Of the window; what takes less costs nothing that a floor could save."""
 
 
-def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
+def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     """Ranks the candidates, once an invocation: later calls keep what was chosen then.
 
     Args:
-        kept: the contents as they are sent; a candidate that is in them word for word is left out.
+        sent_contents: the contents as they are sent; a candidate that is in them word for word is left out.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
     if draft.epoch.has_chosen or source.host.passthrough_reason or not source.candidates:
         return
     if draft.request_index is None:
-        draft.found = Found(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
+        draft.rankings = Rankings(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
     settings = settings.model_copy(update={"floor": settings.floor / breadth_of(source)})
@@ -39,13 +39,13 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_demote_preferences(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
-    contents = [item.raw if item.origin == draft.request_index else item.content for item in kept]
+    contents = [item.raw if item.origin == draft.request_index else item.content for item in sent_contents]
     tail = "\n".join(_readable(part) for content in contents for part in content.parts)
     # Turns that are still sent are ranked with those that are not, and left out here. So a search for turns depends on
     # the history alone, and not on what the pack before it cut.
-    sent = {
+    sent_ids = {
         recalled_id(source.request.positions[item.origin], item.raw.digest)
-        for item in kept
+        for item in sent_contents
         if item.form != "placeholder"
     }
 
@@ -53,9 +53,9 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
     memory_tokens = sum(memory.tokens for memory in _count_candidates(memories[: settings.memory_k], counter))
     is_short = len(memories) <= settings.memory_k and memory_tokens < _SHORT_SHARE * source.window
     stored = [candidate for candidate in candidates if candidate.layer == "evidence" and not candidate.kind]
-    sent |= payload.sent_results(stored, kept)
+    sent_ids |= payload.sent_results(stored, sent_contents)
 
-    def found(layer: Layer, k: int) -> Ranking:
+    def retrieve_layer(layer: Layer, k: int) -> Ranking:
         result = retrieval.retrieve(
             [candidate for candidate in candidates if candidate.layer == layer],
             k=k,
@@ -63,14 +63,14 @@ def choose(draft: Draft, kept: Sequence[Outgoing]) -> None:
             turns_k=most_turns(settings, source),
             is_short=is_short,
             tail=tail,
-            sent=sent,
+            sent=sent_ids,
             now=now,
         )
         return result._replace(chosen=_count_candidates(result.chosen, counter))
 
-    evidence = _within_share(found("evidence", settings.evidence_k), int(_RESULTS_SHARE * source.window))
-    draft.found = Found(query, found("memory", settings.memory_k), evidence)
-    draft.chosen = Chosen(draft.found.memory.chosen, draft.found.evidence.chosen)
+    evidence = _within_share(retrieve_layer("evidence", settings.evidence_k), int(_RESULTS_SHARE * source.window))
+    draft.rankings = Rankings(query, retrieve_layer("memory", settings.memory_k), evidence)
+    draft.selected = SelectedCandidates(draft.rankings.memory.chosen, draft.rankings.evidence.chosen)
 
 
 _RESULTS_SHARE = 0.02
@@ -80,45 +80,44 @@ quotes recorded runs at 8,000 tokens hold 94.9 % so, at a cost of .156; 93.5 % a
 
 def _within_share(ranking: Ranking, most_tokens: int) -> Ranking:
     """The evidence with as many stored results, best first, as so many tokens take; one at least."""
-    chosen, left, used = list[Candidate](), list(ranking.left), 0
-    for piece in ranking.chosen:
-        tokens = 0 if piece.kind else piece.tokens
+    selected, rejected, used = list[Candidate](), list(ranking.left), 0
+    for candidate in ranking.chosen:
+        tokens = 0 if candidate.kind else candidate.tokens
         if tokens and used and used + tokens > most_tokens:
-            left.append(Left(candidate=piece, reason="over_allocation"))
+            rejected.append(Left(candidate=candidate, reason="over_allocation"))
         else:
-            chosen.append(piece)
+            selected.append(candidate)
             used += tokens
-    return Ranking(chosen=tuple(chosen), left=tuple(left))
+    return Ranking(chosen=tuple(selected), left=tuple(rejected))
 
 
 def leave_out_summarized(draft: Draft) -> None:
     """Leaves out memories that the summary says word for word, as it is once all else has its place."""
-    found, summary = draft.found.memory, " ".join(draft.history.summary.split())
-    texts = {memory.id: " ".join(memory.text.split()) for memory in found.chosen if memory.kind != "preference"}
-    said = {name for name, text in texts.items() if len(text) >= LEAST_QUOTED and text in summary}
-    if said:
-        chosen = tuple(memory for memory in found.chosen if memory.id not in said)
-        left = (
-            Left(candidate=memory, reason="already_in_conversation") for memory in found.chosen if memory.id in said
-        )
-        draft.found = draft.found._replace(memory=Ranking(chosen=chosen, left=(*found.left, *left)))
-        draft.chosen = draft.chosen._replace(memory=tuple(one for one in draft.chosen.memory if one.id not in said))
+    ranking, summary = draft.rankings.memory, " ".join(draft.history.summary.split())
+    texts = {memory.id: " ".join(memory.text.split()) for memory in ranking.chosen if memory.kind != "preference"}
+    quoted = {name for name, text in texts.items() if len(text) >= LEAST_QUOTED and text in summary}
+    if quoted:
+        selected = tuple(memory for memory in ranking.chosen if memory.id not in quoted)
+        rejected = (Left(memory, "already_in_conversation") for memory in ranking.chosen if memory.id in quoted)
+        draft.rankings = draft.rankings._replace(memory=Ranking(chosen=selected, left=(*ranking.left, *rejected)))
+        memories = tuple(memory for memory in draft.selected.memory if memory.id not in quoted)
+        draft.selected = draft.selected._replace(memory=memories)
         payload.write_payload(draft)
 
 
 def _demote_preferences(source: PackInput, counter: PackCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
-    standing = [wish for wish in source.candidates if wish.kind == "preference" and not (wish.expires or now) < now]
-    standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
-    tokens_left, placed = int(source.window * _STANDING_SHARE), set()
-    for wish in _count_candidates(standing[:_MOST_STANDING], counter):
+    wishes = [wish for wish in source.candidates if wish.kind == "preference" and not (wish.expires or now) < now]
+    wishes.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
+    tokens_left, placed_ids = int(source.window * _STANDING_SHARE), set()
+    for wish in _count_candidates(wishes[:_MOST_STANDING], counter):
         if wish.tokens <= tokens_left:
             tokens_left -= wish.tokens
-            placed.add(wish.id)
+            placed_ids.add(wish.id)
     return [
         replace(candidate, kind="app_note")
-        if candidate.kind == "preference" and candidate.id not in placed
+        if candidate.kind == "preference" and candidate.id not in placed_ids
         else candidate
         for candidate in source.candidates
     ]
@@ -126,8 +125,8 @@ def _demote_preferences(source: PackInput, counter: PackCounter) -> list[Candida
 
 def _nowhere(source: PackInput, layer: Layer) -> Ranking:
     """Nothing of a layer: there is no human message to write a payload into."""
-    left = (candidate for candidate in source.candidates if candidate.layer == layer)
-    return Ranking(chosen=(), left=tuple(Left(candidate=candidate, reason="no_message") for candidate in left))
+    candidates = (candidate for candidate in source.candidates if candidate.layer == layer)
+    return Ranking(chosen=(), left=tuple(Left(candidate=candidate, reason="no_message") for candidate in candidates))
 
 
 def _readable(part: Part) -> str:

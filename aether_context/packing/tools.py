@@ -58,37 +58,37 @@ def _fitting(draft: Draft) -> ToolSelection | None:
         return ToolSelection(
             sent=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
         )
-    kept: dict[str, Keep] = {tool.name: "essential" for tool in tools if tool.essential}
+    reasons: dict[str, Keep] = {tool.name: "essential" for tool in tools if tool.essential}
     pinned = [name for name in open_tools if name in settings.always]
-    chosen = dict.fromkeys(pinned)
+    declared_names = dict.fromkeys(pinned)
     room -= counter.tool(FIND_TOOLS) + sum(costs[name] for name in pinned)
     for name in open_tools:
-        if name not in chosen and (len(chosen) < _LEAST_TOOLS or costs[name] <= room):
-            chosen[name] = None
+        if name not in declared_names and (len(declared_names) < _LEAST_TOOLS or costs[name] <= room):
+            declared_names[name] = None
             room -= costs[name]
-    kept |= {name: "pinned" if name in settings.always else "fits" for name in chosen}
+    reasons |= {name: "pinned" if name in settings.always else "fits" for name in declared_names}
     contents = source.request.contents
-    known = {name for name, why in source.epoch.tools.items() if why in ("found", "used")}
+    earlier = {name for name, why in source.epoch.tools.items() if why in ("found", "used")}
     used = {part.name for content in contents for part in content.calls}
     used |= {name for name, why in source.epoch.tools.items() if why == "used"}
     # By first appearance: one that is inserted would end the prefix before those that are declared already. Stores sort
     # what the state holds, so that what the conversation no longer shows comes first, in the host's order.
     named = dict.fromkeys(
-        name for content in contents for name in (*_found(content), *(part.name for part in content.calls))
+        name for content in contents for name in (*_found_tool_names(content), *(part.name for part in content.calls))
     )
     places = {name: at for at, name in enumerate(named)}
-    later = [tool for tool in tools if tool.name not in kept and (tool.name in known or tool.name in places)]
+    later = [tool for tool in tools if tool.name not in reasons and (tool.name in earlier or tool.name in places)]
     behind = sorted(later, key=lambda tool: places.get(tool.name, -1))
-    kept |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
+    reasons |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
     return ToolSelection(
-        sent=(*(tool for tool in tools if tool.name in kept and tool not in behind), FIND_TOOLS, *behind),
+        sent=(*(tool for tool in tools if tool.name in reasons and tool not in behind), FIND_TOOLS, *behind),
         mode="fitting",
-        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in kept},
-        kept=kept,
+        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in reasons},
+        kept=reasons,
     )
 
 
-def _found(content: Content) -> Iterator[str]:
+def _found_tool_names(content: Content) -> Iterator[str]:
     """The names that a model was told when it asked for tools.
 
     They are read off the conversation, so that a worker that takes over, and a replay, declare the same tools.
@@ -138,13 +138,13 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
         or (named is None and not any(tool.name in settings.always for tool in tools))
     ):
         return ToolSelection(sent=tools)
-    declared_names = {name: _meant(name, tools) for name in named or ()}
-    wanted = {*declared_names.values(), *settings.always}
+    declared_names = {name: _declared_name(name, tools) for name in named or ()}
+    names = {*declared_names.values(), *settings.always}
     # Of two that record evidence one is enough. Without a step there is none yet, or none any more: all of them stay.
     spare = {"keep_evidence"} if any(tool.name == "record_evidence" for tool in tools) else set()
     aside = _ASIDE | spare if source.step.text else frozenset()
-    in_scope = tuple(tool for tool in tools if tool.name in wanted or (tool.essential and tool.name not in aside))
-    unknown = [name for name, meant in declared_names.items() if meant is None]
+    in_scope = tuple(tool for tool in tools if tool.name in names or (tool.essential and tool.name not in aside))
+    unknown = [name for name, declared in declared_names.items() if declared is None]
     problem = ""
     if unknown:
         shown_names = ", ".join(" ".join(name.split())[:_LONGEST_NAME] for name in unknown[:_MOST_NAMED])
@@ -161,7 +161,7 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     return ToolSelection(sent=in_scope, mode="prune", left_out=left_out, problem=problem)
 
 
-def _meant(name: str, tools: Sequence[Tool]) -> str | None:
+def _declared_name(name: str, tools: Sequence[Tool]) -> str | None:
     """The declared tool that a name means: that one, or the only one that is spelled alike; None for none."""
     if any(tool.name == name for tool in tools):
         return name
@@ -205,10 +205,10 @@ def _brief_schema(schema: JSON) -> JSON:
     return brief
 
 
-def _brief(text: str, most: int) -> str:
+def _brief(text: str, max_length: int) -> str:
     example = _EXAMPLE.search(text)
     bare = " ".join((text[: example.start()] if example is not None else text).split()) or " ".join(text.split())
-    if len(bare) <= most:
+    if len(bare) <= max_length:
         return bare
-    end = max(bare.rfind(mark, 0, most) for mark in (". ", "; ", "! ", "? "))
-    return bare[: end + 1] if end > 0 else bare[:most].rsplit(" ", 1)[0]
+    end = max(bare.rfind(mark, 0, max_length) for mark in (". ", "; ", "! ", "? "))
+    return bare[: end + 1] if end > 0 else bare[:max_length].rsplit(" ", 1)[0]

@@ -32,11 +32,11 @@ class Reading:
     over_window: int = 0
     cost_usd: Decimal | None = None
 
-    def add(self, manifest: Manifest, model: str, counted: int, counted_shared: int, served: float) -> None:
+    def add(self, manifest: Manifest, model: str, counted: int, counted_shared: int, served_share: float) -> None:
         """Adds one call's counted tokens, as the provider is expected to count them.
 
         Args:
-            served: the share of the shared tokens that a cache serves, 0 to 1.
+            served_share: the share of the shared tokens that a cache serves, 0 to 1.
         """
         tokens = estimated(manifest.calibration, counted)
         shared = min(tokens, counted_shared * tokens // counted) if counted else 0
@@ -47,7 +47,7 @@ class Reading:
         self.over_window += tokens > manifest.window
         prices = prices_of(model, manifest.last_event_time)
         if prices is not None:
-            cost = prices.cost(input_tokens=tokens, cached_tokens=int(served * shared))
+            cost = prices.cost(input_tokens=tokens, cached_tokens=int(served_share * shared))
             self.cost_usd = cost if self.cost_usd is None else self.cost_usd + cost
 
 
@@ -72,36 +72,36 @@ class Comparison:
     def add(self, manifest: Manifest, answer: CallUsage | None = None) -> None:
         """Adds one call, with its usage where that is on record."""
         model, prefix = self._priced_as or manifest.model, manifest.prefix.shared_tokens or 0
-        served, shared = 1.0, manifest.expected(prefix)
+        served_share, shared = 1.0, manifest.expected(prefix)
         if shared > 0 and answer is not None and answer.cached_tokens is not None and not answer.input_estimated:
-            served = max(0, min(answer.cached_tokens, shared)) / shared
-        self.packed.add(manifest, model, manifest.counted_tokens, prefix, served)
+            served_share = max(0, min(answer.cached_tokens, shared)) / shared
+        self.packed.add(manifest, model, manifest.counted_tokens, prefix, served_share)
         key, whole = (*manifest.session_key, manifest.agent, manifest.branch), manifest.whole_history_tokens
         whole_shared = 0 if manifest.whole_history_breaks else min(whole, self._whole.get(key, 0))
-        self.unpacked.add(manifest, model, whole, whole_shared, served)
+        self.unpacked.add(manifest, model, whole, whole_shared, served_share)
         self._whole[key] = whole
 
     @property
     def saved(self) -> str:
         """``$0.0270, 48% of the cost of the same calls without``; in tokens where no price is known."""
-        packed, unpacked = self.packed, self.unpacked
-        if packed.cost_usd is not None and unpacked.cost_usd:
-            less = unpacked.cost_usd - packed.cost_usd
+        with_packs, unpacked = self.packed, self.unpacked
+        if with_packs.cost_usd is not None and unpacked.cost_usd:
+            less = unpacked.cost_usd - with_packs.cost_usd
             return f"${less:,.4f}, {less / unpacked.cost_usd:.0%} of the cost of the same calls without"
-        fewer = unpacked.tokens - packed.tokens
+        fewer = unpacked.tokens - with_packs.tokens
         return f"{fewer:,} tokens, {fewer / max(1, unpacked.tokens):.0%} of those of the same calls without"
 
     def headline(self, window: int) -> str:
         """The result in one sentence, for calls in a window of so many tokens."""
-        packed, unpacked = self.packed, self.unpacked
-        ratios = [_ratio(unpacked.tokens, packed.tokens, "fewer tokens", "more tokens")]
-        if packed.cost_usd and unpacked.cost_usd:
-            ratios.append(_ratio(unpacked.cost_usd, packed.cost_usd, "cheaper", "dearer"))
-        text = f"{packed.calls} calls in a window of {window:,} tokens: {', '.join(ratios)}"
-        over = unpacked.over_window - packed.over_window
+        with_packs, unpacked = self.packed, self.unpacked
+        ratios = [_ratio(unpacked.tokens, with_packs.tokens, "fewer tokens", "more tokens")]
+        if with_packs.cost_usd and unpacked.cost_usd:
+            ratios.append(_ratio(unpacked.cost_usd, with_packs.cost_usd, "cheaper", "dearer"))
+        text = f"{with_packs.calls} calls in a window of {window:,} tokens: {', '.join(ratios)}"
+        over = unpacked.over_window - with_packs.over_window
         return f"{text}; {over} would not have fitted" if over > 0 else text
 
 
-def _ratio(without: float | Decimal, packed: float | Decimal, less: str, more: str) -> str:
-    ratio = float(without) / float(packed) if packed else 1.0
+def _ratio(without: float | Decimal, with_packs: float | Decimal, less: str, more: str) -> str:
+    ratio = float(without) / float(with_packs) if with_packs else 1.0
     return f"{ratio:.1f} × {less}" if ratio >= 1 else f"{1 / ratio:.2f} × {more}"

@@ -205,10 +205,10 @@ def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pa
         ReplayError: the recording cannot be built from.
     """
     policy = policy.for_agent(manifest.agent)
-    changed = policy.over(replayer.policy(manifest))
-    pack = replayer.replay(manifest, changed, window=policy.window_of(manifest.model) or manifest.window).pack
-    view = view_of(pack, record(pack, changed, manifest.counter, None).manifest)
-    return replace(view, settings=settings_of(changed))
+    merged = policy.over(replayer.policy(manifest))
+    pack = replayer.replay(manifest, merged, window=policy.window_of(manifest.model) or manifest.window).pack
+    view = view_of(pack, record(pack, merged, manifest.counter, None).manifest)
+    return replace(view, settings=settings_of(merged))
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple[dict[str, str], dict[str, Content]]:

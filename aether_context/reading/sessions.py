@@ -34,8 +34,8 @@ def session_packs(
     for path, files in of_user.items():
         sessions[_folder(path)][path] = files
     folder, keys = f"{store.files.place(*owner)}/packs", {owner}
-    chosen = dict(sessions.pop(folder, {}) or listed)
-    first, last = (write_time(path) for path in (min(chosen, key=write_time), max(chosen, key=write_time)))
+    listings = dict(sessions.pop(folder, {}) or listed)
+    first, last = (write_time(path) for path in (min(listings, key=write_time), max(listings, key=write_time)))
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
     heads = {
         path: of_user[path] for path in map(next, map(iter, sessions.values())) if first <= write_time(path) <= last
@@ -43,8 +43,8 @@ def session_packs(
     for head in store.calls(dict(sorted(heads.items(), key=lambda item: write_time(item[0])))):
         if (manifest := _readable(head)).caller in keys:
             keys.add(manifest.session_key)
-            chosen |= sessions[_folder(head.place)]
-    manifests = map(_readable, store.calls(dict(sorted(chosen.items(), key=lambda item: write_time(item[0])))))
+            listings |= sessions[_folder(head.place)]
+    manifests = map(_readable, store.calls(dict(sorted(listings.items(), key=lambda item: write_time(item[0])))))
     return sorted(manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
 

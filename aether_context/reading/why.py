@@ -35,7 +35,7 @@ _AROUND = 60
 _MOST_PLACES = 40
 _SEARCHED = "; a search of "
 _SPACE = re.compile(r"\\[nrt]|\s+")
-_CHOSEN = ("memory", "note", "evidence", "recalled turn")
+_CANDIDATE_KINDS = ("memory", "note", "evidence", "recalled turn")
 _SETTINGS: Mapping[str, str] = {
     "below_floor": "retrieval.floor",
     "beyond_k": "retrieval.{layer}_k",
@@ -131,35 +131,35 @@ class Answer:
         """Tells in a sentence whether the model read the words at the call, and as what; else the reason."""
         if not self.places:
             return f"No call of session {self.session} knew these words."
-        read = "read it" if self.exact else "read all of these words"
-        present = [place for place in self.places if self.is_present(place)]
+        phrase = "read it" if self.exact else "read all of these words"
+        present = [spot for spot in self.places if self.is_present(spot)]
         # What was cut and stands in the summary is read there.
-        present = [place for place in present if place.kind == "summary" or not self._is_summarized(place)] or present
+        present = [spot for spot in present if spot.kind == "summary" or not self._is_summarized(spot)] or present
         if present:
-            return f"At call {self.call} the model {read}: {_and(_listed(present))}."
-        spans = [(place, span) for place in self.places for span in place.spans if place.session == self.session]
-        absent = [(place, span) for place, span in spans if self._covers(place, span)]
+            return f"At call {self.call} the model {phrase}: {_and(_listed(present))}."
+        spans = [(spot, span) for spot in self.places for span in spot.spans if spot.session == self.session]
+        absent = [(spot, span) for spot, span in spans if self._covers(spot, span)]
         if elsewhere := next((span.elsewhere for _, span in absent if span.elsewhere), ()):
-            return f"At call {self.call} the model {read}: in {_and(elsewhere[:3])}."
+            return f"At call {self.call} the model {phrase}: in {_and(elsewhere[:3])}."
         if any(span.holds is None for _, span in absent):
             unknown = "is not known: the texts of its request are not recorded"
-            return f"Whether the model {read} at call {self.call} {unknown}."
-        place, act = (absent[0][0], absent[0][1].act) if absent else (self.places[0], "")
+            return f"Whether the model {phrase} at call {self.call} {unknown}."
+        spot, act = (absent[0][0], absent[0][1].act) if absent else (self.places[0], "")
         reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
         earlier = [span.last for _, span in spans if span.holds and span.last < self.call]
         last = f" The last call that did is {max(earlier)}." if earlier else ""
-        address = f" All of it is at {place.uri}." if place.uri and place.uri not in reason else ""
-        return f"At call {self.call} the model did not {read}{reason}.{last}{address}"
+        address = f" All of it is at {spot.uri}." if spot.uri and spot.uri not in reason else ""
+        return f"At call {self.call} the model did not {phrase}{reason}.{last}{address}"
 
-    def is_present(self, place: Place) -> bool:
+    def is_present(self, spot: Place) -> bool:
         """Tells whether a place held the words at the call that the verdict is about."""
-        return any(span.holds and self._covers(place, span) for span in place.spans)
+        return any(span.holds and self._covers(spot, span) for span in spot.spans)
 
-    def _is_summarized(self, place: Place) -> bool:
-        return any(span.form == "summarized" and self._covers(place, span) for span in place.spans)
+    def _is_summarized(self, spot: Place) -> bool:
+        return any(span.form == "summarized" and self._covers(spot, span) for span in spot.spans)
 
-    def _covers(self, place: Place, span: Span) -> bool:
-        same = (place.session, place.agent) == (self.session, self.agent)
+    def _covers(self, spot: Place, span: Span) -> bool:
+        same = (spot.session, spot.agent) == (self.session, self.agent)
         return same and span.first <= self.call <= span.last
 
     def excerpt(self, spot: Place) -> str:
@@ -205,7 +205,7 @@ def why(
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
         for manifest in search.replayer.ahead(manifests):
-            search.look(manifest)
+            search.examine(manifest)
         search.look_at_turns()
         if target is not None:
             search.keep(target)
@@ -226,7 +226,7 @@ class _Search:
         self._looked: list[tuple[tuple[str, ...], Manifest, Sequence[Piece], bool]] = []
         """Whose calls, the pieces of their requests that hold the text, and whether they could be built again."""
 
-    def look(self, manifest: Manifest) -> None:
+    def examine(self, manifest: Manifest) -> None:
         """Looks at one call."""
         key = (*manifest.session_key, manifest.branch, manifest.agent)
         self._looked.append((key, manifest, (), False))
@@ -250,7 +250,7 @@ class _Search:
             if name[:-1] == key and name[-1] not in ranges:
                 ranges[name[-1]] = self._since(spot, manifest, holding, built=pack is not None)
         if holding and not ranges:
-            self._known(manifest, "payload", "payload", "the plugin", holding[0].text)
+            self._place_of(manifest, "payload", "payload", "the plugin", holding[0].text)
             ranges["payload"] = Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
         for id, span in ranges.items():
             self._add(self.places[(*key, id)], span, manifest)
@@ -268,7 +268,7 @@ class _Search:
                 if (*key, name) in earlier or not self._holds(text := joined_text(content)):
                     continue
                 at, (who, time, *_) = content_place(name), stored[name].get("origin", (content.role, None))
-                spot = self._known(calls[0][1], name, _kind(None, content), tools.get(name, who), text, time)
+                spot = self._place_of(calls[0][1], name, _kind(None, content), tools.get(name, who), text, time)
                 for _, manifest, holding, built in calls:
                     was_said = manifest.positions and at < manifest.positions[-1][1]
                     if was_said and (built or at < manifest.epoch.cut_count):
@@ -305,7 +305,7 @@ class _Search:
                 continue
             content, candidate = contents.get(row.id), candidates.get(row.id)
             who = view.tools.get(row.id) or (candidate.speaker if candidate is not None else "") or row.source
-            self._known(manifest, row.id, _kind(row, content), who, texts[0], row.time, row.uri)
+            self._place_of(manifest, row.id, _kind(row, content), who, texts[0], row.time, row.uri)
             form = "summary" if row.form == "summarized" else "payload" if candidate is not None else None
             parts = [part for part in holding if (part.form == form if form else row.id in part.rows)]
             parts = list(holding) if row.layer == "system" else parts
@@ -314,7 +314,7 @@ class _Search:
             if part.part != "content" or part.form == "summary":
                 name = part.name if part.part == "tool" else "summary" if part.form == "summary" else part.part
                 kind = {"system": "system instruction", "tool": "tool declaration"}.get(part.part, "summary")
-                self._known(manifest, name, kind, "the plugin" if kind == "summary" else "the app", part.text)
+                self._place_of(manifest, name, kind, "the plugin" if kind == "summary" else "the app", part.text)
                 yield name, Span(first=manifest.number, last=manifest.number, form="whole", holds=True)
 
     def _by_hash(self, manifest: Manifest, policy: PackPolicy) -> Iterator[tuple[str, Span]]:
@@ -324,7 +324,7 @@ class _Search:
         hashes = {content_of_parts(role, [text_part(self._text)]).digest for role in ("user", "model")}
         for row in self.replayer.resolve(manifest).rows.values():
             if row.hash in {*hashes, hash_text(self._text)}:
-                self._known(manifest, row.id, _kind(row, None), row.source, self._text, row.time, row.uri)
+                self._place_of(manifest, row.id, _kind(row, None), row.source, self._text, row.time, row.uri)
                 # Of what is sent in another form, nobody knows whether the words are in it.
                 is_sent = None if row.form not in ("whole", "left_out") else row.form == "whole"
                 yield row.id, self._span(manifest, row, policy, (), holds=is_sent)
@@ -342,7 +342,7 @@ class _Search:
             self._results[key] = texts
         return self._results[key]
 
-    def _known(
+    def _place_of(
         self, manifest: Manifest, name: str, kind: str, who: str, text: str, time: float | None = None, uri: str = ""
     ) -> Place:
         session, agent = manifest.session, manifest.agent
@@ -363,9 +363,9 @@ class _Search:
         """The form of a place that this call's rows do not have: it was cut earlier, or not chosen again."""
         here = Span(first=manifest.number, last=manifest.number, form="absent", holds=False, elsewhere=_names(holding))
         last = spot.spans[-1] if spot.spans else here
-        if spot.kind in _CHOSEN and not manifest.chose:
+        if spot.kind in _CANDIDATE_KINDS and not manifest.chose:
             return replace(last, first=here.first, last=here.last)
-        if spot.kind in _CHOSEN:
+        if spot.kind in _CANDIDATE_KINDS:
             return replace(here, act="no search brought it for this call", settings="retrieval.memory_k")
         if spot.kind == "summary":
             return replace(here, act="the summary was written anew without it", settings="conversation.summary_share")
@@ -397,7 +397,7 @@ class _Search:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
 
-    def answer(self, calls: int, manifests: Sequence[Manifest], judged: Manifest) -> Answer:
+    def answer(self, calls: int, manifests: Sequence[Manifest], subject: Manifest) -> Answer:
         notes, places = list(self._notes), list(self.places.values())
         if not places:
             notes.append(
@@ -410,19 +410,19 @@ class _Search:
                 notes.append(f"calls of session {key[2]} were deleted for their age")
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
-        reads, answers = read_back(self.replayer.store, manifests), set[int]()
+        reads, reader_calls = read_back(self.replayer.store, manifests), set[int]()
         for spot in places:
             if spot.kind == "tool result" and spot.who.startswith((READ, SEARCH)):
-                answers.update(span.first for span in spot.spans)
+                reader_calls.update(span.first for span in spot.spans)
         for spot in places:
             is_cut = any(span.form != "whole" for span in spot.spans)
-            past = [call for call in reads.get(HISTORY, ()) if is_cut and call in answers]
-            spot.read_back = reads.get(spot.uri, ()) if spot.uri else tuple(past)
+            history_reads = [call for call in reads.get(HISTORY, ()) if is_cut and call in reader_calls]
+            spot.read_back = reads.get(spot.uri, ()) if spot.uri else tuple(history_reads)
         answer = Answer(
             text=self._text,
-            session=judged.session,
-            agent=judged.agent,
-            call=judged.number,
+            session=subject.session,
+            agent=subject.agent,
+            call=subject.number,
             calls=calls,
             places=tuple(places),
             exact=self._exact,
@@ -435,16 +435,16 @@ class _Search:
 def _listed(places: Sequence[Place]) -> Iterator[str]:
     """Places as a sentence names them: one of a kind with its date and speaker, several by their number."""
     by_kind: dict[str, list[Place]] = {}
-    for place in places:
-        by_kind.setdefault(place.kind, []).append(place)
+    for spot in places:
+        by_kind.setdefault(spot.kind, []).append(spot)
     for kind, same in by_kind.items():
-        place = same[0]
+        spot = same[0]
         article = "an" if kind[0] in "aeiou" else "a"
-        date = "" if place.time is None else datetime.fromtimestamp(place.time, UTC).strftime("%-d %B %Y")
-        details = ", ".join(filter(None, (date, place.who if place.who != kind else "")))
-        one = f"as {article} {kind}{f' ({details})' if details else ''}"
+        date = "" if spot.time is None else datetime.fromtimestamp(spot.time, UTC).strftime("%-d %B %Y")
+        details = ", ".join(filter(None, (date, spot.who if spot.who != kind else "")))
+        phrase = f"as {article} {kind}{f' ({details})' if details else ''}"
         yield (
-            one
+            phrase
             if len(same) == 1
             else f"in {len(same)} {kind.removesuffix('y') + 'ies' if kind == 'memory' else kind + 's'}"
         )

@@ -231,7 +231,7 @@ def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         return result
     # Each token once a stretch of a text, then each once.
     many = len(model.vocabulary)
-    stretches = [place * _MOST_TOKENS + np.arange(len(ids)) // _STRETCH for place, ids in enumerate(text_ids)]
+    stretches = [at * _MOST_TOKENS + np.arange(len(ids)) // _STRETCH for at, ids in enumerate(text_ids)]
     stretch, ids = np.divmod(np.unique(np.concatenate(stretches) * many + np.concatenate(text_ids)), many)
     different, at = np.unique(ids, return_inverse=True)
     rows = model.rows[different]
@@ -310,7 +310,7 @@ def identity(model: str) -> str:
     return f"{folder.resolve().name}@{digest.hexdigest()[:12]}"
 
 
-_OWN = ("none", "static", "sentence-transformers")
+_KINDS = ("none", "static", "sentence-transformers")
 """Names, and the kind of those with a model behind a colon."""
 _REGISTERED: dict[str, CachedEmbedder] = {}
 
@@ -328,7 +328,7 @@ def register_embedder(name: str, embedder: EmbedsTexts) -> None:
     Raises:
         PolicyError: the name is empty or one of the package's own.
     """
-    if not name.strip() or name.partition(":")[0] in _OWN:
+    if not name.strip() or name.partition(":")[0] in _KINDS:
         raise PolicyError(f"embedder name {name!r} is empty or taken: choose another one", field="name")
     _REGISTERED[name] = CachedEmbedder(embedder, name)
 
@@ -347,7 +347,9 @@ def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
         return _REGISTERED.get(name)
     kind, _, model = name.partition(":")
     if name != "static" and kind != "sentence-transformers":
-        raise PolicyError(f"embedder {name!r} is unknown: {near_names(name, [*_OWN, *_REGISTERED])}", field="embedder")
+        raise PolicyError(
+            f"embedder {name!r} is unknown: {near_names(name, [*_KINDS, *_REGISTERED])}", field="embedder"
+        )
     return _packaged(kind, model or _TRANSFORMER)
 
 

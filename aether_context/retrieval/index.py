@@ -109,5 +109,5 @@ class HybridIndex:
         def entries(places: Places) -> list[Entry]:
             return [self._entries[row] for row in places.tolist()]
 
-        base, scores = self._texts.answers(plain, vector, lambda places: [self._said[at] for at in places.tolist()])
+        base, scores = self._texts.score(plain, vector, lambda places: [self._said[at] for at in places.tolist()])
         return self._texts.ranked(query, limit, entries, base, scores, asked=asked, every=every)

@@ -36,7 +36,7 @@ _WORDS_WEIGHT, _COMPARED = 0.5, 128
 """The share of the words one by one in the score of the texts that answer best without them, and how many these are."""
 _NEIGHBOURS = (0.4, 0.2, 0.1)
 """How much of its score an entry lends to those one, two and three places from it in its talk."""
-_BEFORE = 0.5
+_PREVIOUS_SHARE = 0.5
 """The share of the vector of the text before in what a text means: what is said answers that."""
 _TALK = 0.2
 """The share of what the best of its talk answers that each text of it has, beside one of the poorest talk."""
@@ -104,7 +104,7 @@ class Pool:
         is_model = embedder is not None and not str(getattr(embedder, "name", "")).startswith("static-")
         self._weight, self._is_model = _MODEL_WEIGHT if is_model else _SEMANTIC_WEIGHT, is_model
         self._marks = np.empty((0, 2), dtype=_TERM)
-        self._terms, self._lengths = packed([])
+        self._terms, self._lengths = joined_hashes([])
         self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
         self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
@@ -129,7 +129,7 @@ class Pool:
             threads: a number for each thread, below 0 for none.
         """
         marks = np.frombuffer(b"".join(of_text[:_MARKS] for of_text in term_hashes), dtype=_TERM).reshape(-1, 2)
-        new_terms, new_lengths = packed([of_text[_MARKS:] for of_text in term_hashes])
+        new_terms, new_lengths = joined_hashes([of_text[_MARKS:] for of_text in term_hashes])
         self._marks = _grown(self._marks, marks)
         self._terms = _grown(self._terms, new_terms)
         self._lengths = _grown(self._lengths, new_lengths)
@@ -139,31 +139,31 @@ class Pool:
         if width != self.vectors.shape[1]:
             self.vectors = np.zeros((len(self.vectors), width), np.int8)
         self.vectors = _grown(self.vectors, vectors if vectors.size else np.zeros((len(vectors), width), np.int8))
-        signs = [_with_any(new_terms, new_lengths, keys) for keys in (terms.CHANGED, terms.SELF)]
+        signs = [_with_any(new_terms, new_lengths, keys) for keys in (terms.CHANGE_TERMS, terms.SELF)]
         self._changes = _grown(self._changes, np.stack(signs, axis=1))
         self._link(len(self) - len(term_hashes))
 
-    def keep(self, kept: NDArray[np.bool_]) -> None:
+    def keep(self, mask: NDArray[np.bool_]) -> None:
         """Forgets all other texts; those behind them move up.
 
         Args:
-            kept: says so of each place.
+            mask: says so of each place.
         """
-        self._terms = self._terms[np.repeat(kept, self._lengths)].copy()
-        self._marks, self._lengths = self._marks[kept].copy(), self._lengths[kept].copy()
-        self._times, self._threads = self._times[kept].copy(), self._threads[kept].copy()
-        self.vectors = self.vectors[kept].copy()
+        self._terms = self._terms[np.repeat(mask, self._lengths)].copy()
+        self._marks, self._lengths = self._marks[mask].copy(), self._lengths[mask].copy()
+        self._times, self._threads = self._times[mask].copy(), self._threads[mask].copy()
+        self.vectors = self.vectors[mask].copy()
         self._norms, self._alike, self._last_places, self._speakers = np.empty(0), np.empty(0), {}, set()
-        self._changes = self._changes[kept].copy()
+        self._changes = self._changes[mask].copy()
         self._link(0)
 
     def _link(self, first: int) -> None:
         """Works out the length of the vectors from a place on, their cosines with the text before in their thread, and
         who speaks."""
         previous = list[int]()
-        for place, thread in enumerate(self._threads[first:].tolist(), first):
-            previous.append(self._last_places.get(thread, place))
-            self._last_places[thread] = place
+        for at, thread in enumerate(self._threads[first:].tolist(), first):
+            previous.append(self._last_places.get(thread, at))
+            self._last_places[thread] = at
         self._norms = _grown(self._norms, lengths_of(self.vectors[first:]))
         alike = np.einsum("ij,ij->i", self.vectors[first:], self.vectors[previous], dtype=np.int32).astype(np.float64)
         lengths = self._norms[first:] * self._norms[previous]
@@ -187,7 +187,7 @@ class Pool:
             self._talks = _Talks(order, numbers)
         return self._talks
 
-    def answers(
+    def score(
         self, query: str, query_vector: Rows, texts_at: Callable[[Places], Sequence[str]]
     ) -> tuple[Floats, dict[str, Floats]]:
         """Scores each text against a masked query without its neighbours and its time; returns the parts of the score,
@@ -236,7 +236,7 @@ class Pool:
         lengths = norms * lengths_of(query)
         cosines = np.divide(products(self.vectors, query)[0], lengths, out=np.zeros(len(self)), where=lengths > 0)
         at, previous = order[1:], order[:-1]
-        share = _BEFORE * (numbers[1:] == numbers[:-1])
+        share = _PREVIOUS_SHARE * (numbers[1:] == numbers[:-1])
         lengths = np.sqrt((norms[at] > 0) + share**2 * (norms[previous] > 0) + 2 * share * self._alike[at])
         joined: Floats = cosines.copy()
         joined[at] = np.divide(
@@ -259,7 +259,7 @@ class Pool:
 
         Args:
             entries: says what stands at places, in their order.
-            base: how well each text answers by itself; ``scores`` is what that is made of, both as of `answers`.
+            base: how well each text answers by itself; ``scores`` is what that is made of, both as of `score`.
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
             every: whether texts that answer nothing of it are hits, too.
         """
@@ -269,7 +269,7 @@ class Pool:
         scores = {**scores, "neighbours": total - base}
         if not np.isnan(self._times).all():
             now = float(np.nanmax(self._times)) if asked is None else asked
-            if spans := terms.named_times(query, asked=now):
+            if spans := terms.named_times(query, now=now):
                 scores["time"] = _TIME_WEIGHT * terms.closeness(self._times, spans)
                 total = total + scores["time"]
             if terms.asks_for_recent(query):
@@ -304,12 +304,12 @@ class Pool:
         cosines = products(self.vectors[later], self.vectors[places]) / self._norms[later]
         cosines /= np.maximum(1.0, self._norms[places])[:, None]
         result = list[list[tuple[int, float]]]()
-        for place, near in zip(places.tolist(), cosines, strict=True):
-            is_later = (self._marks[later, 0] == self._marks[place, 0]) & (self._times[later] > self._times[place])
-            best_first = np.argsort(-np.where(is_later & short[place], near, 0.0), kind="stable")[:_MOST_CORRECTIONS]
-            least = np.where(self._changes[later, 1] & self._changes[place, 1], _NEAR_STATEMENT, _SAME_STATEMENT)
-            chosen = best_first[((near >= least) & is_later & short[place])[best_first]]
-            result.append(list(zip(later[chosen].tolist(), self._times[later[chosen]].tolist(), strict=True)))
+        for at, near in zip(places.tolist(), cosines, strict=True):
+            is_later = (self._marks[later, 0] == self._marks[at, 0]) & (self._times[later] > self._times[at])
+            best_first = np.argsort(-np.where(is_later & short[at], near, 0.0), kind="stable")[:_MOST_CORRECTIONS]
+            threshold = np.where(self._changes[later, 1] & self._changes[at, 1], _NEAR_STATEMENT, _SAME_STATEMENT)
+            nearest = best_first[((near >= threshold) & is_later & short[at])[best_first]]
+            result.append(list(zip(later[nearest].tolist(), self._times[later[nearest]].tolist(), strict=True)))
         return result
 
     def _beside_neighbours(self, base: Floats) -> Floats:
@@ -349,7 +349,7 @@ def _grown(table: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
     return room[:size]
 
 
-def packed(hashes: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+def joined_hashes(hashes: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
     """The hashes of the terms of texts, one text after the other, and how many each text has."""
     lengths = np.array([len(of_text) // _TERM.itemsize for of_text in hashes], dtype=np.int32)
     return np.frombuffer(b"".join(hashes), dtype=_TERM), lengths
@@ -363,7 +363,7 @@ def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray
     terms about five share a hash with another.
 
     Args:
-        term_hashes: as of `packed`; so are ``lengths``.
+        term_hashes: as of `joined_hashes`; so are ``lengths``.
     """
     scores = np.zeros(len(lengths))
     words = int(lengths.sum(dtype=np.int64))

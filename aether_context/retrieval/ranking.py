@@ -18,7 +18,7 @@ _WORD = re.compile(r"[^\W_]+")
 _POOR_MATCH, _GOOD_MATCH = 0.1, 0.4
 """The similarity of a memory that hardly has to do with what is asked, and about what the best match reaches, in
 meaning as in all that a ranking adds up."""
-_STANDING = re.compile(
+_LASTING = re.compile(
     r"(?i)\b(?:always|never|allerg\w*|prefer\w*|immer|niemals|toujours|jamais|siempre|nunca|alérgic\w*)\b|总是|过敏|必ず"
 )
 """A word of what holds whatever is asked. A memory with one passes the floor, though not the other memories."""
@@ -100,7 +100,7 @@ def retrieve(
     match = _GOOD_MATCH if any(memory.scores.get("cosine") for memory in hits) else _POOR_MATCH
     for memory in hits if not is_short else ():
         similarity = max(memory.score, memory.scores.get("cosine", 0.0))
-        if memory.layer == "memory" and similarity < settings.floor * match and not _STANDING.search(memory.text):
+        if memory.layer == "memory" and similarity < settings.floor * match and not _LASTING.search(memory.text):
             weak.add(memory.id)
     picks = [candidate for candidate in fresh if candidate.kind == "preference"] if k else []
     # Evidence that somebody recorded is for whoever works next, however much of it there is.
@@ -250,16 +250,17 @@ LEAST_TOKENS = 256
 _MOST_SHARE, _SHARE_OF_ORDER = 0.3, 0.4
 
 
-def room_for_turns(spoken: int, whole: int, source: PackInput) -> int:
+def room_for_turns(word_characters: int, whole: int, source: PackInput) -> int:
     """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order; 0 where
     they would be too few for any.
 
     Args:
-        spoken: characters of the turns that are words alone.
+        word_characters: characters of the turns that are words alone.
         whole: characters of the whole history.
     """
     share = _SHARE_OF_ORDER if breadth_of(source) == _TIMES_ORDER else _MOST_SHARE
-    tokens = int(min(share, (spoken / max(1, whole)) ** 2) * (source.window - source.growth_reserve))
+    share = min(share, (word_characters / max(1, whole)) ** 2)
+    tokens = int(share * (source.window - source.growth_reserve))
     return tokens if tokens >= LEAST_TOKENS else 0
 
 
@@ -325,9 +326,9 @@ def without_small_talk(text: str) -> str:
     """A text from its first sentence on that is no small talk; empty where all of it is."""
     start = 0
     for sentence in sentences(text):
-        rest = _GREETING.sub(" ", sentence)
-        is_praise = len(rest) <= _LONGEST_SMALL_TALK and _PRAISE.search(rest) and not _TELLING.search(rest)
-        if searched(rest) and not is_praise:
+        words = _GREETING.sub(" ", sentence)
+        is_praise = len(words) <= _LONGEST_SMALL_TALK and _PRAISE.search(words) and not _TELLING.search(words)
+        if searched(words) and not is_praise:
             return text[start:].strip()
         start += len(sentence)
     return ""

@@ -146,14 +146,14 @@ def without_names(query: str, speakers: Container[bytes]) -> tuple[str, list[byt
     """
     marks: list[bytes] = []
 
-    def left(match: re.Match[str]) -> str:
+    def remove_name(match: re.Match[str]) -> str:
         mark = hash_of(_MARK + match[1].casefold())
         if match[1].casefold() == USER or mark not in speakers:
             return match[0]
         marks.append(mark)
         return " "
 
-    text = _NAME_IN_QUERY.sub(left, query)
+    text = _NAME_IN_QUERY.sub(remove_name, query)
     if _SELF.search(query):
         marks.append(hash_of(_MARK + USER))
     return text if text.strip() else query, marks
@@ -286,7 +286,7 @@ DATED = np.frombuffer(
     dtype="<u4",
 )
 """Hashes of terms that texts tell a time by."""
-CHANGED = np.frombuffer(
+CHANGE_TERMS = np.frombuffer(
     b"".join(
         map(
             hash_of,
@@ -337,16 +337,16 @@ class TimeSpan(NamedTuple):
     end: float
 
 
-def named_times(question: str, *, asked: float) -> tuple[TimeSpan, ...]:
+def named_times(question: str, *, now: float) -> tuple[TimeSpan, ...]:
     """The spans that a question names, each once, in the order of their beginnings.
 
     Args:
-        asked: when it was asked; a day or a month without its year is the last one before that.
+        now: when it was asked; a day or a month without its year is the last one before that.
     """
     spans: set[TimeSpan] = set()
 
-    def read(match: re.Match[str]) -> str:
-        span = _span(match, asked) if _names_month(match) else None
+    def read_span(match: re.Match[str]) -> str:
+        span = _span(match, now) if _names_month(match) else None
         if span is None:
             return match[0]
         spans.add(span)
@@ -354,8 +354,8 @@ def named_times(question: str, *, asked: float) -> tuple[TimeSpan, ...]:
 
     text = question
     for form in _FORMS:
-        text = form.sub(read, text)
-    today = math.floor(asked / DAY_SECONDS) * DAY_SECONDS
+        text = form.sub(read_span, text)
+    today = math.floor(now / DAY_SECONDS) * DAY_SECONDS
     if re.search(r"\byesterday\b", question, re.I):
         spans.add(TimeSpan(today - DAY_SECONDS, today))
     if re.search(r"\btoday\b", question, re.I):
@@ -413,7 +413,7 @@ def _names_month(match: re.Match[str]) -> bool:
     return bool(word.istitle() and inside) or _NO_VERB_NEXT.match(text, match.end()) is not None
 
 
-def _span(match: re.Match[str], asked: float) -> TimeSpan | None:
+def _span(match: re.Match[str], now: float) -> TimeSpan | None:
     """The span of time that one of the forms names; None where there is no such day."""
     named = {name: text for name, text in match.groupdict().items() if text}
     day = int(named["day"]) if "day" in named else None
@@ -442,6 +442,6 @@ def _span(match: re.Match[str], asked: float) -> TimeSpan | None:
 
     if "year" in named:
         return dated(int(named["year"]))
-    year = datetime.datetime.fromtimestamp(asked, datetime.UTC).year
+    year = datetime.datetime.fromtimestamp(now, datetime.UTC).year
     span = dated(year)
-    return span if span is None or span.start <= asked else dated(year - 1)
+    return span if span is None or span.start <= now else dated(year - 1)

@@ -295,9 +295,9 @@ class Files:
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file, or those from ``start`` up to ``end``; `FileNotFoundError` where it is not there."""
-        return self._perform(partial(self._read, path, start, end), path, "read", None if end is None else 0)
+        return self._perform(partial(self._read_bytes, path, start, end), path, "read", None if end is None else 0)
 
-    def _read(self, path: str, start: int | None, end: int | None) -> bytes:
+    def _read_bytes(self, path: str, start: int | None, end: int | None) -> bytes:
         if self.is_local:
             with open(path, "rb") as file:
                 file.seek(start or 0)

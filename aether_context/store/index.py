@@ -133,11 +133,11 @@ class IndexReader:
         blocks = list[File]()
         while self._waiting and self._waiting[0][0] <= last:
             blocks.append(self._waiting.popleft()[1])
-        for copies in self._files.at_once(self._read, blocks):
+        for copies in self._files.at_once(self._block_copies, blocks):
             self._copies.update(copies)
         return [self._copies.pop(pack_path, None) for pack_path in places]
 
-    def _read(self, block: File) -> dict[str, CallCopy]:
+    def _block_copies(self, block: File) -> dict[str, CallCopy]:
         with suppress(AetherContextError, FileNotFoundError):
             folder = block.path.rpartition("/")[0]
             copies = read_block(self._files.read(block.path), self._files.below_base(folder))

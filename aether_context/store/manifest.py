@@ -401,10 +401,10 @@ class Manifest(_Record):
 
     def sealed(self, **values: object) -> tuple[Self, bytes]:
         """This manifest with other values, and with its digest and signature; and its file."""
-        changed = self.model_copy(update={**values, "digest": "", "signature": ""})
-        fields = changed._fields()
+        copy = self.model_copy(update={**values, "digest": "", "signature": ""})
+        fields = copy._fields()
         seal = {"digest": (digest := hash_json(fields)), **signed(digest)}
-        return changed.model_copy(update=seal), manifest_file(fields | seal)
+        return copy.model_copy(update=seal), manifest_file(fields | seal)
 
     def verify(self) -> None:
         """Checks the manifest against its digest, and its signature where a key is set.
@@ -450,7 +450,7 @@ def _valid(model: type[_Model], fields: Mapping[str, JSON]) -> _Model:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        path = ".".join(str(piece) for piece in first["loc"])
+        path = ".".join(str(key) for key in first["loc"])
         raise ManifestError(f"not a manifest: {path}: {first['msg']}") from error
 
 

@@ -58,12 +58,12 @@ class MaskedPacks:
         last = self._last.pop(pack.source.previous.pack_id, None)
         form = self._form(pack, policy, last)
         if form is not pack:
-            forms = [{row.id: row.form for row in one.rows} for one in (form, pack)]
-            told = form.verdict.problems if forms[0] == forms[1] else (*form.verdict.problems, OTHERWISE)
+            forms = [{row.id: row.form for row in version.rows} for version in (form, pack)]
+            problems = form.verdict.problems if forms[0] == forms[1] else (*form.verdict.problems, OTHERWISE)
             form = form._replace(
                 prefix=pack.prefix,
                 tokens=form.tokens._replace(method=pack.tokens.method),
-                verdict=form.verdict._replace(problems=told),
+                verdict=form.verdict._replace(problems=problems),
             )
         self._last[name] = pack, form
         return form
@@ -74,30 +74,32 @@ class MaskedPacks:
         counts = dict(last[1].to_store.counts) if last is not None else {}
         counts |= {short(outcome.hash, 16): outcome.tokens for outcome in pack.rows} | dict(pack.to_store.counts)
         epochs = None if last is None else (last[0].epoch, last[1].epoch)
-        changed = masked_input(source, mask, self._contents)
+        masked_source = masked_input(source, mask, self._contents)
         if not policy.redact_prompt:
-            changed = changed._replace(epoch=_epoch(source.epoch, epochs))
-        if changed == source:
+            masked_source = masked_source._replace(epoch=_epoch(source.epoch, epochs))
+        if masked_source == source:
             return pack
         # What is masked counts what it stands for.
-        pairs = [(payload.step_text(source.step), payload.step_text(changed.step))]
-        for before, after in zip(source.candidates, changed.candidates, strict=True):
-            pairs += [(before.text, after.text), (render_line(before), render_line(after))]
-        pairs += [(one.text, other.text) for one, other in zip(source.instructions, changed.instructions, strict=True)]
+        pairs = [(payload.step_text(source.step), payload.step_text(masked_source.step))]
+        for candidate, masked_candidate in zip(source.candidates, masked_source.candidates, strict=True):
+            pairs += [(candidate.text, masked_candidate.text), (render_line(candidate), render_line(masked_candidate))]
+        pairs += [
+            (rule.text, other.text) for rule, other in zip(source.instructions, masked_source.instructions, strict=True)
+        ]
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens
-        for made in (item for item in pack.contents if item.form != "whole"):
-            counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
-        changed = changed._replace(previous=changed.previous._replace(sent=None))
+        for sent_item in (item for item in pack.contents if item.form != "whole"):
+            counts[_key(self._contents.of(sent_item.content, mask).wire)] = sent_item.tokens
+        masked_source = masked_source._replace(previous=masked_source.previous._replace(sent=None))
         counter = counter_for(source.request.model)
 
         def build(source: PackInput) -> Pack:
             return build_pack(source, policy, counter=counter, recorded=counts)
 
         if source.summaries:
-            changed = changed._replace(summaries=_summaries(source, changed, build, mask))
-        return build(changed)
+            masked_source = masked_source._replace(summaries=_summaries(source, masked_source, build, mask))
+        return build(masked_source)
 
 
 class MaskedContents:
@@ -115,12 +117,12 @@ class MaskedContents:
     def of(self, content: Content, mask: Masker) -> Content:
         """The masked form of a content, or of a masked one; itself where nothing is masked in it."""
         key = (mask.name, content.digest, content.agent)
-        known = self._known.get(key)
-        if known is None:
-            made = content_of_parts(content.role, [self._masked(part, mask) for part in content.parts])
-            known = replace(attributed(made) if content.agent else made, digest=content.digest)
-            self._known.put(key, known)
-        return content if known.wire == content.wire else known
+        masked = self._known.get(key)
+        if masked is None:
+            form = content_of_parts(content.role, [self._masked(part, mask) for part in content.parts])
+            masked = replace(attributed(form) if content.agent else form, digest=content.digest)
+            self._known.put(key, masked)
+        return content if masked.wire == content.wire else masked
 
     def _masked(self, part: Part, mask: Masker) -> Part:
         if self._to_send and part.is_thought and part.is_signed:
@@ -158,8 +160,8 @@ def _masked(value: Any, mask: Masker) -> Any:
         return value
     names = (item.name for item in fields(value) if item.name not in UNMASKED[type(value)])
     masked = {name: _masked(getattr(value, name), mask) for name in names}
-    changed = {name: item for name, item in masked.items() if item is not getattr(value, name)}
-    return replace(value, **changed) if changed else value
+    changes = {name: item for name, item in masked.items() if item is not getattr(value, name)}
+    return replace(value, **changes) if changes else value
 
 
 def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
@@ -170,7 +172,7 @@ def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
             inside = _FIELDS[name]
             masked[name] = item | ({inside: mask.json(item[inside])} if inside in item else {})
         elif name == "inline_data":  # its data is a hash
-            masked[name] = item | mask.json({key: one for key, one in item.items() if key != "data"})
+            masked[name] = item | mask.json({key: entry for key, entry in item.items() if key != "data"})
         else:
             masked[name] = item if name == "thought_signature" else mask.json(item)
     return masked
@@ -194,24 +196,24 @@ def _epoch(epoch: Epoch, last: tuple[Epoch, Epoch] | None) -> Epoch:
     Args:
         last: the epoch after the pack before, and after its masked form.
     """
-    before, after = last or (Epoch(number=0), Epoch(number=0))
-    texts = {(packed.of, packed.invocation): packed.text for packed in before.payloads}
-    masked = {(packed.of, packed.invocation): packed for packed in after.payloads}
+    original, masked_epoch = last or (Epoch(number=0), Epoch(number=0))
+    texts = {(message.of, message.invocation): message.text for message in original.payloads}
+    masked = {(message.of, message.invocation): message for message in masked_epoch.payloads}
     payloads = []
-    for packed in epoch.payloads:
-        key = (packed.of, packed.invocation)
-        known = masked.get(key) if texts.get(key) == packed.text else None
-        payloads.append(replace(known or replace(packed, text="", split=0), place=packed.place))
+    for message in epoch.payloads:
+        key = (message.of, message.invocation)
+        masked_message = masked.get(key) if texts.get(key) == message.text else None
+        payloads.append(replace(masked_message or replace(message, text="", split=0), place=message.place))
     return replace(
         epoch,
         payloads=tuple(payloads),
-        summary=after.summary if epoch.summary == before.summary else "",
-        marks=after.marks if epoch.marks == before.marks else epoch.marks,
+        summary=masked_epoch.summary if epoch.summary == original.summary else "",
+        marks=masked_epoch.marks if epoch.marks == original.marks else epoch.marks,
     )
 
 
 def _summaries(
-    source: PackInput, changed: PackInput, build: Callable[[PackInput], Pack], mask: Masker
+    source: PackInput, masked_source: PackInput, build: Callable[[PackInput], Pack], mask: Masker
 ) -> Mapping[str, str]:
     """A model's summaries for a pack, masked, by the keys under which its masked form asks for them.
 
@@ -220,9 +222,9 @@ def _summaries(
     written: dict[str, str] = {}
     masked: dict[str, str] = {}
     for _ in range(2):
-        asked = build(source._replace(summaries=written)).to_store.summary_requests
-        asked_masked = build(changed._replace(summaries=masked)).to_store.summary_requests
-        for request, other in zip(asked, asked_masked, strict=False):
+        requests = build(source._replace(summaries=written)).to_store.summary_requests
+        masked_requests = build(masked_source._replace(summaries=masked)).to_store.summary_requests
+        for request, other in zip(requests, masked_requests, strict=False):
             if (text := source.summaries.get(request.key)) is not None:
                 written[request.key], masked[other.key] = text, mask(text)
     return masked

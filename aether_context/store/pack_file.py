@@ -91,41 +91,41 @@ KEY = "AETHER_CONTEXT_KEY"
 """The environment variable with the key that what is written is signed with."""
 
 
-def signed(digest: str, place: str = "") -> dict[str, str]:
+def signed(digest: str, path: str = "") -> dict[str, str]:
     """The field with the signature of a digest; none where no key is set.
 
     Args:
-        place: where below the base of the store it is written, for what does not say itself whose it is: a file of
+        path: where below the base of the store it is written, for what does not say itself whose it is: a file of
             another session is not taken for one of this, then.
     """
-    key, text = os.environ.get(KEY, ""), f"{digest} {place}" if place else digest
+    key, text = os.environ.get(KEY, ""), f"{digest} {path}" if path else digest
     signature = hmac.new(key.encode("utf-8", "surrogateescape"), text.encode(), "sha256").hexdigest()
     return {"signature": signature} if key else {}
 
 
-def check_signature(digest: str, signature: JSON, what: str, place: str = "") -> None:
+def check_signature(digest: str, signature: JSON, what: str, path: str = "") -> None:
     """Raises `ChecksumMismatch` where a key is set and the signature was not made with it."""
-    expected = signed(digest, place).get("signature", "")
+    expected = signed(digest, path).get("signature", "")
     if expected and not hmac.compare_digest(expected.encode(), str(signature).encode("utf-8", "surrogatepass")):
         fault = "is not signed" if not signature else "was signed with another key, or forged"
         raise ChecksumMismatch(f"{what} {fault}: {KEY} is set")
 
 
-def add_hash(data: bytes, place: str) -> bytes:
+def add_hash(data: bytes, path: str) -> bytes:
     """Data behind a line with its hash, and where a key is set with its signature for the place that it is for."""
     digest = hash_bytes(data)
-    return b"%b\n%b" % (" ".join([digest, *signed(digest, place).values()]).encode(), data)
+    return b"%b\n%b" % (" ".join([digest, *signed(digest, path).values()]).encode(), data)
 
 
-def remove_hash(data: bytes, place: str) -> bytes:
+def remove_hash(data: bytes, path: str) -> bytes:
     """The data that `add_hash` was given; `ChecksumMismatch` where it is other data, or a key is set that did not sign
     it for this place."""
-    line, _, rest = data.partition(b"\n")
+    line, _, content = data.partition(b"\n")
     digest, _, signature = line.decode("utf-8", "replace").partition(" ")
-    if digest != hash_bytes(rest):
+    if digest != hash_bytes(content):
         raise ChecksumMismatch("it does not hold what was written")
-    check_signature(digest, signature, "it", place)
-    return rest
+    check_signature(digest, signature, "it", path)
+    return content
 
 
 _ALL_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)

@@ -184,8 +184,8 @@ class PackStore:
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        for _, manifests in groupby(self._read_all(app, user, session), key=lambda one: one.pack_id.split("_")[1]):
-            yield from sorted(manifests, key=lambda one: (one.last_event_time, one.call, one.pack_id))
+        for _, manifests in groupby(self._read_all(app, user, session), key=lambda pack: pack.pack_id.split("_")[1]):
+            yield from sorted(manifests, key=lambda pack: (pack.last_event_time, pack.call, pack.pack_id))
 
     def _read_all(self, *names: str | None) -> Iterator[Manifest]:
         for call in self.calls(self.listed(*names)):
@@ -204,7 +204,7 @@ class PackStore:
         places = list(listed)
         index = IndexReader(self.files, places) if places else None
 
-        def read(pack_path: str, copy: CallCopy | None = None) -> StoredCall:
+        def read_call(pack_path: str, copy: CallCopy | None = None) -> StoredCall:
             try:
                 manifest = self._parse(pack_path, copy.manifest) if copy else self.read(pack_path)
                 outcome: dict[str, JSON] | None = None
@@ -213,7 +213,7 @@ class PackStore:
                     outcome = pack_file.read_outcome(copied, manifest.digest) if copied else self.outcome(manifest)
                 return StoredCall(pack_path, manifest, outcome)
             except AetherContextError as error:
-                return read(pack_path) if copy else StoredCall(pack_path, error)
+                return read_call(pack_path) if copy else StoredCall(pack_path, error)
 
         for start in range(0, len(places), _MANY):
             chunk = places[start : start + _MANY]
@@ -224,9 +224,9 @@ class PackStore:
                 if copy and listed[pack_path].is_copied(copy, outcomes)
             }
             uncopied = [pack_path for pack_path in chunk if pack_path not in copies]
-            direct = dict(zip(uncopied, self.files.at_once(read, uncopied), strict=True))
+            direct = dict(zip(uncopied, self.files.at_once(read_call, uncopied), strict=True))
             for pack_path in chunk:
-                yield direct[pack_path] if pack_path in direct else read(pack_path, copies[pack_path])
+                yield direct[pack_path] if pack_path in direct else read_call(pack_path, copies[pack_path])
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of the pack that `find` finds."""
@@ -445,9 +445,9 @@ class PackStore:
 
     def note_forgotten(self, app: str, user: str, session: str, more: Forgotten) -> None:
         """Adds what was deleted for its age, so that it is not looked for."""
-        known = self.forgotten(app, user, session)
-        numbers = sorted({*known.packs, *more.packs})
-        stops = {scope: max(known.turns.get(scope, 0), stop) for scope, stop in ({**known.turns, **more.turns}).items()}
+        prior = self.forgotten(app, user, session)
+        numbers = sorted({*prior.packs, *more.packs})
+        stops = {scope: max(prior.turns.get(scope, 0), stop) for scope, stop in ({**prior.turns, **more.turns}).items()}
         path = f"{self.files.place(app, user, session)}/{FORGOTTEN}"
         self.files.replace(path, self._hashed(path, canonical_json({"packs": numbers, "turns": stops}).encode()))
 

@@ -144,24 +144,24 @@ def record(
     log = chain.log
     places, new = list[int](), list[Content]()
     for content in request.contents:
-        known, after = log.get(content.digest, ()), places[-1] + 1 if places else 0
-        at = bisect_left(known, after)
-        if at == len(known):
+        logged_at, next_place = log.get(content.digest, ()), places[-1] + 1 if places else 0
+        at = bisect_left(logged_at, next_place)
+        if at == len(logged_at):
             new.append(content)
-        places.append(known[at] if at < len(known) else chain.logged + len(new) - 1)
+        places.append(logged_at[at] if at < len(logged_at) else chain.logged + len(new) - 1)
     contents = ContentList(added=tuple(content.digest for content in new), ranges=as_ranges(places))
     new_wires = {content.digest: content.wire for content in new if content.digest not in log}
     if new:
         log = dict(log)
-        for place, content in enumerate(new, chain.logged):
-            log[content.digest] = (*log.get(content.digest, ()), place)
+        for number, content in enumerate(new, chain.logged):
+            log[content.digest] = (*log.get(content.digest, ()), number)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
     epoch_before, texts_before = _without_texts(source.epoch)
     epoch_texts |= texts_before
 
     settings = None if policy.digest in chain.held else json.loads(policy.canonical)
-    held = chain.held | {policy.digest}
+    digests = chain.held | {policy.digest}
     members, setting_digest = dict[str, str](), ""
     if policy.record == "full":
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
@@ -169,11 +169,11 @@ def record(
         setting, setting_digest = _written(
             Setting(step=step, instructions=source.instructions, wording=tuple(wording_of(source).items()), **shared)
         )
-        new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
+        new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in digests}
         members = {"contents": f"[{','.join(new_wires.values())}]"} if new_wires else {}
         if new_wires and policy.redact:
             members["digests"] = canonical_json(list(new_wires))
-        if setting_digest not in held:
+        if setting_digest not in digests:
             members["setting"] = setting
         other_texts = {
             "candidates": [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else [],
@@ -182,7 +182,7 @@ def record(
             "summaries": source.summaries,
         }
         members |= {name: canonical_json(value) for name, value in other_texts.items() if value}
-        held = held.union(new_epoch, {setting_digest})
+        digests = digests.union(new_epoch, {setting_digest})
 
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
@@ -283,7 +283,7 @@ def record(
         logged=chain.logged + len(new),
         rows=frozenset(keys),
         counts={**chain.counts, **new_counts},
-        held=held,
+        held=digests,
         setting=setting_digest,
         epoch=epoch,
         host=host,
@@ -327,8 +327,8 @@ def _first_words(request: Request) -> str:
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
     """An epoch as manifests hold it, with hashes in the place of its texts; and the texts by their hashes."""
-    texts = [packed.text for packed in epoch.payloads]
-    payloads = tuple(replace(packed, text=hash_text(packed.text)) for packed in epoch.payloads)
+    texts = [message.text for message in epoch.payloads]
+    payloads = tuple(replace(message, text=hash_text(message.text)) for message in epoch.payloads)
     summary = hash_text(epoch.summary) if epoch.summary else ""
     by_hash = {hash_text(text): text for text in (*texts, epoch.summary) if text or texts}
     return replace(epoch, summary=summary, payloads=payloads), by_hash

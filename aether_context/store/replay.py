@@ -120,25 +120,25 @@ class Replayer:
     def pack_input(self, manifest: Manifest) -> PackInput:
         """The input that the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
         resolved = self.resolve(manifest)
-        missing, known = list[str](), dict[str, Content]()
+        missing, by_digest = list[str](), dict[str, Content]()
         recorded: JSON = None
-        wanted = next((link.setting for link in self.line(manifest) if link.setting), "")
+        setting_digest = next((link.setting for link in self.line(manifest) if link.setting), "")
         for link in self.line(manifest):
             if not link.texts:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
-            texts = self._read(link, missing)
-            known |= self._contents.get(link.replay_text, {})
-            if link.setting == wanted:
+            texts = self._read_texts(link, missing)
+            by_digest |= self._contents.get(link.replay_text, {})
+            if link.setting == setting_digest:
                 recorded = texts.get("setting", recorded)
-        missing += [f"content {digest}" for digest in resolved.contents if digest not in known]
+        missing += [f"content {digest}" for digest in resolved.contents if digest not in by_digest]
         if recorded is None:
             missing.append("system instruction, declarations and step")
         if missing:
             raise ReplayIncomplete(missing)
         setting = SETTING.validate_python(recorded)
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
-        contents = [known[digest] for digest in resolved.contents]
+        contents = [by_digest[digest] for digest in resolved.contents]
         request = Request(
             model=manifest.model,
             **{name: getattr(setting, name) for name in OF_REQUEST},
@@ -156,7 +156,7 @@ class Replayer:
         epoch = replace(
             epoch,
             summary=self._epoch_texts[epoch.summary] if epoch.summary else "",
-            payloads=tuple(replace(packed, text=self._epoch_texts[packed.text]) for packed in epoch.payloads),
+            payloads=tuple(replace(message, text=self._epoch_texts[message.text]) for message in epoch.payloads),
         )
         texts = self._texts[manifest.replay_text]
         return PackInput(
@@ -178,7 +178,7 @@ class Replayer:
             wording=dict(setting.wording),
         )
 
-    def _read(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
+    def _read_texts(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
         """The texts that are new with a pack, each of which is known from then on."""
         if manifest.replay_text not in self._contents:
             try:
@@ -199,12 +199,12 @@ class Replayer:
     def ahead(self, manifests: Sequence[Manifest]) -> Iterator[Manifest]:
         """The manifests, with the texts of several of them read at once; those that cannot be read are read again."""
 
-        def read(manifest: Manifest) -> dict[str, JSON] | None:
+        def read_texts(manifest: Manifest) -> dict[str, JSON] | None:
             with suppress(AetherContextError):
                 return self.store.texts(manifest)
             return None
 
-        for manifest, texts in zip(manifests, self.store.files.ahead(read, manifests), strict=True):
+        for manifest, texts in zip(manifests, self.store.files.ahead(read_texts, manifests), strict=True):
             if texts is not None:
                 self.take(manifest, texts)
             yield manifest
@@ -250,17 +250,17 @@ def _compare(resolved: Resolved, pack: Pack) -> None:
     rows_before = resolved.rows.items()
     recorded = {name: row for name, row in rows_before if manifest.chose or is_content(row) or row.layer == "system"}
     for name in {**recorded, **rows}:
-        before, after = recorded.get(name), rows.get(name)
-        is_same = before == after if name in new else before and after and row_key(before) == row_key(after)
+        old_row, new_row = recorded.get(name), rows.get(name)
+        is_same = old_row == new_row if name in new else old_row and new_row and row_key(old_row) == row_key(new_row)
         if not is_same:
-            raise ReplayMismatch(f"rows, at {name}", repr(before), repr(after))
+            raise ReplayMismatch(f"rows, at {name}", repr(old_row), repr(new_row))
     if dict(manifest.allocation) != dict(pack.allocation.layers):
         raise ReplayMismatch("layers", repr(manifest.allocation), repr(pack.allocation.layers))
 
 
-def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolved:
-    """The last of some manifests, each of which extends the one in front of it, with what ``before`` and these hold."""
-    log, rows, counts = (list(before.log), before.rows, dict(before.counts)) if before is not None else ([], {}, {})
+def _resolved(base: Resolved | None, manifests: Sequence[Manifest]) -> Resolved:
+    """The last of some manifests, each of which extends the one in front of it, with what ``base`` and these hold."""
+    log, rows, counts = (list(base.log), base.rows, dict(base.counts)) if base is not None else ([], {}, {})
     contents: tuple[str, ...] = ()
     for manifest in manifests:
         log += manifest.contents.added
@@ -276,15 +276,15 @@ def _resolved(before: Resolved | None, manifests: Sequence[Manifest]) -> Resolve
         new_rows = {row.id: row for row in manifest.rows}
         unmatched = Counter(contents)
         unmatched.subtract(row.hash for row in content_rows)
-        held: dict[str, Row] = {}
+        live_rows: dict[str, Row] = {}
         for row in rows.values():
             if not is_content(row):
                 if not manifest.chose and row.layer != "system":
-                    held[row.id] = row
+                    live_rows[row.id] = row
             elif is_live(manifest.epoch, content_place(row.id)) and row.id not in new_rows and unmatched[row.hash] > 0:
                 unmatched[row.hash] -= 1
-                held[row.id] = row
-        rows = held | new_rows
+                live_rows[row.id] = row
+        rows = live_rows | new_rows
     return Resolved(manifest=manifests[-1], contents=contents, rows=rows, counts=counts, log=tuple(log))
 
 

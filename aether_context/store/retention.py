@@ -97,7 +97,7 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
                 stops[scope] = max(stops.get(scope, 0), stop)
             numbers = sorted(manifests[entry.stem].number for entry in old)
             forgotten.append((stay[0].session_key, Forgotten(numbers, stops)))
-        named = {name.rsplit("/", 1)[-1] for one in stay for name in (*one.artifact_uris, *one.saved, *one.stored)}
+        named = {name.rsplit("/", 1)[-1] for pack in stay for name in (*pack.artifact_uris, *pack.saved, *pack.stored)}
         for entry in of_session if not damaged else ():
             if entry.kind in ("message", "record") and is_old(entry):
                 begins = entry.file.name if entry.kind == "message" else _digest_of(store, entry)[:16]
@@ -127,14 +127,14 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
     folders = [owner]
     if session is not None:
         sessions = _with_called(store, entries, store.files.place(app, user, session))
-        own = [entry for entry in entries if entry.session in sessions]
-        others = [entry for entry in entries if entry.session not in sessions]
-        named = {_digest_of(store, entry) for entry in own if entry.kind == "record"}
-        named -= {_digest_of(store, entry) for entry in others if entry.kind == "record"}
-        shared = [entry for entry in others if entry.kind in ("summary", "calibration") or entry.stem in named]
-        stay = {entry.place for entry in others if entry.kind == "pack"}
-        shared += [entry for entry in others if entry.kind == "index" and not _indexed_places(store, entry) <= stay]
-        entries = own + [entry for entry in shared if own and entry.session == ""]
+        session_entries = [entry for entry in entries if entry.session in sessions]
+        remaining = [entry for entry in entries if entry.session not in sessions]
+        named = {_digest_of(store, entry) for entry in session_entries if entry.kind == "record"}
+        named -= {_digest_of(store, entry) for entry in remaining if entry.kind == "record"}
+        shared = [entry for entry in remaining if entry.kind in ("summary", "calibration") or entry.stem in named]
+        stay = {entry.place for entry in remaining if entry.kind == "pack"}
+        shared += [entry for entry in remaining if entry.kind == "index" and not _indexed_places(store, entry) <= stay]
+        entries = session_entries + [entry for entry in shared if session_entries and entry.session == ""]
         folders = [f"{store.files.root}/{folder}" for folder in sorted(sessions)]
     return Removal(files=_in_order(entries), foreign=foreign, folders=tuple(folders))
 
@@ -180,7 +180,7 @@ def _indexed_places(store: PackStore, block: StoreEntry) -> set[str]:
     """The places of the packs that a block of the index holds; one that is nowhere for a block that is damaged."""
     with suppress(AetherContextError, FileNotFoundError):
         calls = read_block(store.files.read(block.file.path), store.files.below_base(block.place))
-        return {f"{store.files.root}/{block.owner}/{place}" for place in calls}
+        return {f"{store.files.root}/{block.owner}/{pack_path}" for pack_path in calls}
     return {""}
 
 
@@ -199,11 +199,11 @@ def _manifests(store: PackStore, packs: Sequence[StoreEntry]) -> tuple[dict[str,
     manifests: dict[str, Manifest] = {}
     damaged: list[str] = []
     in_order = sorted(packs, key=lambda entry: write_time(entry.place))
-    for place, manifest, _ in store.calls({entry.place: Listing(entry.file, None) for entry in in_order}):
+    for pack_path, manifest, _ in store.calls({entry.place: Listing(entry.file, None) for entry in in_order}):
         if not isinstance(manifest, AetherContextError):
-            manifests[name_of(place)] = manifest
+            manifests[name_of(pack_path)] = manifest
         elif not isinstance(manifest, StoreError):
-            damaged.append(f"{place}/{MANIFEST}")
+            damaged.append(f"{pack_path}/{MANIFEST}")
     return manifests, damaged
 
 

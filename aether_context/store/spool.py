@@ -83,8 +83,8 @@ class Spool:
         if waiting and write is Write.CREATE:
             return False
         if waiting:
-            folder, before, kind, _ = re.split("[/-]", waiting)
-            number = int(before) + 1
+            folder, previous, kind, _ = re.split("[/-]", waiting)
+            number = int(previous) + 1
         else:  # a clock may be set back
             self._last = max(time.time_ns() // _STEP, self._last + 1)
             folder, number, kind = WAITING, self._last * _STEP, write

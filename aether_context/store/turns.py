@@ -71,10 +71,11 @@ class TurnFiles:
         """Reads contents by position from all files that hold one of these; without damaged files."""
         for _ in range(2):  # what was listed may be merged and deleted meanwhile
             with suppress(FileNotFoundError):
-                return self._read([one for one in self._listed() if one.start < stop and start < one.stop], [], take)
+                files = [file for file in self._listed() if file.start < stop and start < file.stop]
+                return self._load(files, [], take)
         return {}
 
-    def _read(self, segments: list[_Segment], damaged: list[_Segment], take: Callable[[Stored], Any]) -> dict[int, Any]:
+    def _load(self, segments: list[_Segment], damaged: list[_Segment], take: Callable[[Stored], Any]) -> dict[int, Any]:
         contents: dict[int, Any] = {}
         data = self._files.at_once(self._files.read, [segment.path for segment in segments])
         for segment, of_segment in zip(segments, data, strict=True):
@@ -93,21 +94,21 @@ class TurnFiles:
         number = max([int(time.time()), *(segment.number + 1 for segment in listed)])
         start, stop = min(contents), max(contents) + 1
 
-        def is_taken_in(one: _Segment) -> bool:
-            is_beside = one.start <= stop and start <= one.stop
-            overlaps = one.start < stop and start < one.stop
-            return one not in merged and is_beside and (overlaps or one.stop - one.start <= 2 * (stop - start))
+        def is_taken_in(file: _Segment) -> bool:
+            is_beside = file.start <= stop and start <= file.stop
+            overlaps = file.start < stop and start < file.stop
+            return file not in merged and is_beside and (overlaps or file.stop - file.start <= 2 * (stop - start))
 
-        while one := next(filter(is_taken_in, listed), None):
-            merged.append(one)
-            start, stop = min(start, one.start), max(stop, one.stop)
+        while neighbour := next(filter(is_taken_in, listed), None):
+            merged.append(neighbour)
+            start, stop = min(start, neighbour.start), max(stop, neighbour.stop)
         try:
-            found = {**self._read(sorted(merged), damaged, dict), **contents}
+            by_place = {**self._load(sorted(merged), damaged, dict), **contents}
         except (StoreError, FileNotFoundError):  # they stay, then
-            found, merged = dict(contents), []
-        text = canonical_json([found[at] for at in sorted(found)])
+            by_place, merged = dict(contents), []
+        text = canonical_json([by_place[at] for at in sorted(by_place)])
         data = gzip_bytes(add_hash(text.encode("utf-8", "surrogatepass"), self._place))
-        name = f"{number:06}-{min(found):08}-{max(found) + 1:08}-{short(hash_bytes(data))}{GZIP_ENDING}"
+        name = f"{number:06}-{min(by_place):08}-{max(by_place) + 1:08}-{short(hash_bytes(data))}{GZIP_ENDING}"
         self._files.create(f"{self._folder}/{name}", data)
         written = f"{self._folder}/{min(contents):08}-{max(contents) + 1:08}"
         self._files.note_written(self._session, written.removeprefix(f"{self._session}/"))

@@ -75,14 +75,14 @@ class Verifier:
     def faults(self, places: Sequence[str]) -> dict[str, str]:
         """Describes the faults of a session's packs, by their places; empty for each without any."""
 
-        def read(pack_path: str) -> Parts | AetherContextError:
+        def read_parts(pack_path: str) -> Parts | AetherContextError:
             try:
                 return self._store.parts(pack_path)
             except AetherContextError as error:
                 return error
 
         faults = {}
-        for pack_path, parts in zip(places, self._store.files.ahead(read, places), strict=True):
+        for pack_path, parts in zip(places, self._store.files.ahead(read_parts, places), strict=True):
             self._parts[pack_path] = parts
             faults[pack_path] = self.fault(pack_path)
         return faults
@@ -253,13 +253,13 @@ def _gaps(
         numbers_shown = ", ".join(f"{number:,}" for number in missing[:10])
         return f"of its {numbers[-1]:,} packs number {numbers_shown}{', …' if len(missing) > 10 else ''} is missing"
     for manifest in manifests:
-        before = numbered.get(manifest.number - 1, [])
-        if manifest.before and before and manifest.before not in {one.digest for one in before}:
+        predecessors = numbered.get(manifest.number - 1, [])
+        if manifest.before and predecessors and manifest.before not in {earlier.digest for earlier in predecessors}:
             return f"the pack before {manifest.pack_id} is not the one that it followed"
-        hashes = {outcomes[one.pack_id] for one in before}
-        if manifest.outcome_before and before and manifest.outcome_before not in hashes:
+        hashes = {outcomes[earlier.pack_id] for earlier in predecessors}
+        if manifest.outcome_before and predecessors and manifest.outcome_before not in hashes:
             fault = "not the one that was written" if any(hashes) else "missing"
-            return f"the outcome of {before[0].pack_id} is {fault}"
+            return f"the outcome of {predecessors[0].pack_id} is {fault}"
     return ""
 
 

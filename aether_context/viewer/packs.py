@@ -53,7 +53,7 @@ def spans(request_piece: Piece, view: PackView) -> Iterator[TextSpan]:
     head, *sections = _SECTION.split(packed_text + text_after)
     yield TextSpan("task", head)
     for index, section in enumerate(sections):
-        if section.startswith((payload.REQUEST, payload.HANDED)):
+        if section.startswith((payload.REQUEST, payload.HANDED_OVER)):
             yield TextSpan("task", "".join(sections[index:]), row)
             return
         layer = _LAYERS.get(section.partition(":")[0], "task")

@@ -1,4 +1,4 @@
-"""Writes a judged set of company rules in the form that `search_sets.py` reads: long texts of which many are nearly alike.
+"""Writes a judged set of company rules in the form that `search_sets.py` reads: long texts, many of them nearly alike.
 
     python tests/bench/policy_documents.py FOLDER [--seed N]
 

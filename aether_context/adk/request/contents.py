@@ -31,12 +31,12 @@ _Snapshot: TypeAlias = list[Any] | tuple[object, ...]
 """The fields of a content, its own containers apart from ADK's; a key where they hold what cannot be compared."""
 
 
-class _Read(NamedTuple):
-    """A content as it was read. ``shown`` is what is sent of it, None where that is the host's own."""
+class _Entry(NamedTuple):
+    """A content as it was read. ``escaped`` is what is sent of it, None where that is the host's own."""
 
     snapshot: _Snapshot
     content: Content
-    shown: types.Content | None
+    escaped: types.Content | None
 
 
 class AgentContents:
@@ -48,7 +48,7 @@ class AgentContents:
     def __init__(self) -> None:
         self.model = ""
         """The model that they were read for, whose rule counts media."""
-        self.entries: dict[int, _Read] = {}
+        self.entries: dict[int, _Entry] = {}
         self.answered_until = 0
         """Calls in the contents before this one have answers."""
         self.request: tuple[list[str | None], int] = ([], -1)
@@ -64,7 +64,7 @@ class CallContents(dict[int, Content]):
     """The contents of one call by position. One that was read before is taken over, others are read when asked for.
 
     Args:
-        kept: what was read at earlier calls; takes in what is read here.
+        agent_contents: what was read at earlier calls; takes in what is read here.
         loaded: the contents that the host shows.
         first: the position of the first of them.
         authored: gives a content that shows another agent's turn to its author.
@@ -73,7 +73,7 @@ class CallContents(dict[int, Content]):
 
     def __init__(
         self,
-        kept: AgentContents,
+        agent_contents: AgentContents,
         reader: Reader,
         model: str,
         loaded: Sequence[types.Content],
@@ -81,12 +81,12 @@ class CallContents(dict[int, Content]):
         authored: Callable[[types.Content, Content], Content],
         earlier: Callable[[int], Content],
     ) -> None:
-        if kept.model != model:
-            kept.entries, kept.answered_until, kept.model = {}, 0, model
-        self._kept, self._reader, self._model = kept, reader, model
+        if agent_contents.model != model:
+            agent_contents.entries, agent_contents.answered_until, agent_contents.model = {}, 0, model
+        self._contents, self._reader, self._model = agent_contents, reader, model
         self._loaded, self._first = loaded, first
         self._authored, self._earlier = authored, earlier
-        self._shown: dict[int, types.Content | None] = {}
+        self._escaped: dict[int, types.Content | None] = {}
         self.has_changed = False
         """Whether the host shows something else in the place of a content that an earlier call answered."""
 
@@ -94,30 +94,30 @@ class CallContents(dict[int, Content]):
         if at < self._first:
             content = self._earlier(at)
         else:
-            raw, entries = self._loaded[at - self._first], self._kept.entries
+            raw, entries = self._loaded[at - self._first], self._contents.entries
             entry = entries.get(at)
             if entry is None or not _is_same(raw, entry.snapshot):
                 # What no answer follows yet, as an instruction among the contents, may stand elsewhere at each call.
-                is_answered = at - self._first < self._kept.answered_until
+                is_answered = at - self._first < self._contents.answered_until
                 self.has_changed = self.has_changed or (entry is not None and is_answered)
-                entry = entries[at] = _Read(_snapshot(raw), *self._reader.read(raw, self._model))
-            self._shown[at] = entry.shown
+                entry = entries[at] = _Entry(_snapshot(raw), *self._reader.freeze(raw, self._model))
+            self._escaped[at] = entry.escaped
             content = self._authored(raw, entry.content) if entry.content.agent else entry.content
         self[at] = content
         return content
 
-    def shown(self, contents: Contents, at: int) -> types.Content:
+    def sent_of(self, contents: Contents, at: int) -> types.Content:
         """A content as it is sent: with escapes in the place of what nobody sees, where others wrote it."""
         if at < self._first:
-            return self._reader.shown(contents[at], self._model)
+            return self._reader.sent_of(contents[at], self._model)
         if at not in self:
             self[at]  # a call beside this one may have read something else at its place, or forgotten it
-        return self._shown[at] or contents[at]
+        return self._escaped[at] or contents[at]
 
     def forget_others(self) -> None:
         """Forgets what earlier calls read and this one did not."""
-        if len(self._kept.entries) > 2 * len(self) + 100:
-            self._kept.entries = {at: entry for at, entry in self._kept.entries.items() if at in self}
+        if len(self._contents.entries) > 2 * len(self) + 100:
+            self._contents.entries = {at: entry for at, entry in self._contents.entries.items() if at in self}
 
 
 @dataclass(slots=True, eq=False)

@@ -110,11 +110,11 @@ class Gatherer:
         completed, plan_then = ("", None) if plans else _completed(call)
         state = {name: call.state.get(name) for name in keys} | ({"plan": plan_then} if completed else {})
         key = (agent, plans, completed, structure(state))
-        found = self._plans.get(key)
-        if found is None:
-            found = read_state(state, worker=agent, plans=plans, completed=completed)
-            self._plans.put(key, found)
-        return found
+        planned_call = self._plans.get(key)
+        if planned_call is None:
+            planned_call = read_state(state, worker=agent, plans=plans, completed=completed)
+            self._plans.put(key, planned_call)
+        return planned_call
 
     async def gather(self, call: ModelCall, state: AgentState) -> PreparedCall:
         """The input of any request of an agent; its state takes in what was read."""
@@ -124,11 +124,11 @@ class Gatherer:
         identity = _identity(call, records)
         setting = getattr(call.invocation.run_config, "get_session_config", None)
         loads = _loads(call, setting) if setting is not None else ""
-        kept = AgentContents() if untouched else state.contents
+        agent_contents = AgentContents() if untouched else state.contents
         # Where the host loads a part of the events, an index says nothing.
-        known = AgentContents() if loads else kept
-        is_trusted = known.answered_until > 0
-        host = host_request(call, self.reader, known)
+        indexed = AgentContents() if loads else agent_contents
+        is_trusted = indexed.answered_until > 0
+        host = host_request(call, self.reader, indexed)
         raw, request_index, last_answer = host.contents, host.request_index, host.last_answer
         if loads and is_behind:
             begin = min(origins_of(raw, live), default=request_index or 0)
@@ -140,7 +140,7 @@ class Gatherer:
             loaded_epoch, rewound = load_epoch(call.state, identity, lambda message: message.of), ""
             if tracked:
                 history, rewound = await self._followed(call, state, loaded_epoch.rewound, loads, raw, live)
-                contents, begin, unsent = await self._place(call, live, history, loaded_epoch, raw, loads, last_answer)
+                contents, begin, unsent = await self._align(call, live, history, loaded_epoch, raw, loads, last_answer)
             else:
                 rewound = _rewound(call, events)
                 begin, unsent = _unloaded(call, raw, loads)
@@ -163,15 +163,15 @@ class Gatherer:
             content = replace(content, digest=row.digest or content.digest)
             return replace(content, agent="", quotes=()) if row.origin and row.origin.author == "user" else content
 
-        read = CallContents(kept, self.reader, model, raw, first, _authors(call, records).authored, earlier)
-        stored = load_epoch(call.state, identity, partial(original_text, contents=contents, read=read))
+        frozen = CallContents(agent_contents, self.reader, model, raw, first, _authors(call, records).authored, earlier)
+        stored = load_epoch(call.state, identity, partial(original_text, contents=contents, frozen=frozen))
         # Where the last cut was made is not looked at before the loaded contents.
         digests |= {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
         rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
-        given = PackInput(
+        base = PackInput(
             identity=identity,
             request=host.head._replace(rewritten=rewritten),
             window=call.window.tokens,
@@ -186,26 +186,25 @@ class Gatherer:
         )
         follow = partial(
             next_input,
-            given,
+            base,
             first + len(raw),
-            read.__getitem__,
+            frozen.__getitem__,
             replace(stored, rewound=rewound),
             request_index=request_index,
-            alone=getattr(call.invocation.agent, "include_contents", "default") == "none",
+            request_only=getattr(call.invocation.agent, "include_contents", "default") == "none",
             limits=call.limits,
             sees_own=call.policy.sees == "own" and not untouched,
         )
         source = follow(begin=begin, restored=contents.first)
-        if (
-            read.has_changed and is_trusted
-        ):  # the host rewrote what was read before, so that nothing about it is taken for granted
+        if frozen.has_changed and is_trusted:
+            # The host rewrote what was read before, so that nothing about it is taken for granted.
             state.contents = AgentContents()
             return await self.gather(call, state)
         # Where the boundary is not where it was, everything is live again.
         if history is not None and any(at < first and at not in contents.earlier for at in source.request.positions):
-            contents, begin, unsent = await self._filled(call, history, contents, range(first))
+            contents, begin, unsent = await self._load_missing(call, history, contents, range(first))
             rows = history.rows[:first]
-            read.clear()
+            frozen.clear()
             source = follow(begin=begin, restored=contents.first)
         problems = [*source.problems, *unsent]
         loaded = [*contents.earlier.values(), *raw]
@@ -216,14 +215,14 @@ class Gatherer:
         candidates, embedder = planned.candidates + (host.preloaded or ()), ""
         if last is not None and goes_on:
             # What an earlier call of this invocation found.
-            before = last.pack.source
-            candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
-            embedder = before.search.memory_embedder
+            previous = last.pack.source
+            candidates += tuple(candidate for candidate in previous.candidates if candidate.source == "memory")
+            embedder = previous.search.memory_embedder
         is_asked = identity.call == 1 or (request.first_call and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
             was_preloaded = host.preloaded is not None
-            found, found_by = await search_memories(call, problems, self._waits, preloaded=was_preloaded)
-            candidates += tuple(found)
+            memories, found_by = await search_memories(call, problems, self._waits, preloaded=was_preloaded)
+            candidates += tuple(memories)
             embedder = embedder if was_preloaded else found_by
         recorded = {candidate.uri for candidate in candidates}
         results = [record for record in records.results(call.context) if record.uri not in recorded]
@@ -240,40 +239,42 @@ class Gatherer:
         )
         if history is not None:
             history.live = {at: contents[at] for at in request.positions}
-        known.answered_until = last_answer
-        read.forget_others()
+        indexed.answered_until = last_answer
+        frozen.forget_others()
         # Where a result is posted, ADK shows nothing between its call and itself.
-        late = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
+        has_posted_result = bool(events) and events[-1].author == "user" and bool(events[-1].get_function_responses())
         transient = 0
         if len(raw) - last_answer > 1:
             transient = transient_contents(raw, events, call.context.user_content)
-        length = first + len(raw) - transient if tracked and not late else 0
-        settled = first + (len(raw) if late else last_answer) if tracked else 0
-        shown, original_of = partial(read.shown, contents), partial(original_text, contents=contents, read=read)
-        return PreparedCall(call, source, contents, stored, shown, original_of, length=length, settled=settled)
+        length = first + len(raw) - transient if tracked and not has_posted_result else 0
+        stable_end = first + (len(raw) if has_posted_result else last_answer) if tracked else 0
+        sent_of = partial(frozen.sent_of, contents)
+        original_of = partial(original_text, contents=contents, frozen=frozen)
+        return PreparedCall(call, source, contents, stored, sent_of, original_of, length=length, stable_end=stable_end)
 
-    def archive(self, read: PreparedCall, state: AgentState, later: Callable[[Callable[[], object]], None]) -> None:
+    def archive(self, prepared: PreparedCall, state: AgentState, later: Callable[[Callable[[], object]], None]) -> None:
         """Queues for the store what the host may not load any more: at an invocation's first call where it loads a part
         of the events, and whenever much of it waits."""
-        call, end, archived, most = read.call, read.settled, state.archived_end, _MOST_UNARCHIVED
+        call, source, end, limit = prepared.call, prepared.source, prepared.stable_end, _MOST_UNARCHIVED
         if (loads := getattr(call.invocation.run_config, "get_session_config", None)) is not None:
-            most = 1 if read.source.identity.call == 1 else max(1, min(most, (loads.num_recent_events or 0) // 2))
-        if call.policy.record != "full" or (archived <= end < archived + most and not read.source.request.rewritten):
+            limit = 1 if source.identity.call == 1 else max(1, min(limit, (loads.num_recent_events or 0) // 2))
+        is_little = state.archived_end <= end < state.archived_end + limit and not source.request.rewritten
+        if call.policy.record != "full" or is_little:
             return
         state.archived_end = end
         history, events = self.history(state), live_events(call.context.session.events)[0]
-        history.newest = id(read.history.loaded)
-        later(partial(history.save, read.history, events, end, call.policy.mask))
+        history.newest = id(prepared.history.loaded)
+        later(partial(history.save, prepared.history, events, end, call.policy.mask))
 
-    def cutoff(self, read: PreparedCall, pack: Pack, state: AgentState) -> str:
+    def cutoff(self, prepared: PreparedCall, pack: Pack, state: AgentState) -> str:
         """The id of the last event that the model does not read, empty where it reads all of them."""
-        last = read.call.last
+        last = prepared.call.last
         if last is not None and not pack.source.request.first_call and last.pack.epoch == pack.epoch:
             return last.cutoff  # nothing came or went where the model begins to read
         unread = last_unread(
-            pack, read.call.context.session.events, partial(self.reader.content, model=read.call.model)
+            pack, prepared.call.context.session.events, partial(self.reader.content, model=prepared.call.model)
         )
-        if unread is not None or not read.history.first:
+        if unread is not None or not prepared.history.first:
             return unread.id if unread is not None else ""
         cut = self.history(state).rows[: pack.epoch.cut_count]  # that event is not loaded any more
         return next((row.origin.event for row in reversed(cut) if row and row.origin), "")
@@ -282,7 +283,7 @@ class Gatherer:
         self,
         call: ModelCall,
         state: AgentState,
-        known: str,
+        epoch_rewound: str,
         loads: str,
         raw: Sequence[types.Content],
         live: Sequence[Event],
@@ -290,9 +291,9 @@ class Gatherer:
         """The agent's history since the event that last rewrote it, and that event's id.
 
         Args:
-            known: the one that the agent's epoch follows.
+            epoch_rewound: the one that the agent's epoch follows.
         """
-        last_history = state.history or self.history(state, known)
+        last_history = state.history or self.history(state, epoch_rewound)
         rewound = _rewound(call, call.context.session.events)
         is_placed = first_position(raw, live, call.key[4], call.key[3]) is not None
         if is_placed and last_history.rewound == rewound:
@@ -301,7 +302,7 @@ class Gatherer:
         session, within = call.context.session, partial(self._waits.within, "rewind", call.invocation.invocation_id)
         load = partial(call.invocation.session_service.get_session, app_name=session.app_name)
         try:
-            await last_history.look(None, call, self._waits)
+            await last_history.load(None, call, self._waits)
             if not last_history.rows:
                 return self.history(state, rewound), rewound
             session_with_all = await within(load(user_id=session.user_id, session_id=session.id))
@@ -318,7 +319,7 @@ class Gatherer:
             history.problem = f"what a rewind or a compaction left could not be read ({type(error).__name__})"
         return history, rewound
 
-    async def _place(
+    async def _align(
         self,
         call: ModelCall,
         events: Sequence[Event],
@@ -328,48 +329,48 @@ class Gatherer:
         loads: str,
         end: int,
     ) -> tuple[Contents, int, list[str]]:
-        """Aligns loaded contents with the agent's history, which takes in those before ``end``; returns what `_filled`
-        gives."""
-        told = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
-        if told is None:
-            await history.look(None, call, self._waits)
-        contents = Contents(loaded, len(history.rows) if told is None else told)
-        placed = (contents, *_unloaded(call, loaded, loads))
-        if contents.first or told is not None:
-            placed = await self._filled(call, history, contents, live_positions(epoch, contents.first))
+        """Aligns loaded contents with the agent's history, which takes in those before ``end``; returns what
+        `_load_missing` gives."""
+        first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
+        if first is None:
+            await history.load(None, call, self._waits)
+        contents = Contents(loaded, len(history.rows) if first is None else first)
+        aligned = (contents, *_unloaded(call, loaded, loads))
+        if contents.first or first is not None:
+            aligned = await self._load_missing(call, history, contents, live_positions(epoch, contents.first))
         with history.lock:
             history.take(contents, events, contents.first + end)
-        return placed
+        return aligned
 
-    async def _filled(
+    async def _load_missing(
         self, call: ModelCall, history: AgentHistory, contents: Contents, positions: Collection[int]
     ) -> tuple[Contents, int, list[str]]:
         """The contents with those at positions before the loaded ones, as they were sent last or as the store holds
         them; the first that is sent, a user's message where some are lost; and what is lost, in words."""
-        await history.look(contents.first, call, self._waits, positions)
+        await history.load(contents.first, call, self._waits, positions)
         contents = replace(contents, earlier=history.live)
-        lost = [at for at in positions if at not in contents.earlier]
-        begin = max(lost, default=-1) + 1
+        missing = [at for at in positions if at not in contents.earlier]
+        begin = max(missing, default=-1) + 1
         # A history that few events began may open in the middle of a turn.
-        if lost or (contents.first and 0 in positions):
+        if missing or (contents.first and 0 in positions):
             begin = next((at for at in range(begin, len(contents)) if is_message(contents[at])), begin)
-        told = f"{len(lost):,} contents before the loaded events are not sent: {history.problem}"
-        return contents, begin, [told] if lost else []
+        problem = f"{len(missing):,} contents before the loaded events are not sent: {history.problem}"
+        return contents, begin, [problem] if missing else []
 
 
-def original_text(message: PackedMessage, contents: Contents, read: CallContents) -> str:
+def original_text(message: PackedMessage, contents: Contents, frozen: CallContents) -> str:
     """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
     for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
         if 0 <= at < len(contents) and contents[at].role == "user":
-            content = read[at]
+            content = frozen[at]
             if content.digest == message.of:
                 return content.text
     return ""
 
 
 def _authors(call: ModelCall, records: Records) -> Authors:
-    asked = call.context.user_content
-    quotes = [*records.user_quotes, *([asked] if asked is not None and looks_quoted(asked) else ())]
+    message = call.context.user_content
+    quotes = [*records.user_quotes, *([message] if message is not None and looks_quoted(message) else ())]
     return Authors(records.authors, [content.parts for content in quotes])
 
 
@@ -391,7 +392,7 @@ def _host(call: ModelCall, head: Request, records: Records, identity: Identity, 
         can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
         asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
         window_mark=window.mark,
-        most_window=window.most,
+        most_window=window.max_tokens,
         readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
         planners=tuple(sorted({*call.policy.planners, *records.planners})),
     )
@@ -405,7 +406,7 @@ def _completed(call: ModelCall) -> tuple[str, object]:
     events, so that every worker keeps the same step, whatever became of the plan since.
     """
     agent, branch, plan_now = call.context.agent_name, call.invocation.branch or "", call.state.get("plan")
-    shown, is_repair, plans = "", False, dict[str, object]()
+    step_id, is_repair, plans = "", False, dict[str, object]()
     for event in reversed(call.context.session.events if plan_now is not None else ()):
         actions, metadata, responses = event.actions, noted(event), event.get_function_responses()
         is_message = event.author == "user" and event.content is not None and not responses
@@ -419,22 +420,22 @@ def _completed(call: ModelCall) -> tuple[str, object]:
             calls = {requested.name for requested in event.get_function_calls()}
             if "finish_task" in calls or not (calls or is_repair):
                 break
-            shown, is_repair = shown or str(metadata.get("step") or ""), False
-    plan = plans.get(shown) if shown else None
+            step_id, is_repair = step_id or str(metadata.get("step") or ""), False
+    plan = plans.get(step_id) if step_id else None
     current = current_step(parse_plan(plan_now).plan or PlanShape(), agent) if plan else None
     claims = current is not None and (current.status, current.claimed_by) == ("claimed", agent)
-    return (shown, plan) if plan and not claims else ("", None)
+    return (step_id, plan) if plan and not claims else ("", None)
 
 
 def _identity(call: ModelCall, records: Records) -> Identity:
     """Whose model call this is; the call's number is read off the session's events."""
     invocation, events, last = call.invocation.invocation_id, call.context.session.events, call.last
     app, user, session, branch, agent = call.key
-    before = last.pack.identity if last is not None and last.pack.identity.invocation == invocation else None
+    previous = last.pack.identity if last is not None and last.pack.identity.invocation == invocation else None
     number = 1
     for event in reversed(events):
-        if before is not None and event.id == before.last_event_id:
-            number += before.call - 1  # those up to here were counted for the call before
+        if previous is not None and event.id == previous.last_event_id:
+            number += previous.call - 1  # those up to here were counted for the call before
             break
         if event.invocation_id != invocation:
             break
@@ -490,12 +491,12 @@ def _growth(events: Sequence[Event], rows: Sequence[HistoryRow | None], identity
     sizes: list[int] = []
     size = 0
     earlier = (event for event in reversed(events) if event.invocation_id != identity.invocation)
-    told = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
-    shown = ((characters(content) if content else 0, is_users) for content, is_users in told)
-    before = (
+    messages = ((event.content, event.author == "user" and not event.get_function_responses()) for event in earlier)
+    loaded_sizes = ((characters(content) if content else 0, is_users) for content, is_users in messages)
+    earlier_sizes = (
         (row.sizes[1], bool(row.words and row.origin and row.origin.author == "user")) for row in reversed(rows) if row
     )
-    for added, is_users in islice(chain(shown, before), _MOST_GROWTH_EVENTS):
+    for added, is_users in islice(chain(loaded_sizes, earlier_sizes), _MOST_GROWTH_EVENTS):
         size += added
         if is_users:
             sizes.append(size)
@@ -509,11 +510,11 @@ def _growth(events: Sequence[Event], rows: Sequence[HistoryRow | None], identity
 
 def _loads(call: ModelCall, setting: GetSessionConfig) -> str:
     """Names the part of a session's events that the host loaded; empty where it loaded all."""
-    events, most = call.context.session.events, setting.num_recent_events
+    events, limit = call.context.session.events, setting.num_recent_events
     # The message that began this invocation is appended to those that were loaded.
-    before = sum(event.invocation_id != call.invocation.invocation_id for event in events) if most is not None else 0
-    if most is not None and before >= most:
-        return f"only the last {most} events"
+    count = sum(event.invocation_id != call.invocation.invocation_id for event in events) if limit is not None else 0
+    if limit is not None and count >= limit:
+        return f"only the last {limit} events"
     return "only later events" if setting.after_timestamp is not None else ""
 
 
@@ -542,11 +543,11 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
     compaction of the host's replaced by a summary is then as little sent again as what a rewind took back.
     """
     stored, session = call.state.get(REWOUND), call.key[2]
-    known = stored.get("event") if isinstance(stored, Mapping) and stored.get("session") == session else ""
+    noted_id = stored.get("event") if isinstance(stored, Mapping) and stored.get("session") == session else ""
     # An answer to an earlier call came with the state in which that call noted what it saw.
     latest = next((event for event in reversed(events) if _rewrites(event) or noted(event)), None)
-    if latest is None or not _rewrites(latest) or latest.id == known:
-        return known if isinstance(known, str) else ""
+    if latest is None or not _rewrites(latest) or latest.id == noted_id:
+        return noted_id if isinstance(noted_id, str) else ""
     if not call.passthrough_reason:
         call.context.state[REWOUND] = {"session": session, "event": latest.id}
     return latest.id

@@ -23,7 +23,7 @@ from aether_context.adk.request.reader import (
     without_client_ids,
 )
 from aether_context.adk.session import ANCHORS
-from aether_context.conversation.quotes import said
+from aether_context.conversation.quotes import quote_of
 from aether_context.pack import noted
 from aether_context.redaction import Masker
 from aether_context.store.masking import masked_part
@@ -88,16 +88,16 @@ class AgentHistory:
         self._mask = ""
         self._indexes: dict[str, TurnIndex] = {}
 
-    def take(self, contents: Contents, events: Sequence[Event], end: int, *, late: bool = False) -> None:
-        """Takes in the loaded contents before ``end``; anew from the first one on that is not what it was, but where it
-        is ``late`` and later calls have taken in theirs."""
+    def take(self, contents: Contents, events: Sequence[Event], end: int, *, is_late: bool = False) -> None:
+        """Takes in the loaded contents before ``end``; anew from the first one on that is not what it was, but where
+        it ``is_late`` and later calls have taken in theirs."""
         first, loaded = contents.first, contents.loaded
-        self.newest = self.newest if late else id(loaded)
+        self.newest = self.newest if is_late else id(loaded)
         self.rows += [None] * (first - len(self.rows))
-        known = min(len(self.rows), len(contents))
-        same = next((at for at in range(first, known) if not self._is(at, loaded[at - first])), known)
+        shared_end = min(len(self.rows), len(contents))
+        same = next((at for at in range(first, shared_end) if not self._is(at, loaded[at - first])), shared_end)
         if same < len(self.rows):
-            if late:
+            if is_late:
                 return
             self._forget(same)
             del self.rows[same:]
@@ -122,15 +122,15 @@ class AgentHistory:
             row = self.rows[at] = row._replace(key=key)
         return row is not None and row.key == key
 
-    def surviving(self, live: Collection[str], after: AgentHistory) -> None:
-        """Hands on to ``after``, the history that follows a rewind, the rows before the first one whose event is not
-        among the ``live`` ones; off the event loop, since it copies files."""
+    def surviving(self, live: Collection[str], successor: AgentHistory) -> None:
+        """Hands on to ``successor``, the history that follows a rewind, the rows before the first one whose event is
+        not among the ``live`` ones; off the event loop, since it copies files."""
         rewound_rows = (at for at, row in enumerate(self.rows) if row and row.origin and row.origin.event not in live)
         end = next(rewound_rows, len(self.rows))
-        if self._files is not None and after._files is not None and (stored := self._files.read(0, end)):
-            after._files.add({at: content for at, content in stored.items() if at < end})
-        after.rows = self.rows[:end]
-        after.live = {at: content for at, content in self.live.items() if at < end}
+        if self._files is not None and successor._files is not None and (stored := self._files.read(0, end)):
+            successor._files.add({at: content for at, content in stored.items() if at < end})
+        successor.rows = self.rows[:end]
+        successor.live = {at: content for at, content in self.live.items() if at < end}
 
     def digest_of(self, content: types.Content) -> str:
         return self._reader.content(content, "").digest
@@ -143,23 +143,23 @@ class AgentHistory:
 
     # the store
 
-    async def look(self, end: int | None, call: ModelCall, waits: Waits, wanted: Collection[int] = ()) -> None:
+    async def load(self, end: int | None, call: ModelCall, waits: Waits, positions: Collection[int] = ()) -> None:
         """Takes in what the store holds of the contents before ``end`` that are not known, of all where that is None,
         and puts what is wanted of it among the live ones."""
         with self.lock:
             rows = self.rows + [None] * ((1 if end is None else end) - len(self.rows))
-            wanted = set(wanted).difference(self.live)
-            missing = (at for at, row in enumerate(rows[:end]) if (at in wanted if row else at >= self._asked))
+            positions = set(positions).difference(self.live)
+            missing = (at for at, row in enumerate(rows[:end]) if (at in positions if row else at >= self._asked))
             start = next(missing, None)
         if start is None:
             return
         live: dict[int, types.Content] = {}
 
-        def taken(one: Stored) -> HistoryRow:
-            if one["at"] in wanted:
-                live[one["at"]] = types.Content.model_validate_json(json.dumps(one["content"]))
-            origin = Origin(*one["origin"]) if "origin" in one else None
-            return HistoryRow(0, one.get("words", ""), origin, tuple(one["sizes"]), one["digest"])
+        def taken(turn: Stored) -> HistoryRow:
+            if turn["at"] in positions:
+                live[turn["at"]] = types.Content.model_validate_json(json.dumps(turn["content"]))
+            origin = Origin(*turn["origin"]) if "origin" in turn else None
+            return HistoryRow(0, turn.get("words", ""), origin, tuple(turn["sizes"]), turn["digest"])
 
         self.problem = "the policy records no texts" if self._files is None else "the store does not hold them"
         stored: Mapping[int, HistoryRow] = {}
@@ -189,21 +189,22 @@ class AgentHistory:
         if self._files is None:
             return
         with self.lock:
-            late = self.newest != id(contents.loaded)
-            self.take(contents, events, end, late=late)
-            if late:  # a later call may have been shown another history: what both were shown is written
-                known = range(contents.first, min(end, len(self.rows)))
-                end = next((at for at in known if not self._is(at, contents[at])), known.stop)
+            is_late = self.newest != id(contents.loaded)
+            self.take(contents, events, end, is_late=is_late)
+            if is_late:  # a later call may have been shown another history: what both were shown is written
+                compared = range(contents.first, min(end, len(self.rows)))
+                end = next((at for at in compared if not self._is(at, contents[at])), compared.stop)
             unsaved, rows = self._unsaved, self.rows[:end]
         start = contents.first if unsaved is None else unsaved
         if unsaved is None and not any(map(_changes_earlier, events)):
             start = max(start, self._files.end())
-        held = [(at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier]
-        new = {at: self._stored(at, contents[at], row, mask) for at, row in held if row}
+        unsaved_rows = [(at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier]
+        new = {at: self._stored(at, contents[at], row, mask) for at, row in unsaved_rows if row}
         if new:
             self._files.add(new)
         with self.lock:
-            for at, row in held:  # a turn that is recalled is known by its digest, when it is not loaded any more
+            # A turn that is recalled is known by its digest, when it is not loaded any more.
+            for at, row in unsaved_rows:
                 if row and self.rows[at : at + 1] == [row]:
                     self.rows[at] = row._replace(digest=new[at]["digest"])
             self._unsaved = end if self._unsaved == unsaved else self._unsaved
@@ -220,8 +221,8 @@ class AgentHistory:
             if blob := part.pop("inline_data", None):
                 part["text"] = f"[{blob.get('mime_type')}: it is not kept]"
             part.get("function_response", {}).pop("parts", None)
-        kept = {"role": content.role, "parts": [masked_part(part, mask) for part in parts]}
-        value = {"at": at, "content": kept, "digest": frozen.digest, "sizes": list(row.sizes)}
+        stored_content = {"role": content.role, "parts": [masked_part(part, mask) for part in parts]}
+        value = {"at": at, "content": stored_content, "digest": frozen.digest, "sizes": list(row.sizes)}
         if row.origin is not None:
             value |= {"origin": list(row.origin), "words": mask(row.words)}
         return value
@@ -240,10 +241,10 @@ class AgentHistory:
         if mask.name != self._mask:
             self._forget(0)
             self._mask = mask.name
-        for place, row in enumerate(self.rows[len(self._ends) : end], len(self._ends)):
+        for at, row in enumerate(self.rows[len(self._ends) : end], len(self._ends)):
             if row and row.origin and row.words:
                 time, speaker = row.origin.time, row.origin.author
-                self._entries += turn_entries(place, mask(row.words), time=time, speaker=speaker)
+                self._entries += turn_entries(at, mask(row.words), time=time, speaker=speaker)
             self._ends.append(len(self._entries))
         return self._entries[: self._ends[end - 1] if end else 0]
 
@@ -269,12 +270,12 @@ def first_position(loaded: Sequence[types.Content], events: Sequence[Event], age
 def _changes_earlier(event: Event) -> bool:
     """Tells whether contents before an event became others with it, which another process may have stored as they
     were."""
-    late = event.author == "user" and event.get_function_responses()
-    return bool(late or event.actions.rewind_before_invocation_id)
+    posted = event.author == "user" and event.get_function_responses()
+    return bool(posted or event.actions.rewind_before_invocation_id)
 
 
 def origins_of(
-    contents: Sequence[types.Content], events: Sequence[Event], after: str = ""
+    contents: Sequence[types.Content], events: Sequence[Event], previous_event: str = ""
 ) -> dict[int, tuple[str, Origin]]:
     """Of the contents that events say, the words and the events; the words are empty where there are others than these.
 
@@ -283,7 +284,7 @@ def origins_of(
     to that agent's event; a user's message that only looks like that belongs to the user's.
 
     Args:
-        after: the id of the event that the contents come after; empty for none.
+        previous_event: the id of the event that the contents come after; empty for none.
     """
     texts = [*map(_texts, contents)]
     words = [*map(_words, texts)]
@@ -292,25 +293,25 @@ def origins_of(
     """Of each text, or content without one, the events that say it, by author, the latest last, with numbers that say
     which of two is later."""
     for number, event in enumerate(reversed(events)):
-        if event.id == after:
+        if event.id == previous_event:
             break
         if event.content is not None and not event.partial:
             text = _words(_texts(event.content)) or key_of(without_client_ids(event.content))
             mark = (event.custom_metadata or {}).get(ANCHORS)
             origin = Origin(event.author, event.timestamp, event.id, mark)
             saying.setdefault(text, {}).setdefault(event.author, deque()).appendleft((-number, origin))
-    found: dict[int, tuple[str, Origin]] = {}
-    for place in range(len(contents) - 1, -1, -1):
-        quoted = said(texts[place]) if keys[place] not in saying else None
+    origins: dict[int, tuple[str, Origin]] = {}
+    for at in range(len(contents) - 1, -1, -1):
+        quoted = quote_of(texts[at]) if keys[at] not in saying else None
         if quoted is not None and (sources := saying.get(quoted.text, {}).get(quoted.agent)):
-            found[place] = quoted.text, sources.pop()[1]
-    for place in range(len(contents) - 1, -1, -1):
-        latest = [(sources[-1], author) for author, sources in saying.get(keys[place], {}).items() if sources]
+            origins[at] = quoted.text, sources.pop()[1]
+    for at in range(len(contents) - 1, -1, -1):
+        latest = [(sources[-1], author) for author, sources in saying.get(keys[at], {}).items() if sources]
         if latest:
             (_, origin), author = max(latest)
-            saying[keys[place]][author].pop()
-            found[place] = words[place], origin
-    return found
+            saying[keys[at]][author].pop()
+            origins[at] = words[at], origin
+    return origins
 
 
 def _texts(content: types.Content) -> list[str]:

@@ -38,20 +38,21 @@ class HostRequest:
     request_index: int | None
 
 
-def host_request(call: ModelCall, reader: Reader, known: AgentContents) -> HostRequest:
+def host_request(call: ModelCall, reader: Reader, agent_contents: AgentContents) -> HostRequest:
     """Reads a request of ADK's.
 
     Args:
-        known: the agent's contents as they were at its last call. Where its last content that a model gave is still in
-            its place, those before it are not gone through again: whoever reads them sees whether they are the same.
+        agent_contents: the agent's contents as they were at its last call. Where its last content that a model gave
+            is still in its place, those before it are not gone through again: whoever reads them sees whether they are
+            the same.
     """
-    asked = call.context.user_content
+    user_content = call.context.user_content
     contents = list(call.request.contents)
-    block = preloaded(contents, asked)
+    block = preloaded(contents, user_content)
     if block is not None:
         del contents[block[0]]
-    answered = known.answered_until
-    if not 0 < answered <= len(contents) or not known.is_known(answered - 1, contents[answered - 1]):
+    answered = agent_contents.answered_until
+    if not 0 < answered <= len(contents) or not agent_contents.is_known(answered - 1, contents[answered - 1]):
         answered = 0
     if not call.passthrough_reason and not are_answered(contents[max(0, answered - 1) :]):
         contents, answered = with_pending(contents), 0
@@ -60,23 +61,23 @@ def host_request(call: ModelCall, reader: Reader, known: AgentContents) -> HostR
         contents=contents,
         preloaded=block[1] if block is not None else None,
         last_answer=next((at for at in range(len(contents), 0, -1) if contents[at - 1].role == "model"), 0),
-        request_index=_request_index(contents, asked, known, answered),
+        request_index=_request_index(contents, user_content, agent_contents, answered),
     )
 
 
 def _request_index(
-    contents: Sequence[types.Content], asked: types.Content | None, known: AgentContents, answered: int
+    contents: Sequence[types.Content], user_content: types.Content | None, agent_contents: AgentContents, answered: int
 ) -> int | None:
     """The result of `request_index_of`, looked for behind the contents that are ``answered`` alone where the message
     is the one that was answered last."""
-    words = [part.text for part in (asked.parts if asked is not None else None) or ()]
-    before, at = known.request
-    if words and words == before and at < answered and _texts(contents[at]) == words:
+    words = [part.text for part in (user_content.parts if user_content is not None else None) or ()]
+    last_words, at = agent_contents.request
+    if words and words == last_words and at < answered and _texts(contents[at]) == words:
         later = range(len(contents) - 1, answered - 1, -1)
-        return next((place for place in later if _texts(contents[place]) == words), at)
-    index = request_index_of(contents, asked)
+        return next((position for position in later if _texts(contents[position]) == words), at)
+    index = request_index_of(contents, user_content)
     is_theirs = index is not None and bool(words) and _texts(contents[index]) == words
-    known.request = (words, index) if index is not None and is_theirs else ([], -1)
+    agent_contents.request = (words, index) if index is not None and is_theirs else ([], -1)
     return index
 
 
@@ -101,8 +102,8 @@ def with_pending(contents: Sequence[types.Content]) -> list[types.Content]:
             if (call := next(same, None)) is not None:
                 calls.remove(call)
         if calls and not responses:
-            answers = [types.FunctionResponse(id=call.id, name=call.name, response=dict(_PENDING)) for call in calls]
-            pending = [types.Part(function_response=answer) for answer in answers]
+            results = [types.FunctionResponse(id=call.id, name=call.name, response=dict(_PENDING)) for call in calls]
+            pending = [types.Part(function_response=answer) for answer in results]
             if any(part.function_response for part in answered[-1].parts or ()):
                 pending = [*(answered.pop().parts or ()), *pending]
             answered.append(types.Content(role="user", parts=pending))
@@ -118,20 +119,20 @@ def are_answered(contents: Sequence[types.Content]) -> bool:
     for at, content in enumerate(contents):
         if content.role == "model":
             calls = [part for part in content.parts or () if part.function_call is not None]
-            answers = contents[at + 1].parts or () if calls and at + 1 < len(contents) else ()
-            if calls and sum(part.function_response is not None for part in answers) < len(calls):
+            following_parts = contents[at + 1].parts or () if calls and at + 1 < len(contents) else ()
+            if calls and sum(part.function_response is not None for part in following_parts) < len(calls):
                 return False
     return True
 
 
-def request_index_of(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
+def request_index_of(contents: Sequence[types.Content], user_content: types.Content | None) -> int | None:
     """The index of the human message that the model answers, None where there is none.
 
-    It is the last content with the words of ``asked``; where none has them, the last human one that is neither a block
-    of preloaded memories nor a loaded artifact nor the agent's own instruction. An agent that is shown nothing but
-    other agents' turns answers the last of them in which something is said, or the last one where nothing is.
+    It is the last content with the words of ``user_content``; where none has them, the last human one that is neither a
+    block of preloaded memories nor a loaded artifact nor the agent's own instruction. An agent that is shown nothing
+    but other agents' turns answers the last of them in which something is said, or the last one where nothing is.
     """
-    words = [part.text for part in (asked.parts if asked is not None else None) or ()]
+    words = [part.text for part in (user_content.parts if user_content is not None else None) or ()]
     human: int | None = None
     quoted: int | None = None
     heard = False
@@ -158,12 +159,12 @@ def _is_artifact(texts: Sequence[str | None]) -> bool:
     return len(texts) == 2 and first.startswith("Artifact ") and first.endswith(" is:")
 
 
-def transient_contents(contents: Sequence[types.Content], events: Sequence[Event], asked: types.Content | None) -> int:
+def transient_contents(contents: Sequence[types.Content], events: Sequence[Event], human: types.Content | None) -> int:
     """Counts the contents that ADK adds for one call alone, such as instructions: they stand among the last users'
     ones."""
-    found = 0
+    count = 0
     for content in takewhile(lambda content: content.role == "user", reversed(contents)):
         if not looks_quoted(content) and not any(part.function_response for part in content.parts or ()):
-            own = chain((asked,), (event.content for event in reversed(events) if event.author == "user"))
-            found += not any(said is not None and said.parts == content.parts for said in own)
-    return found
+            messages = chain((human,), (event.content for event in reversed(events) if event.author == "user"))
+            count += not any(earlier is not None and earlier.parts == content.parts for earlier in messages)
+    return count

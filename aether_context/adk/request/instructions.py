@@ -52,14 +52,14 @@ async def active_instructions(
     named = [content for content in contents if tools and _uses(content, tools)]
     loaded: dict[str, Candidate] = {}
     results = pair_results(reader.content(content, call.model) for content in named)
-    for part, asked in (answer for of_content in results for answer in of_content):
-        response = json.loads(part.text) if asked is not None and part.name in tools else None
-        if asked is None or not isinstance(response, dict) or is_error(response):
+    for part, requested in (answer for of_content in results for answer in of_content):
+        response = json.loads(part.text) if requested is not None and part.name in tools else None
+        if requested is None or not isinstance(response, dict) or is_error(response):
             continue
         is_skill = tools[part.name] is not None
         text = response.get("instructions") if is_skill else stored_bytes(response).decode("utf-8", "surrogatepass")
         skill = response.get("skill_name") if is_skill else ""
-        instruction = _instruction(part.name, asked.part.text, str(text or ""), str(skill))
+        instruction = _instruction(part.name, requested.part.text, str(text or ""), str(skill))
         loaded.pop(instruction.id, None)
         loaded[instruction.id] = instruction
     active: dict[str, Candidate] = {}
@@ -73,14 +73,14 @@ async def active_instructions(
                     active[instruction.id] = replace(instruction, text=text, digest=hash_text(text))
         except Exception as error:
             problems.append(f"active skills could not be read in full: {type(error).__name__}")
-    loaded = {name: one for name, one in loaded.items() if one.kind == "instructs" or (name in active and one.text)}
+    loaded = {name: item for name, item in loaded.items() if item.kind == "instructs" or (name in active and item.text)}
     return (*(skill for name, skill in active.items() if name not in loaded), *loaded.values())
 
 
 def _uses(content: types.Content, tools: Collection[str]) -> bool:
     """Tells whether a content calls one of these tools, or answers such a call."""
     pieces = (part.function_call or part.function_response for part in content.parts or ())
-    return any(piece is not None and piece.name in tools for piece in pieces)
+    return any(item is not None and item.name in tools for item in pieces)
 
 
 def _instruction(tool: str, arguments: str, text: str, skill: str) -> Candidate:

@@ -51,27 +51,27 @@ def cut_now(session: Session) -> Event:
     return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
 
 
-def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:
+def last_unread(pack: Pack, events: Sequence[Event], freeze: Callable[[types.Content], Content]) -> Event | None:
     """Finds the event before the first human message that a pack sends, where the model begins to read; None where
     nothing before that message is missing.
 
     Args:
-        read: the frozen form of an event's content.
+        freeze: the frozen form of an event's content.
     """
     request = pack.source.request
-    sent = {origin for made in pack.contents for origin in (made.origin, *(origin for origin, _ in made.members))}
-    first = next((at for at, content in enumerate(request.contents) if at in sent and is_human(content)), None)
-    if first is None or (request.positions[first] == first and sent.issuperset(range(first))):
+    sent_at = {origin for item in pack.contents for origin in (item.origin, *(origin for origin, _ in item.members))}
+    first = next((at for at, content in enumerate(request.contents) if at in sent_at and is_human(content)), None)
+    if first is None or (request.positions[first] == first and sent_at.issuperset(range(first))):
         return None
     digest = request.contents[first].digest
-    left = sum(content.digest == digest for content in request.contents[first:])
+    remaining = sum(content.digest == digest for content in request.contents[first:])
     for event in reversed(events):
         if event.content is None:
             continue
-        if left == 0:
+        if remaining == 0:
             return event
         is_message = event.author == "user" and not event.get_function_responses()
-        left -= is_message and read(event.content).digest == digest
+        remaining -= is_message and freeze(event.content).digest == digest
     return None
 
 
@@ -90,39 +90,39 @@ def anchors_of(
     is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
     among the problems.
     """
-    settings, found = call.policy.conversation, list[Anchor]()
+    settings, anchors = call.policy.conversation, list[Anchor]()
     priority = settings.anchor_priority("instruction_anchor")
 
     def add(mark: _Mark, is_meant: Callable[[Content], bool]) -> None:
         at = next((at for at in range(len(contents) - 1, -1, -1) if is_meant(contents[at])), None)
         if at is not None:
-            own = priority if mark.priority is None else mark.priority
-            description = mark.description or mark.contains[:80] or "marked message"
-            found.append(Anchor(place=positions[at], kind="instruction_anchor", priority=own, description=description))
+            rank = priority if mark.priority is None else mark.priority
+            words = mark.description or mark.contains[:80] or "marked message"
+            anchors.append(Anchor(place=positions[at], kind="instruction_anchor", priority=rank, description=words))
 
     values = call.state.get(ANCHORS) if priority else None
     items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else [values] if values else []
-    read = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
-    problems += [f"state {ANCHORS}.{at} was ignored: {_FORM}" for at, mark in enumerate(read) if mark is None]
-    for mark in filter(None, read):
+    marks = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
+    problems += [f"state {ANCHORS}.{at} was ignored: {_FORM}" for at, mark in enumerate(marks) if mark is None]
+    for mark in filter(None, marks):
         if text := mark.contains:
             add(mark, lambda content, text=text: text in content.text)  # type: ignore[misc]
-    by_event = {mark.event: mark for mark in filter(None, read) if mark.event}
+    by_event = {mark.event: mark for mark in filter(None, marks) if mark.event}
     marked = by_event.keys() | records.marked if priority else ()
     for event in call.context.session.events if marked else ():
         if event.id in marked and event.content is not None and event.content.parts:
             mark_of = by_event.get(event.id) or valid(_MARK, (event.custom_metadata or {}).get(ANCHORS)) or _Mark()
-            said = reader.content(without_client_ids(event.content), call.model)
-            wires = {part.wire for part in said.parts}
+            frozen = reader.content(without_client_ids(event.content), call.model)
+            wires = {part.wire for part in frozen.parts}
             add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
-    for at, place in enumerate(positions if priority else ()):
-        row = rows[place] if place < len(rows) else None
+    for at, position in enumerate(positions if priority else ()):
+        row = rows[position] if position < len(rows) else None
         if row and row.origin and (row.origin.event in by_event or row.origin.mark):
             mark_of = by_event.get(row.origin.event) or valid(_MARK, row.origin.mark) or _Mark()
-            add(mark_of, lambda content, own=contents[at]: content == own)  # type: ignore[misc]
+            add(mark_of, lambda content, marked_content=contents[at]: content == marked_content)  # type: ignore[misc]
     for rule in registered_anchors(settings):
         try:
-            found += selected(rule, contents, positions)
+            anchors += selected(rule, contents, positions)
         except Exception as error:
             problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
-    return ranked_anchors(found)
+    return ranked_anchors(anchors)

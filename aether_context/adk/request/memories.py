@@ -35,7 +35,7 @@ _TOKEN_CHARACTERS = 5
 
 
 def preloaded(
-    contents: Sequence[types.Content], asked: types.Content | None
+    contents: Sequence[types.Content], user_content: types.Content | None
 ) -> tuple[int, tuple[Candidate, ...]] | None:
     """The block that ADK's ``preload_memory`` put among the request's last user contents: its position, and the
     memories in it; None where there is none."""
@@ -44,7 +44,7 @@ def preloaded(
         if contents[at].role != "user" or any(part.function_response for part in parts):
             break
         text = parts[0].text if len(parts) == 1 else None
-        if not text or (asked is not None and parts == asked.parts):
+        if not text or (user_content is not None and parts == user_content.parts):
             continue
         block = (
             past_conversations(text)
@@ -73,9 +73,9 @@ def found_memories(entries: Iterable[MemoryEntry], most_characters: int) -> Iter
     The first 500 entries are looked at, 400,000 characters of them in all and 50,000 of each: services give the best
     first, and ranking more than that would take longer than a moment. It is ``most_characters`` where that is more.
     """
-    left = max(_MOST_MEMORY_CHARACTERS, most_characters)
+    characters_left = max(_MOST_MEMORY_CHARACTERS, most_characters)
     for entry in islice(entries, MOST_MEMORIES):
-        room = min(left, _LONGEST_MEMORY)
+        room = min(characters_left, _LONGEST_MEMORY)
         texts: list[str] = []
         for part in entry.content.parts or ():
             if part.text and room > 0:
@@ -83,7 +83,7 @@ def found_memories(entries: Iterable[MemoryEntry], most_characters: int) -> Iter
                 room -= len(part.text)
         text = " ".join(texts)
         if text:
-            left -= len(text)
+            characters_left -= len(text)
             preference, time = is_preference(entry.custom_metadata), entry.timestamp
             yield memory_candidate(text, author=entry.author, timestamp=time, name=entry.id, preference=preference)
 
@@ -138,18 +138,18 @@ async def search_memories(
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
     within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
-    found: list[Candidate] = []
+    memories: list[Candidate] = []
     if settings.memory_k == 0:
-        return found, ""
+        return memories, ""
     if isinstance(service, HybridMemoryService):
         try:
             for wish in await within(service.preferences(session.app_name, session.user_id)):
-                found.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
+                memories.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
     query = searched(" ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text))))
     if preloaded or not query:
-        return found, ""
+        return memories, ""
     query = await aside(len(query), partial(call.policy.mask, query))
     room = call.window.tokens * _TOKEN_CHARACTERS
     try:
@@ -158,12 +158,12 @@ async def search_memories(
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
-            return [*found, *found_memories(entries, room)], ""
+            return [*memories, *found_memories(entries, room)], ""
         # One more than can enter says that there are more of them than were found, so that a floor holds.
         hits = await within(service.find(session.app_name, session.user_id, query, settings.memory_k + 1))
         for hit in hits:
             memory = hit.memory
-            found.append(
+            memories.append(
                 memory_candidate(
                     memory.text,
                     author=memory.author,
@@ -174,10 +174,10 @@ async def search_memories(
                     preference=is_preference(memory.metadata),
                 )
             )
-        return found, service.memories.embedder if hits else ""
+        return memories, service.memories.embedder if hits else ""
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
-        return found, ""
+        return memories, ""
 
 
 def stored_results(
@@ -185,22 +185,22 @@ def stored_results(
 ) -> tuple[Candidate, ...]:
     """Results of tools as candidates: those in the conversation, which a cut may take, and of the others, of which a
     session can have hundreds, those that have most words of the request, the latest first."""
-    sent = {uri for content in contents for answer in answers_in(content) for uri in artifact_uris(answer)}
+    sent_uris = {uri for content in contents for answer in answers_in(content) for uri in artifact_uris(answer)}
     words = query_words(f"{words_of(call.context.user_content)} {call.planned.step.text}".casefold())
 
     def worth(record: EvidenceRecord) -> tuple[int, float, str]:
         text = f"{record.source} {record.query} {record.summary}".casefold()
         return (-sum(word in text for word in words), -(record.time or 0.0), record.uri)
 
-    others = nsmallest(_MOST_RESULTS, (record for record in records if record.uri not in sent), key=worth)
-    return tuple(record.candidate for record in (*(record for record in records if record.uri in sent), *others))
+    best = nsmallest(_MOST_RESULTS, (record for record in records if record.uri not in sent_uris), key=worth)
+    return tuple(record.candidate for record in (*(record for record in records if record.uri in sent_uris), *best))
 
 
 def with_evidence(candidates: Sequence[Candidate], records: Records, can_read: bool) -> tuple[Candidate, ...]:
     """Candidates with what the session's records say of their addresses, and without addresses that only a reader
     resolves where the request declares none."""
     readings, hashes = records.readings, {record.uri: record.digest for record in records.by_digits.values()}
-    found: list[Candidate] = []
+    completed: list[Candidate] = []
     for candidate in candidates:
         uri = candidate.uri
         if uri and can_read:
@@ -208,5 +208,5 @@ def with_evidence(candidates: Sequence[Candidate], records: Records, can_read: b
             candidate = replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
         elif uri and evidence_key(uri) is not None:
             candidate = replace(candidate, uri="")
-        found.append(candidate)
-    return tuple(found)
+        completed.append(candidate)
+    return tuple(completed)

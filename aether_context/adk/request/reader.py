@@ -45,37 +45,37 @@ class Reader:
         self._contents: SharedLRU[object, tuple[Content, types.Content | None]] = SharedLRU(20_000)
         self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
-    def read(self, content: types.Content, model: str) -> tuple[Content, types.Content | None]:
+    def freeze(self, content: types.Content, model: str) -> tuple[Content, types.Content | None]:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media; and what is sent of
         it with escapes in the place of what nobody sees, None where it hides nothing."""
         key = (model, key_of(content))
-        known = self._contents.get(key)
-        if known is None:
-            known = _read(content, model), None
-            if (escaped := _escaped(content, known[0])) is not content:
-                known = _read(escaped, model), escaped
-            self._contents.put(key, known)
-        return known
+        frozen = self._contents.get(key)
+        if frozen is None:
+            frozen = _freeze(content, model), None
+            if (escaped := _escaped(content, frozen[0])) is not content:
+                frozen = _freeze(escaped, model), escaped
+            self._contents.put(key, frozen)
+        return frozen
 
     def content(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content alone."""
-        return self.read(content, model)[0]
+        return self.freeze(content, model)[0]
 
-    def shown(self, content: types.Content, model: str) -> types.Content:
+    def sent_of(self, content: types.Content, model: str) -> types.Content:
         """A content as it is sent: with escapes where others wrote what nobody sees."""
-        return self.read(content, model)[1] or content
+        return self.freeze(content, model)[1] or content
 
     def head(self, request: LlmRequest) -> Request:
         """Reads a request up to its contents: model, system instruction, and declarations in order."""
         functions: list[types.FunctionDeclaration] = []
-        others: list[str] = []
+        other_tools: list[str] = []
         for tool in (request.config.tools if request.config is not None else None) or ():
             wire: JSON = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
             if isinstance(tool, types.Tool):
                 functions += tool.function_declarations or ()
                 wire = _json(tool.model_copy(update={"function_declarations": None}))
             if wire:
-                others.append(canonical_json(wire))
+                other_tools.append(canonical_json(wire))
         essential = essential_names(request)
         key = (essential, tuple(map(structure, functions)))
         tools = self._tools.get(key)
@@ -83,10 +83,10 @@ class Reader:
             tools = tuple(_tool(declaration, essential) for declaration in functions)
             self._tools.put(key, tools)
         system, is_text = system_text(request.config)
-        return Request(request.model or "", system, is_text, tools, tuple(others))
+        return Request(request.model or "", system, is_text, tools, tuple(other_tools))
 
 
-def _read(content: types.Content, model: str) -> Content:
+def _freeze(content: types.Content, model: str) -> Content:
     return attributed(content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()]))
 
 
@@ -99,12 +99,12 @@ _ESCAPED = re.compile(r"\\u00[01]|\\[bf]")
 """Controls in JSON."""
 
 
-def _escaped(content: types.Content, known: Content) -> types.Content:
+def _escaped(content: types.Content, frozen: Content) -> types.Content:
     """A content, known as it came, with escapes in what others wrote; itself where nothing is hidden there."""
-    shows_file = len(known.parts) == 2 and known.role == "user" and _ARTIFACT.fullmatch(known.parts[0].text)
-    if not (known.responses or known.agent or shows_file):
+    shows_file = len(frozen.parts) == 2 and frozen.role == "user" and _ARTIFACT.fullmatch(frozen.parts[0].text)
+    if not (frozen.responses or frozen.agent or shows_file):
         return content
-    if visible(known.wire) == known.wire and not _ESCAPED.search(known.wire):
+    if visible(frozen.wire) == frozen.wire and not _ESCAPED.search(frozen.wire):
         return content
     parts = list(content.parts or ())
     for at, part in enumerate(parts):
@@ -137,8 +137,8 @@ def essential_names(request: LlmRequest) -> frozenset[str]:
 
 def is_free(config: types.GenerateContentConfig | None) -> bool:
     """Tells whether the model is free to call a tool that is added, and to call none."""
-    chosen = config.tool_config if config is not None else None
-    calling = chosen.function_calling_config if chosen is not None else None
+    tool_config = config.tool_config if config is not None else None
+    calling = tool_config.function_calling_config if tool_config is not None else None
     return calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)
 
 
@@ -195,7 +195,7 @@ def _part(part: types.Part, model: str) -> Part:
     value = _json(part)
     size, tokens, count, pages = 0, 0, int(part.file_data is not None), 0
     inside = (part.function_response.parts if part.function_response is not None else None) or ()
-    for blob in (part.inline_data, *(piece.inline_data for piece in inside)):
+    for blob in (part.inline_data, *(inner.inline_data for inner in inside)):
         if blob is None:
             continue
         data = blob.data or b""
@@ -254,8 +254,8 @@ def stored(response: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     try:
         answer = types.FunctionResponse(response=dict(response))
-        kept: Mapping[str, Any] = answer.model_dump(mode="json", exclude_none=True, warnings=False)["response"]
-        return kept
+        result: Mapping[str, Any] = answer.model_dump(mode="json", exclude_none=True, warnings=False)["response"]
+        return result
     except (TypeError, ValueError):
         return response
 

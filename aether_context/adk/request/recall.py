@@ -36,24 +36,24 @@ class Recall:
         if name not in _INSTANT:
             _embedder(name)
 
-    async def rank(self, read: PreparedCall) -> PreparedCall:
+    async def rank(self, prepared: PreparedCall) -> PreparedCall:
         """The input with scores for the candidates that have none."""
-        source = read.source
+        source = prepared.source
         query = query_for(source)
         scored = all("similarity" in candidate.scores for candidate in source.candidates)
         if source.host.passthrough_reason or not query or scored:
-            return read
+            return prepared
 
         def rank(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import ranked
 
-            asked, redact = source.identity.last_event_time, read.call.policy.redact
-            return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
+            now, redact = source.identity.last_event_time, prepared.call.policy.redact
+            return ranked(source.candidates, query, asked=now, embedder=embedder, redact=redact)
 
-        return await self._compared(read, rank)
+        return await self._compared(prepared, rank)
 
     async def turns(
-        self, read: PreparedCall, history: AgentHistory, sent: Collection[int], most: int | None = None
+        self, prepared: PreparedCall, history: AgentHistory, whole: Collection[int], max_tokens: int | None = None
     ) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
@@ -63,47 +63,47 @@ class Recall:
 
         Args:
             history: the agent's, with the lock that its store writes under.
-            sent: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
-            most: tokens for those turns where they are to have less than the policy's share of the window.
+            whole: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
+            max_tokens: tokens for those turns where they are to have less than the policy's share of the window.
         """
-        source, settings = read.source, read.call.policy.retrieval
+        call, source, settings = prepared.call, prepared.source, prepared.call.policy.retrieval
         asked_at, query = source.request.request_index, query_for(source)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
-            return read
-        contents = read.history
-        history = history if read.settled else AgentHistory(self._reader)
+            return prepared
+        contents = prepared.history
+        history = history if prepared.stable_end else AgentHistory(self._reader)
         end = source.request.positions[asked_at]
-        events = live_events(read.call.context.session.events)[0]
+        events = live_events(call.context.session.events)[0]
 
-        def look() -> tuple[int, list[Entry], list[HistoryRow | None]]:
+        def read_turns() -> tuple[int, list[Entry], list[HistoryRow | None]]:
             with history.lock:
                 history.take(contents, events, end)
                 room = room_for_turns(*history.sizes(end), source)
-                entries = history.turns(end, read.call.policy.mask) if room else []
-                if read.call.policy.sees == "own":
-                    entries = [entry for entry in entries if entry.speaker in ("user", read.call.context.agent_name)]
+                entries = history.turns(end, call.policy.mask) if room else []
+                if call.policy.sees == "own":
+                    entries = [entry for entry in entries if entry.speaker in ("user", call.context.agent_name)]
                 return room, entries, history.rows[:end]
 
-        def digest_of(place: int) -> str:
-            row = rows[place]
-            return row.digest if row and row.digest else history.digest_of(contents[place])
+        def digest_of(at: int) -> str:
+            row = rows[at]
+            return row.digest if row and row.digest else history.digest_of(contents[at])
 
-        room, entries, rows = await asyncio.to_thread(look)
-        room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        if lost := rows[: contents.first].count(None):
-            note = f"{lost:,} contents before the loaded events are not searched: {history.problem}"
-            read = read.with_source(problems=(*source.problems, note))
-        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
-            return read
+        room, entries, rows = await asyncio.to_thread(read_turns)
+        room = room if max_tokens is None else min(room, max(max_tokens, LEAST_TOKENS))
+        if unknown := rows[: contents.first].count(None):
+            note = f"{unknown:,} contents before the loaded events are not searched: {history.problem}"
+            prepared = prepared.with_source(problems=(*source.problems, note))
+        if all(int(entry.id.partition("#")[0]) in whole for entry in entries):
+            return prepared
 
         planners = source.host.planners if source.validity == "valid" else ()
 
         def is_plan(turn: Candidate) -> bool:
             """Tells whether a planner wrote in this turn the plan of which the payload is made."""
-            words = self._reader.content(contents[turn_place(turn)[0]], read.call.model).words
+            words = self._reader.content(contents[turn_place(turn)[0]], prepared.call.model).words
             return turn.speaker in planners and any(without_plan(text) != text for text in (turn.text, words))
 
-        def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
+        def with_turns(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import recalled
 
             turns = recalled(
@@ -114,16 +114,16 @@ class Recall:
                 tokens=room,
                 asked=source.identity.last_event_time,
                 embedder=embedder,
-                redact=read.call.policy.redact,
+                redact=call.policy.redact,
                 index=history.index(embedder.name if embedder is not None else ""),
             )
             return (*source.candidates, *(turn for turn in turns if not is_plan(turn)))
 
         search = source.search._replace(turns=len(entries))
-        return await self._compared(read.with_source(search=search), found)
+        return await self._compared(prepared.with_source(search=search), with_turns)
 
     async def _compared(
-        self, read: PreparedCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
+        self, prepared: PreparedCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
     ) -> PreparedCall:
         """The input with the candidates that an act gives with the policy's embedder, or with the packaged one where
         that fails or takes too long.
@@ -131,14 +131,14 @@ class Recall:
         What takes too long goes on behind the calls: a model is loaded and a history embedded for those to come, which
         do not ask again meanwhile.
         """
-        name, invocation = read.call.policy.retrieval.embedder, read.call.invocation.invocation_id
+        name, invocation = prepared.call.policy.retrieval.embedder, prepared.call.invocation.invocation_id
         embedder = named = _embedder(name)
         candidates: tuple[Candidate, ...] | None = None
 
         def act_in_time() -> tuple[Candidate, ...]:
-            found = act(named)  # which the thread may come to when another one has taken its place here
+            result = act(named)  # which the thread may come to when another one has taken its place here
             self._waits.answered(name)
-            return found
+            return result
 
         if embedder is not None and name not in _INSTANT:
             try:
@@ -150,12 +150,13 @@ class Recall:
                 if isinstance(raised, LeftOut):
                     problem = "is left out for a while"
                 note = f"the embedder {name} {problem}: ranked by the model in the package"
-                embedder, read = _embedder("static"), read.with_source(problems=(*read.source.problems, note))
+                prepared = prepared.with_source(problems=(*prepared.source.problems, note))
+                embedder = _embedder("static")
         if candidates is None:
             candidates = await asyncio.to_thread(act, embedder)
-        search = read.source.search
+        search = prepared.source.search
         search = search._replace(embedder=embedder.name if embedder is not None else search.embedder)
-        return read.with_source(candidates=candidates, search=search)
+        return prepared.with_source(candidates=candidates, search=search)
 
 
 def _embedder(name: str) -> Embedder | None:

@@ -32,9 +32,9 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     # Declared last, besides the host's own; tools that are left out then can still be called.
     declared = frozenset(tool.name for tool in pack.tools.sent)
     finder = FindTools(pack.source.request.tools, declared, redact) if pack.tools.mode == "fitting" else None
-    made = [
-        contents[sent.origin] if sent.form == "whole" and sent.origin >= 0 else _content(pack, sent, contents)
-        for sent in pack.contents
+    new_contents = [
+        contents[item.origin] if item.form == "whole" and item.origin >= 0 else _content(pack, item, contents)
+        for item in pack.contents
     ]
     trimmed = {
         tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
@@ -57,8 +57,8 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
                     for declaration in tool.function_declarations
                     if declaration.name not in pack.tools.left_out
                 ]
-                behind |= {one.name: one for one in declared_here if one.name in behind}
-                inside = [one for one in declared_here if one.name not in behind]
+                behind |= {declaration.name: declaration for declaration in declared_here if declaration.name in behind}
+                inside = [declaration for declaration in declared_here if declaration.name not in behind]
                 tool = tool.model_copy(update={"function_declarations": inside or None})
                 if all(value is None for value in tool.__dict__.values()):
                     continue
@@ -79,7 +79,7 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
                 break
         else:
             tools.append(types.Tool(function_declarations=ends))
-    request.contents = made
+    request.contents = new_contents
     if config is None:
         return
     system = config.system_instruction
@@ -94,48 +94,48 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         config.tool_config = types.ToolConfig(function_calling_config=calling)
 
 
-def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types.Content:
+def _content(pack: Pack, item: Outgoing, contents: list[types.Content]) -> types.Content:
     """A content as it is sent: parts of the host's own, with what their wire forms say otherwise, and new texts.
 
     Whatever else a part holds, signatures too, is carried.
     """
-    known = pack.source.request.contents
-    members = sent.members or tuple((sent.origin, at) for at in range(len(sent.content.parts)))
+    frozen_contents = pack.source.request.contents
+    members = item.members or tuple((item.origin, at) for at in range(len(item.content.parts)))
     parts = [
-        types.Part(text=wanted.text)
+        types.Part(text=new_part.text)
         if origin < 0 or at < 0
-        else _changed((contents[origin].parts or [])[at], known[origin].parts[at], wanted)
-        for (origin, at), wanted in zip(members, sent.content.parts, strict=True)
+        else _with_changes((contents[origin].parts or [])[at], frozen_contents[origin].parts[at], new_part)
+        for (origin, at), new_part in zip(members, item.content.parts, strict=True)
     ]
-    return types.Content(role=sent.content.role or None, parts=parts)
+    return types.Content(role=item.content.role or None, parts=parts)
 
 
-def rewritten(raw: types.Content, known: Content, wanted: Content) -> types.Content:
+def rewritten(raw: types.Content, old: Content, new: Content) -> types.Content:
     """A content of the host with what its wire form says otherwise than it did; itself where that is nothing."""
-    if known.wire == wanted.wire:
+    if old.wire == new.wire:
         return raw
-    parts = zip(raw.parts or (), known.parts, wanted.parts, strict=True)
-    return types.Content(role=raw.role, parts=[_changed(part, before, after) for part, before, after in parts])
+    parts = zip(raw.parts or (), old.parts, new.parts, strict=True)
+    return types.Content(role=raw.role, parts=[_with_changes(*versions) for versions in parts])
 
 
-def _changed(part: types.Part, known: Part, wanted: Part) -> types.Part:
+def _with_changes(part: types.Part, old: Part, new: Part) -> types.Part:
     """A copy of a part with what its wire form says otherwise; only its text where that is of another kind, or lacks
     something that the part holds."""
-    if known.wire == wanted.wire:
+    if old.wire == new.wire:
         return part
-    wire, before = json.loads(wanted.wire), json.loads(known.wire)
-    if wire.keys() != before.keys():
+    wire, old_wire = json.loads(new.wire), json.loads(old.wire)
+    if wire.keys() != old_wire.keys():
         return types.Part(text=wire.get("text", ""))
     update: dict[str, Any] = {}
     for name, value in wire.items():
-        if value == before[name]:
+        if value == old_wire[name]:
             continue
         field = getattr(part, name)
         if name == "thought_signature":
             value = value.encode()
         elif isinstance(field, BaseModel):
-            changed = {key: item for key, item in value.items() if item != before[name].get(key)}
-            value = field.model_copy(update=changed | dict.fromkeys(before[name].keys() - value.keys()))
+            changes = {key: item for key, item in value.items() if item != old_wire[name].get(key)}
+            value = field.model_copy(update=changes | dict.fromkeys(old_wire[name].keys() - value.keys()))
         update[name] = value
     return part.model_copy(update=update)
 
@@ -157,8 +157,8 @@ def mark_prefix(call: ModelCall, models: Sequence[ServedModel]) -> None:
     request, invocation = call.request, call.invocation
     if call.policy.cache == "off" or request.cache_config is not None or invocation.context_cache_config is not None:
         return
-    spoken = (event.author for event in call.context.session.events if event.content is not None)
-    if not request.tools_dict and all(author == "user" for author in spoken):
+    authors = (event.author for event in call.context.session.events if event.content is not None)
+    if not request.tools_dict and all(author == "user" for author in authors):
         return
     for model in models:
         is_claude = bare_model_name(model.name).startswith("claude") and provider_of(model.name) in _MARKING
@@ -232,10 +232,10 @@ class FindTools(BaseTool):
         words = {query.strip(), *re.findall(r"[\w.:-]+", query)}
         named = [tool for tool in hidden if tool.name in words]
         best = [tool for tool in sorted(hidden, key=lambda tool: -scores[tool.name]) if scores[tool.name] > 0]
-        found = list(dict.fromkeys([*named, *best]))[:_MOST_FOUND]
+        tools = list(dict.fromkeys([*named, *best]))[:_MOST_FOUND]
         if not any(scores.values()) and hidden and not named:
             note = "Nothing in their descriptions has these words. Ask again with the names of those that fit."
             return {"found": [], "all_tools": [tool.name for tool in hidden], "note": note}
-        if not found:
+        if not tools:
             return {"found": [], "note": "No other tool does this. Say it in other words, or use the tools you have."}
-        return {"found": [{"name": tool.name, "does": tool.signature} for tool in found]}
+        return {"found": [{"name": tool.name, "does": tool.signature} for tool in tools]}

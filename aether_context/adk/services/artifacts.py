@@ -71,7 +71,7 @@ class FsspecArtifactService(BaseArtifactService):
         Raises:
             InputValidationError: a name is empty or reaches elsewhere, or the part holds nothing that can be kept.
         """
-        owner, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _locate(app_name, user_id, session_id, filename)
         part = ensure_part(artifact)
         if part.inline_data is not None:
             if part.inline_data.data is None:
@@ -109,7 +109,7 @@ class FsspecArtifactService(BaseArtifactService):
         Raises:
             InputValidationError: a name is empty or reaches elsewhere, or a reference does.
         """
-        owner, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _locate(app_name, user_id, session_id, filename)
         for remaining_hops in range(_MOST_REFERENCES, -1, -1):
             artifact = await asyncio.to_thread(self._artifacts.load, owner, name, version)
             if artifact is None:
@@ -123,7 +123,7 @@ class FsspecArtifactService(BaseArtifactService):
                     session_id=session_id,
                     remaining_depth=remaining_hops,
                 )
-                owner, name = _placed(target.app_name, target.user_id, target.session_id, target.filename)
+                owner, name = _locate(target.app_name, target.user_id, target.session_id, target.filename)
                 version = target.version
                 continue
             if (blob := part.inline_data) is not None:
@@ -149,7 +149,7 @@ class FsspecArtifactService(BaseArtifactService):
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> None:
         """Deletes all versions of an artifact; one that is not there is passed over."""
-        owner, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _locate(app_name, user_id, session_id, filename)
         await asyncio.to_thread(self._artifacts.delete, owner, name)
 
     @override
@@ -157,7 +157,7 @@ class FsspecArtifactService(BaseArtifactService):
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[int]:
         """The numbers of an artifact's versions, ascending."""
-        owner, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _locate(app_name, user_id, session_id, filename)
         return await asyncio.to_thread(self._artifacts.versions, owner, name)
 
     @override
@@ -165,7 +165,7 @@ class FsspecArtifactService(BaseArtifactService):
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[ArtifactVersion]:
         """An artifact's versions with what is known of each, ascending; no payload is read."""
-        owner, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _locate(app_name, user_id, session_id, filename)
         descriptions = await asyncio.to_thread(self._artifacts.described, owner, name)
         return [_described(owner, name, version) for version in descriptions]
 
@@ -174,7 +174,7 @@ class FsspecArtifactService(BaseArtifactService):
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None, version: int | None = None
     ) -> ArtifactVersion | None:
         """Describes a version, the last one where none is named; None where there is none."""
-        owner, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _locate(app_name, user_id, session_id, filename)
         artifact = await asyncio.to_thread(self._artifacts.load, owner, name, version, with_data=False)
         return _described(owner, name, artifact) if artifact is not None else None
 
@@ -207,7 +207,7 @@ def _parsed(uri: str, agents_dir: str | None) -> tuple[str, dict[str, Any]]:
     return url, {key: words.get(value.lower(), value) for key, value in parse_qsl(query)}
 
 
-def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Owner, str]:
+def _locate(app: str, user: str, session: str | None, filename: str) -> tuple[Owner, str]:
     """Finds the folder of an artifact, and its name there."""
     name = filename.removeprefix(_USER)
     if not name.strip():

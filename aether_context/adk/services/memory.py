@@ -78,14 +78,14 @@ class HybridMemoryService(BaseMemoryService):
     ) -> None:
         from aether_context.memory import Memories
 
-        place, options = parse_address(os.fspath(path or ""), agents_dir)
+        address, options = parse_address(os.fspath(path or ""), agents_dir)
         number = options.get("limit", str(limit))
         if not number.isdecimal() or int(number) < 1:
             raise SearchIndexError(f"limit={number!r} of a memory service is no whole number above 0")
         self.limit = int(number)
         embedder = options.get("embedder", embedder)
         redact = options["redact"].split(",") if "redact" in options else redact
-        self.memories = Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
+        self.memories = Memories(address or None, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
     async def add_session_to_memory(self, session: Session) -> None:
@@ -129,13 +129,13 @@ class HybridMemoryService(BaseMemoryService):
         """
         from aether_context.memory import Memory
 
-        found = {}
+        by_name = {}
         for entry in memories:
             text = text_of_parts(entry.content)
             if not text:
                 raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
             name = entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16)
-            found[name] = Memory(
+            by_name[name] = Memory(
                 name=name,
                 text=text,
                 role=entry.content.role or "user",
@@ -143,7 +143,7 @@ class HybridMemoryService(BaseMemoryService):
                 timestamp=entry.timestamp,
                 metadata=plain({**(custom_metadata or {}), **entry.custom_metadata}),
             )
-        await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()), revive=True)
+        await asyncio.to_thread(self.memories.add, app_name, user_id, list(by_name.values()), revive=True)
 
     @override
     async def search_memory(
@@ -156,10 +156,10 @@ class HybridMemoryService(BaseMemoryService):
         run.
         """
         try:
-            found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
+            hits = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
         except StoreUnavailable as error:
             _logger.warning("no memories: %s", error)
-            found = []
+            hits = []
         entries = [
             MemoryEntry(
                 id=hit.memory.name,
@@ -168,7 +168,7 @@ class HybridMemoryService(BaseMemoryService):
                 timestamp=hit.memory.timestamp,
                 custom_metadata={**hit.memory.metadata, SCORE: similarity(hit.score)},
             )
-            for hit in found
+            for hit in hits
         ]
         return SearchMemoryResponse(memories=entries)
 
@@ -205,7 +205,7 @@ def register_memory_service() -> None:
     from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
 
     for scheme in (SCHEME, _POSTGRES):
-        get_service_registry().register_memory_service(scheme, lambda uri, **given: HybridMemoryService(uri, **given))
+        get_service_registry().register_memory_service(scheme, lambda uri, **extra: HybridMemoryService(uri, **extra))
 
 
 def parse_address(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]]:
@@ -218,10 +218,10 @@ def parse_address(uri: str, agents_dir: str | None = None) -> tuple[str, dict[st
 
     if "://" not in uri:
         return uri, {}
-    place, options = without(uri, _OPTIONS)
-    if is_postgres(database := place.removeprefix(f"{SCHEME}+")):
+    address, options = without(uri, _OPTIONS)
+    if is_postgres(database := address.removeprefix(f"{SCHEME}+")):
         return database, options
-    parts = urlsplit(place)
+    parts = urlsplit(address)
     if parts.scheme not in (SCHEME, "file"):
         raise SearchIndexError(f"a memory URI begins with {SCHEME}:// or {_POSTGRES}://, not with {parts.scheme}://")
     if parts.query:
