@@ -61,7 +61,8 @@ class Span:
         form: in which form it stood in their requests; ``absent`` where in none.
         holds: whether the words stood there; None where the request cannot be built again.
         act: what brought it into this form, as a sentence; empty where it is whole.
-        elsewhere: what else held the words in the first of these requests: ids of rows, or ``payload`` and the like.
+        elsewhere: what else held the words in the first of these requests: ``the message c3_…``, ``the payload`` and the
+            like.
         settings: those that would have kept it whole; empty where none would.
     """
 
@@ -456,8 +457,8 @@ def _and(items: Iterable[str]) -> str:
 
 
 def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
-    """The names of pieces of a request: the ids of their rows, or words for what the plugin wrote."""
-    return tuple(part.rows[0] if part.rows else part.form or part.part for part in pieces)
+    """The names of pieces of a request: messages by the ids of their rows, or words for what the plugin wrote."""
+    return tuple(f"the message {part.rows[0]}" if part.rows else f"the {part.form or part.part}" for part in pieces)
 
 
 def _kind(row: Row | None, content: Content | None) -> str:
