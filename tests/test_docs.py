@@ -22,7 +22,7 @@ from aether_context.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-WORDS = 24_090
+WORDS = 24_000
 """Most words of docs/ and README.md together; it only goes down."""
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
