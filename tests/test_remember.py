@@ -226,3 +226,11 @@ def test_a_run_that_fails_keeps_the_users_words() -> None:
     with pytest.raises(RuntimeError):
         chat.say("I live in Bergen.")
     assert texts(service) == ["I live in Bergen."]
+
+
+def test_the_answer_that_a_limit_gives_in_the_models_place_is_not_remembered() -> None:
+    service = HybridMemoryService()
+    policy = PackPolicy(limits={"session": {"total_tokens": 20}, "on_budget": "stop"}, retrieval={"remember": True})
+    chat = Chat(script=["Fine.", "Never sent."], policy=policy, memory=service)
+    chat.say("I live in Bergen.", "And I work in Oslo.")
+    assert texts(service) == ["I live in Bergen.", "And I work in Oslo."]

@@ -61,8 +61,7 @@ class Span:
         form: in which form it stood in their requests; ``absent`` where in none.
         holds: whether the words stood there; None where the request cannot be built again.
         act: what brought it into this form, as a sentence; empty where it is whole.
-        elsewhere: what else held the words in the first of these requests: ``the message c3_…``, ``the payload`` and the
-            like.
+        elsewhere: what else held the words in the first of these requests, as ``the message c3_…`` or ``the payload``.
         settings: those that would have kept it whole; empty where none would.
     """
 

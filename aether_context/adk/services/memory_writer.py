@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cachetools import LRUCache
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService
@@ -15,6 +14,7 @@ from aether_context.adk.call import SessionKey, caller_of, session_key
 from aether_context.adk.services.memory import HybridMemoryService, text_of_parts
 from aether_context.redaction import Masker
 from aether_context.retrieval.ranking import without_small_talk
+from aether_context.tokens.counters import SharedLRU
 
 _MOST_SESSIONS, _MOST_EVENTS = 4_096, 200
 _SECONDS = 5.0
@@ -33,9 +33,9 @@ class MemoryWriter:
 
     def __init__(self, mask: Masker, report: Callable[[str], None]) -> None:
         self._mask, self._report = mask, report
-        self._added: LRUCache[SessionKey, tuple[str, set[str]]] = LRUCache(_MOST_SESSIONS)
+        self._added: SharedLRU[SessionKey, tuple[str, set[str]]] = SharedLRU(_MOST_SESSIONS)
         """The latest invocation of a session, and the ids of those of its events that were read."""
-        self._untaken: LRUCache[SessionKey, list[Event]] = LRUCache(_MOST_SESSIONS)
+        self._untaken: SharedLRU[SessionKey, list[Event]] = SharedLRU(_MOST_SESSIONS)
 
     async def add(self, invocation: InvocationContext) -> None:
         """Adds what an invocation has said since it was last asked, and waits for the service a few seconds."""
@@ -52,8 +52,8 @@ class MemoryWriter:
             for event in invocation.session.events
             if event.invocation_id == invocation.invocation_id and event.id not in ids
         ]
-        self._added[session] = invocation.invocation_id, ids.union(event.id for event in events)
-        spoken = [*(self._untaken.pop(session, None) or ()), *filter(None, map(self._spoken, events))]
+        self._added.put(session, (invocation.invocation_id, ids.union(event.id for event in events)))
+        spoken = [*(self._untaken.pop(session) or ()), *filter(None, map(self._spoken, events))]
         if not spoken:
             return
         try:
@@ -61,17 +61,18 @@ class MemoryWriter:
         except NotImplementedError:
             self._report(f"retrieval.remember has no effect: {type(service).__name__} takes whole sessions only")
         except Exception as error:
-            self._untaken[session] = spoken[-_MOST_EVENTS:]
+            self._untaken.put(session, spoken[-_MOST_EVENTS:])
             self._report(f"an invocation is not remembered yet: {type(error).__name__}: {error}")
 
     def _spoken(self, event: Event) -> Event | None:
-        """An event with its words alone, masked; None of one that says nothing to people, or small talk."""
-        if (
-            event.content is None
-            or not event.is_final_response()
-            or not without_small_talk(text_of_parts(event.content))
-        ):
+        """An event with its words alone, masked; None of one that says nothing to people, tells an error, or is small
+        talk."""
+        if event.content is None or event.error_code is not None or not event.is_final_response():
             return None
+        text = text_of_parts(event.content)
+        if not without_small_talk(text):
+            return None
+        words = types.Part(text=self._mask(text))
         words = types.Part(text=self._mask(text_of_parts(event.content)))
         return Event(
             id=event.id,
