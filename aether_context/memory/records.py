@@ -154,6 +154,7 @@ class Candidates:
         if len(self._read) > _MOST_READ:
             self._read = {}
         cached = self._read  # a record that is written anew has another number
+        numbers_by_id: dict[str, int] = {}
 
         def entries(places: Places) -> list[Entry]:
             numbers = self.numbers[places].tolist()
@@ -161,7 +162,9 @@ class Candidates:
                 records = records_of(new)
                 memories = {number: memory_of(records[number]) for number in new}
                 cached.update((number, (memory, memory.entry)) for number, memory in memories.items())
-            return [cached[number][1] for number in numbers]
+            listed = [cached[number][1] for number in numbers]
+            numbers_by_id.update(zip((entry.id for entry in listed), numbers, strict=True))
+            return listed
 
         plain = self._pool.named(question)[0]
         if vector.size and plain != question:
@@ -169,23 +172,28 @@ class Candidates:
                 vector = vectors_of(self._embedder, [plain], "query")
         base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(question, limit, entries, base, scores)
-        memories = {entry.id: memory for memory, entry in cached.values()}
-        result = [Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores) for hit in hits]
-        return self._corrected(result, limit, entries, cached) if terms.is_latin(question) and vector.size else result
+        memories = [cached[numbers_by_id[hit.id]][0] for hit in hits]
+        result = [
+            Remembered(memory=memory, score=hit.score, scores=hit.scores)
+            for memory, hit in zip(memories, hits, strict=True)
+        ]
+        if not (terms.is_latin(question) and vector.size):
+            return result
+        min_score = _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
+        firsts = [numbers_by_id[hit.id] for hit in hits[:_MOST_CORRECTED] if hit.score >= min_score]
+        return self._corrected(result, np.searchsorted(self.numbers, sorted(firsts)), limit, entries, cached)
 
     def _corrected(
         self,
         hits: Sequence[Remembered],
+        places: Places,
         limit: int,
         entries: Callable[[Places], Sequence[Entry]],
         cached: Mapping[int, tuple[Memory, Entry]],
     ) -> list[Remembered]:
-        """Hits with what corrects the first of them behind each, as good as that, in the place of the last of them; a
-        corrected one has the time of the correction among its scores."""
-        result, min_score = list(hits), _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
-        firsts = {hit.memory.entry.id for hit in hits[:_MOST_CORRECTED] if hit.score >= min_score}
-        numbers = [number for number, (_, entry) in cached.items() if entry.id in firsts]
-        places = np.flatnonzero(np.isin(self.numbers, numbers))
+        """Hits with what corrects those at some places behind each, as good as that, in the place of the last of them;
+        a corrected one has the time of the correction among its scores."""
+        result = list(hits)
         for position, corrections in zip(places.tolist(), self._pool.corrections(places), strict=True):
             corrected = cached[int(self.numbers[position])][0]
             at = next(at for at, hit in enumerate(result) if hit.memory == corrected)

@@ -184,6 +184,7 @@ class _Model:
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         self._pieces: dict[str, bytes] = {}
+        self._texts: dict[str, NDArray[np.uint16]] = {}
 
     def tokens(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
         """The numbers of each text's tokens, in their order."""
@@ -203,6 +204,15 @@ class _Model:
         joined = (b"".join(map(pieces.__getitem__, of_text)) for of_text in words)
         return [np.frombuffer(of_text, np.uint16)[:_MOST_TOKENS] for of_text in joined]
 
+    def tokens_once(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
+        """The same for texts that searches compare again and again: those of the latest 2,000 are kept."""
+        cached = self._texts
+        if len(cached) > _MOST_TEXTS:
+            self._texts = cached = {}
+        new = [text for text in texts if text not in cached]
+        cached.update(zip(new, self.tokens(new), strict=True))
+        return [cached[text] for text in texts]
+
     def sums(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The sum of the rows of each text's tokens, of shape ``(texts, dimensions)``."""
         result = np.zeros((len(texts), self.rows.shape[1]), dtype=np.int64)
@@ -211,6 +221,7 @@ class _Model:
         return result
 
 
+_MOST_TEXTS = 2_000
 _ALIKE = 0.35
 """The cosine of two tokens under which they have nothing in common; anything from 0.25 to 0.45 finds as much."""
 _STRETCH = 64
@@ -224,7 +235,7 @@ def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
     and Zaharia, 2020), and counts the more the fewer of these texts have anything near it.
     """
     model, result = _model(), np.zeros(len(texts))
-    query_ids, *text_ids = model.tokens([query, *texts])
+    (query_ids,), text_ids = model.tokens([query]), model.tokens_once(texts)
     words = {number: model.vocabulary[number].removeprefix("##") for number in set(query_ids.tolist())}
     query_ids = np.array(sorted(number for number, word in words.items() if word.isalnum() and word not in STOP_WORDS))
     if not query_ids.size or not any(ids.size for ids in text_ids):
