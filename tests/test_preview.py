@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from google.adk.evaluation.eval_case import (
+    EvalCase,
+    IntermediateData,
+    Invocation,
+    InvocationEvent,
+    InvocationEvents,
+    SessionInput,
+)
+from google.adk.evaluation.eval_set import EvalSet
 from google.adk.sessions.session import Session
+from google.genai import types
 from scripted import Chat, big_file, call, look_up
 
 from aether_context import PackPolicy
@@ -38,6 +48,60 @@ def run(*arguments: str, code: int = 0) -> Result:
     result = CliRunner().invoke(main, ["preview", *arguments])
     assert result.exit_code == code, result.output
     return result
+
+
+@pytest.fixture
+def evalset_path(tmp_path: Path) -> Path:
+    """An evalset as ADK writes it: a case with ids and one that somebody wrote by hand, without any."""
+    part = types.Part
+    ask, answer = types.UserContent(part(text="Where is order 7?")), types.ModelContent(part(text="It left on Friday."))
+    wrote = InvocationEvents(
+        invocation_events=[
+            InvocationEvent(author="clerk", content=types.ModelContent([call("look_up", key="order 7")])),
+            InvocationEvent(
+                author="clerk",
+                content=types.UserContent(part.from_function_response(name="look_up", response={"left": "Friday"})),
+            ),
+        ]
+    )
+    by_hand = IntermediateData(
+        tool_uses=[types.FunctionCall(name="look_up", args={"key": key}) for key in "ab"],
+        tool_responses=[
+            types.FunctionResponse(name="look_up", response={"left": day}) for day in ("Monday", "Tuesday")
+        ],
+    )
+    cases = [
+        EvalCase(
+            eval_id=name,
+            conversation=[
+                Invocation(user_content=ask, intermediate_data=data, final_response=answer),
+                Invocation(user_content=types.UserContent(part(text="And the bill?"))),
+            ],
+            session_input=SessionInput(app_name="shop", user_id="ann", state={"city": "Oslo"}),
+        )
+        for name, data in (("recorded", wrote), ("by_hand", by_hand))
+    ]
+    path = tmp_path / "orders.evalset.json"
+    path.write_text(EvalSet(eval_set_id="orders", eval_cases=cases).model_dump_json(by_alias=True), encoding="utf-8")
+    return path
+
+
+def test_a_case_of_an_evalset_is_packed_like_a_session(evalset_path: Path) -> None:
+    pack, manifest = preview(read_session(evalset_path), tools=[look_up], system="You help in {city}.")
+    assert (manifest.app, manifest.session, manifest.agent) == ("shop", "recorded", "clerk")
+    assert "Oslo" in pack.source.request.system
+    texts = [content.content.text for content in pack.contents]
+    assert [part in text for part, text in zip(("order 7", "look_up", "Friday", "Friday", "bill"), texts, strict=True)]
+    pack, manifest = preview(read_session(evalset_path, "by_hand"), tools=[look_up])
+    calls = [content.content for content in pack.contents if content.content.calls]
+    responses = [content.content for content in pack.contents if content.content.responses]
+    assert len(calls) == len(responses) == 2
+    assert [("Monday" in one.wire, "Tuesday" in one.wire) for one in responses] == [(True, False), (False, True)]
+
+
+def test_the_command_takes_an_evalset_and_names_the_cases_that_it_has(evalset_path: Path) -> None:
+    assert "by_hand" in run(str(evalset_path), "--case", "by_hand").output
+    assert "it has 'recorded', 'by_hand'" in run(str(evalset_path), "--case", "lost", code=3).output
 
 
 @pytest.mark.parametrize("state", [{}, {"plan": PLAN, "knowledge": {"notes": ["Rules are in the rules folder"]}}])
@@ -97,7 +161,7 @@ def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
         read_session(path)
     for text in ("{}", "not json", "[]"):
         path.write_text(text)
-        with pytest.raises(SessionError, match="is not an exported ADK session"):
+        with pytest.raises(SessionError, match="is neither an exported ADK session nor an evalset"):
             read_session(path)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -43,10 +43,13 @@ from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.adk.wiring import PackerParts
 from aether_context.conversation import strategy_names
-from aether_context.errors import SessionError
+from aether_context.errors import SessionError, listed
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore, record
+
+if TYPE_CHECKING:
+    from google.adk.evaluation.eval_case import EvalCase
 
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
 _Policy: TypeAlias = PackPolicy | str | Path | None
@@ -198,20 +201,65 @@ def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOption
     return last_unread(pack, session.events, lambda content: reader.content(content, name))
 
 
-def read_session(path: str | os.PathLike[str]) -> Session:
-    """A session from a file with what ``Session.model_dump_json()`` or ADK's web page wrote.
+def read_session(path: str | os.PathLike[str], case: str | None = None) -> Session:
+    """A session from a file with what ``Session.model_dump_json()`` or ADK's web page wrote, or from a case of an ADK
+    evalset.
+
+    Args:
+        case: the id of the case; None takes the first.
 
     Raises:
-        SessionError: the file is not there, or is not a session.
+        SessionError: the file is not there, is neither, or has no such case.
     """
+    name = os.fspath(path)
     try:
-        return Session.model_validate_json(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        if b'"eval_cases"' not in data and b'"evalCases"' not in data:
+            return Session.model_validate_json(data)
+        from google.adk.evaluation.eval_set import EvalSet
+
+        cases = {one.eval_id: one for one in EvalSet.model_validate_json(data).eval_cases if one.conversation}
     except OSError as error:
-        raise SessionError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+        raise SessionError(f"{name} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise SessionError(f"{os.fspath(path)} is not an exported ADK session: {why}") from error
+        raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {why}") from error
+    chosen = next(iter(cases), None) if case is None else case
+    if chosen not in cases:
+        raise SessionError(f"{name} has no case {chosen!r} with a conversation: it has {listed(cases)}")
+    return _session_of(cases[chosen])
+
+
+def _session_of(case: EvalCase) -> Session:
+    """The conversation of a case as the events that its invocations would have left."""
+    from google.adk.evaluation.eval_case import IntermediateData, InvocationEvents
+
+    given, events = case.session_input, list[Event]()
+    app, user = (given.app_name, given.user_id) if given is not None else ("eval", "user")
+    for number, invocation in enumerate(case.conversation or ()):
+        data, said = invocation.intermediate_data, [("user", invocation.user_content)]
+        if isinstance(data, InvocationEvents):
+            said += [(event.author, event.content) for event in data.invocation_events if event.content is not None]
+        elif isinstance(data, IntermediateData):
+            responses = list(data.tool_responses)
+            for place, call in enumerate(data.tool_uses):
+                # Cases that somebody wrote by hand have no ids.
+                response = next((one for one in responses if (one.id, one.name) == (call.id, call.name)), None)
+                ids = {"id": call.id or f"{number}-{place}"}
+                said.append(("agent", types.ModelContent(types.Part(function_call=call.model_copy(update=ids)))))
+                if response is not None:
+                    responses.remove(response)
+                    part = types.Part(function_response=response.model_copy(update=ids))
+                    said.append(("agent", types.UserContent(part)))
+        if invocation.final_response is not None and said[-1][1] != invocation.final_response:
+            said.append(("agent" if said[-1][0] == "user" else said[-1][0], invocation.final_response))
+        turn, time = invocation.invocation_id or f"invocation-{number}", invocation.creation_timestamp
+        events += [
+            Event(invocation_id=turn, author=author, content=content, timestamp=time) for author, content in said
+        ]
+    state = dict(given.state) if given is not None else {}
+    return Session(id=case.eval_id, app_name=app, user_id=user, events=events, state=state)
 
 
 class _Unwritten(Recorder):

@@ -210,8 +210,10 @@ def verify_command() -> None:
     "inspection.show_preview",
     "preview session.json",
     'preview session.json --message "Go on." --policy research --request',
+    "preview refunds.evalset.json --case late_refund",
 )
 @click.argument("path", metavar="SESSION.json")
+@click.option("--case", metavar="ID", help="The case of an evalset; else its first.")
 @click.option("--message", metavar="TEXT", help="The user's next message.")
 @click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
 @click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
@@ -224,8 +226,9 @@ def verify_command() -> None:
 def preview_command() -> None:
     """Shows the pack that a session's next model call would be sent. No model is called and the session is not touched.
 
-    SESSION.json is a file from `Session.model_dump_json()` or ADK's web page. Where the session waits for a user's
-    message and --message gives none, a placeholder is used. Tools are unknown here, and memories are not searched.
+    SESSION.json is a file from `Session.model_dump_json()` or ADK's web page, or an ADK evalset. Where the session
+    waits for a user's message and --message gives none, a placeholder is used. Tools are unknown here, and memories are
+    not searched.
     """
 
 

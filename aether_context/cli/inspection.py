@@ -179,16 +179,25 @@ def _span(span: Span) -> str:
 
 
 def show_preview(
-    *, path: str, policy: str | None, window: int | None, request: bool, everything: bool, as_json: bool, **call: Any
+    *,
+    path: str,
+    case: str | None,
+    policy: str | None,
+    window: int | None,
+    request: bool,
+    everything: bool,
+    as_json: bool,
+    **call: Any,
 ) -> None:
     """Prints the next pack, or its request.
 
     Args:
+        case: as of `read_session`.
         call: arguments of `preview`: the message, and the agent's name, model and instruction.
     """
     from aether_context.adk.preview import preview, read_session
 
-    session = read_session(path)
+    session = read_session(path, case)
     overrides = {"max_input_tokens": window} if window is not None else {}
     loaded_policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides)
     pack, manifest = preview(session, policy=loaded_policy, **call)
