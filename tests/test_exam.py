@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 import pytest
 from click.testing import CliRunner
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 from recorded_sessions import SMALL, STARVED, record
 from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy
 from aether_context.cli import main
 from aether_context.exam import hold_exam, questions
+from aether_context.exam.marking import DISTANCES, LAST
 from aether_context.exam.questions import Question, lines_of, plain_text
 from aether_context.pack import Content, Part
 
@@ -251,6 +256,29 @@ def test_what_stands_behind_an_address_is_readable() -> None:
     asked = []
     read = hold_exam(store, reader=lambda request, question: asked.append((request, question)) or "nothing").total
     assert (read.right, read.wrong) == (0, len(asked)) != (0, 0)
+
+
+@pytest.mark.parametrize("rewrite", ["rewind", "compaction"])
+def test_a_rewritten_history_keeps_its_distances(rewrite: str) -> None:
+    compacted: list[bool] = []
+
+    def alter(_: CallbackContext, request: LlmRequest) -> None:
+        if compacted:
+            request.contents = [types.UserContent("Earlier they talked."), *request.contents[2:]]
+
+    chat = Chat(store=new_store(), alter=alter, script=[f"Answer {at}." for at in range(40)])
+    chat.say("Hello.", "Never push to main without a review.", *[f"Question {at}?" for at in range(10)])
+    if rewrite == "rewind":
+        last = asyncio.run(chat.held()).events[-1].invocation_id
+        asyncio.run(chat.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=last))
+    else:
+        compacted.append(True)
+    chat.say("Never rename a public function.", "And now?")
+    total = hold_exam(chat.store).total
+    assert total.count("whole", kind="order", distance=LAST) == 2
+    marks = {at: total.count("whole", kind="order", distance=at) for at in DISTANCES.values()}
+    assert marks["up to 8 calls"] == 9, "eight of the first order, one of the second"
+    assert marks["up to 25 calls"] == 4, "of the first order alone"
 
 
 def test_the_command_says_what_the_exam_says(recorded) -> None:
