@@ -101,7 +101,7 @@ def test_known_figures():
     assert effective([1, 0, 0, 0]) == 1
     assert effective([91, 3, 3, 3]) == pytest.approx(1.2, abs=0.05)
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert needed_sessions(10, 5) == 25
+    assert needed_sessions(10, 5, 0.05) == 25
     found = paired_difference([1.0, 2.0, 3.0, 4.0] * 10, 0)
     assert (found.mean, found.sessions) == (2.5, 40)
     assert found.low == pytest.approx(2.15, abs=0.05)
