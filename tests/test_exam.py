@@ -164,6 +164,7 @@ def test_what_is_to_hold_from_now_on_is_an_order(sentence: str) -> None:
         "You should see an error in the console.",
         "Use of tabs instead of spaces is common there.",
         "It's a bug, not a feature of ours.",
+        "Ok, I think it does not adhere to the rule that every line must not be wider than the screen.",
         "ValueError: you must not pass both arguments",
         "2026-01-03 11:20:01 WARNING do not run this as root",
         "src/a.c:12:5: warning: do not use gets",
