@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
@@ -118,6 +119,20 @@ def test_what_holds_an_answer_is_looked_for_in_the_request(table: Table, tmp_pat
     rows = {row["what"]: row for row in table(script, path, "--peers", "--by", "kind")}
     assert rows["balanced"]["recall"] == "1.000"
     assert (rows["balanced"]["kind"], rows["sessions"]["recall"]) == ("one turn", "1")
+
+
+def test_an_interrupted_turn_moves_no_later_message() -> None:
+    exam = importlib.import_module("exam")
+    (turn,) = RUN["turns"]
+    interrupted = {"user": "Fix it.", "steps": turn["steps"][:2]}
+    continued = {"user": "And then?", "steps": [{"text": "One moment.", "calls": []}, *turn["steps"]]}
+    run = exam.as_played(RUN | {"turns": [interrupted, continued, {"user": "Stop here.", "steps": []}, turn]})
+    contents, lengths = exam.contents_of(run)
+    requests = asyncio.run(exam.play(run))
+    assert len(requests) == len(lengths)
+    for request, length in zip(requests, lengths, strict=True):
+        assert len(request.shape) == length
+        assert contents[length - 1].parts[0].text in request.said
 
 
 def test_a_chat_counts_messages_and_their_telling_sentences(table: Table, tmp_path: Path) -> None:

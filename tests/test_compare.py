@@ -13,9 +13,10 @@ from scripted import Chat, call, new_store
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
+from aether_context.exam.intervals import LEAST_SESSIONS
 from aether_context.exam.marking import hold_exam
 from aether_context.exam.recordings import folders
-from aether_context.tuning.arms import LEAST_SESSIONS, compare_arms, report_arms
+from aether_context.tuning.arms import compare_arms, report_arms
 
 SEEDS = range(20)
 
@@ -49,7 +50,8 @@ def test_a_known_difference_is_found(seed: int) -> None:
 def test_where_there_is_none_none_is_seen(seed: int) -> None:
     report = report_arms(simulated(seed, effect=0.0))
     assert [one.measure for one in report.contrasts if one.more_sessions is None] == []
-    assert all("no difference seen yet, about" in str(one) for one in report.contrasts)
+    assert all("no difference seen yet" in str(one) for one in report.contrasts)
+    assert all(f"about {one.more_sessions:,} more" in str(one) for one in report.contrasts if one.difference.mean)
 
 
 def test_few_sessions_show_nothing() -> None:
@@ -58,6 +60,36 @@ def test_few_sessions_show_nothing() -> None:
     assert all(one.more_sessions for one in report.contrasts)
     (cost,) = [one for one in report.contrasts if one.measure == "cost"]
     assert cost.more_sessions >= 2 * (LEAST_SESSIONS - 10)
+
+
+def spread(middle: float) -> list[dict[str, float]]:
+    return [{"cost": middle + (-1) ** number} for number in range(100)]
+
+
+def test_the_plan_is_for_the_test_that_decides() -> None:
+    """The difference is 2.4 standard errors: 5% (one-sided) would have shown it, and 1% in two tails does not."""
+    (cost,) = report_arms({"a": spread(10.0), "b": spread(10.339)}).contrasts
+    assert 0.01 < cost.chance < 0.05
+    # Normal quantiles of 1% in two tails and of a power of 80%: (2.576 + 0.842)**2 * 2.02 / 0.339**2 sessions of each.
+    assert cost.more_sessions == pytest.approx(2 * (206 - 100), abs=4)
+
+
+def test_of_many_measures_each_takes_more_sessions() -> None:
+    arms = {"a": spread(10.0), "b": spread(10.339)}
+    (alone,) = report_arms(arms).contrasts
+    noise = {"cached": 50.0, "refused": 1.0, "recall": 70.0, "accepted": 80.0}
+    many = {
+        arm: [
+            session | {name: mean + (-1) ** (at // 2) for name, mean in noise.items()} for at, session in enumerate(of)
+        ]
+        for arm, of in arms.items()
+    }
+    report = report_arms(many)
+    (cost,) = [one for one in report.contrasts if one.measure == "cost"]
+    assert cost.more_sessions > 1.3 * alone.more_sessions
+    assert {one.more_sessions for one in report.contrasts if one.measure != "cost"} == {0}, "no number would show none"
+    assert "no difference seen yet" in str(report.contrasts[-1])
+    assert "about" not in str(report.contrasts[-1])
 
 
 def test_the_arms_of_recorded_sessions_are_told_apart() -> None:

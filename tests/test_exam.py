@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 import pytest
 from click.testing import CliRunner
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 from recorded_sessions import SMALL, STARVED, record
 from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy
 from aether_context.cli import main
 from aether_context.exam import hold_exam, questions
+from aether_context.exam.marking import DISTANCES, LAST
 from aether_context.exam.questions import Question, lines_of, plain_text
 from aether_context.pack import Content, Part
 
@@ -48,13 +53,131 @@ def test_each_kind_is_asked_for() -> None:
     assert (second.answer, second.place, second.until) == (("99.10",), 6, None)
     assert [one.answer for one in of_kind("file")] == [("src/billing/invoice.py",)]
     assert [one.answer for one in of_kind("date")] == [("9 june 2025",)]
-    (forbidden, asked) = sorted(of_kind("order"), key=lambda one: "never" not in one.answer)
-    assert {"never", "push", "main", "review"} <= set(forbidden.answer)
-    assert "invoice" in asked.answer
+    (forbidden,) = of_kind("order")
+    assert {"never", "push", "main", "review"} <= set(forbidden.answer), "and not the task, which ends"
     assert "decided" in of_kind("decision")[0].answer
     assert "currency" in of_kind("error")[0].answer
     (todo,) = of_kind("todo")
     assert (todo.place, todo.until) == (4, 5)
+
+
+def orders(text: str, role: str = "user") -> list[str]:
+    return [key for one in questions([content(role, "text", text)], {}) if one.kind == "order" for key in [one.text]]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Never push to main without a review.",
+        "Do not touch the migrations folder.",
+        "please don't use emojis in commit messages",
+        "Fix the parser, but don't change its public interface.",
+        "Rename the module and never import from utils.",
+        "This repository is public: avoid customer names in tests.",
+        "Stop apologizing in your replies.",
+        "Leave the generated files alone.",
+        "Always run the linter before you commit.",
+        "If a test is flaky, do not delete it.",
+        "From now on write dates as day, month, year.",
+        "For the rest of this session work on the staging branch.",
+        "Whenever you change a schema, write a migration.",
+        "Run the linter before each commit.",
+        "Remember to never log customer addresses.",
+        "Make sure not to delete anything in the bucket.",
+        "Only touch files below src/billing.",
+        "Use only the standard library.",
+        "When I ask for a number, only show two decimals.",
+        "You must never show the key to anybody.",
+        "You may only read from the production database.",
+        "Invalid themes must NEVER crash the program.",
+        "All answers must be in JSON.",
+        "Every function needs to have a docstring.",
+        "Changes to the vendor folder are off limits.",
+        "I prefer tabs over spaces.",
+        "I want you to never guess a price.",
+        "I don't want you to open pull requests.",
+        "I only accept flights without a stop.",
+        "Please answer in German.",
+        "Call me Benjamin, please.",
+        "Keep your replies below a hundred words.",
+        "Use metric units.",
+        "Could you always cite the source?",
+        "Can you stop adding comments to the code?",
+        "Use tabs instead of spaces.",
+        "Write colour, not color.",
+        "No, it's AgentSession, not SessionAgent.",
+        "The deadline is Friday, not Monday.",
+        "I meant the staging database, not production.",
+        "- Never retry a payment.",
+        '**Important**: do not mention "Project Lark" to customers.',
+        "Nothing may be deleted without my word.",
+        "Every time I send a receipt, add it to the sheet.",
+        "When writing queries, use uppercase keywords.",
+        "Would you mind not using tables?",
+    ],
+)
+def test_what_is_to_hold_from_now_on_is_an_order(sentence: str) -> None:
+    assert len(orders("Hello there. " + sentence)) == 1
+    assert not orders(sentence, role="model")
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The test only fails on Windows.",
+        "Only one of them matched.",
+        "Test results are attached.",
+        "Only test files were changed in this commit.",
+        "Fix the invoice of order ORD-1183.",
+        "Please add a test for the parser.",
+        "Can you check the reservation again?",
+        "I would like to change my flight to Boston.",
+        "Make sure the last build passed.",
+        "Change of plan.",
+        "It never worked on my machine.",
+        "Never mind, I found the reason.",
+        "Never been there before in my life.",
+        "Don't worry about the failing build.",
+        "Don't have the number with me right now.",
+        "I don't want travel insurance, thank you.",
+        "I always get a timeout when I click.",
+        "Always good chatting with you, Caroline!",
+        "The docs say: never call this from a thread.",
+        "He told me to never call him again.",
+        "Should we never retry a payment?",
+        "Why must it always be in JSON?",
+        "That must not be the cause of it.",
+        "It must have been a wonderful wedding.",
+        "You should be really proud of yourself.",
+        "You must have had great ideas there.",
+        "We could not have done it without you.",
+        "The workers start and do not stop.",
+        "The server avoids a second round trip.",
+        "Write a poem in French.",
+        "What is twenty Celsius in metric units?",
+        "I get DeprecationWarning: do not use np.int here.",
+        'The sign says, "Always look on the bright side of life".',
+        "She will eat less from now on.",
+        "Read the log instead of the report that I sent.",
+        "Every time you deploy, something breaks.",
+        "All tests should pass after that.",
+        "You should see an error in the console.",
+        "Use of tabs instead of spaces is common there.",
+        "It's a bug, not a feature of ours.",
+        "Ok, I think it does not adhere to the rule that every line must not be wider than the screen.",
+        "ValueError: you must not pass both arguments",
+        "2026-01-03 11:20:01 WARNING do not run this as root",
+        "src/a.c:12:5: warning: do not use gets",
+        "# never call this directly",
+        "> Never push to main, they wrote.",
+        "```\n# always\nnever = do_not_touch()\nDo not edit this file.\n```",
+        'It fails:\nTraceback (most recent call last):\n  File "a.py", line 3, in run\n    Never do this again now\n'
+        "RuntimeError: must never be called twice\nDo not call it twice.",
+        "Exception in thread main java.lang.IllegalStateException: must not be called twice",
+    ],
+)
+def test_what_is_told_quoted_or_done_once_is_none(sentence: str) -> None:
+    assert orders("Hello there. " + sentence if sentence[0].isalpha() else "Hello there.\n" + sentence) == []
 
 
 def test_an_answer_stands_only_beside_its_record() -> None:
@@ -63,7 +186,7 @@ def test_an_answer_stands_only_beside_its_record() -> None:
     assert first.find(plain_text("ORD-1183 is late. " + "word " * 60 + "4,250.75")) == -1
     assert first.find(plain_text("ORD-1183 total 14,250.75")) == -1
     assert first.is_right("It is 4,250.75.")
-    (order, *_) = sorted(of_kind("order"), key=lambda one: "never" not in one.answer)
+    (order,) = of_kind("order")
     assert order.find(plain_text("- user: Never push to main without a review.")) >= 0
     assert order.find(plain_text("- user: push it")) == -1
     (file,) = of_kind("file")
@@ -134,6 +257,29 @@ def test_what_stands_behind_an_address_is_readable() -> None:
     asked = []
     read = hold_exam(store, reader=lambda request, question: asked.append((request, question)) or "nothing").total
     assert (read.right, read.wrong) == (0, len(asked)) != (0, 0)
+
+
+@pytest.mark.parametrize("rewrite", ["rewind", "compaction"])
+def test_a_rewritten_history_keeps_its_distances(rewrite: str) -> None:
+    compacted: list[bool] = []
+
+    def alter(_: CallbackContext, request: LlmRequest) -> None:
+        if compacted:
+            request.contents = [types.UserContent("Earlier they talked."), *request.contents[2:]]
+
+    chat = Chat(store=new_store(), alter=alter, script=[f"Answer {at}." for at in range(40)])
+    chat.say("Hello.", "Never push to main without a review.", *[f"Question {at}?" for at in range(10)])
+    if rewrite == "rewind":
+        last = asyncio.run(chat.held()).events[-1].invocation_id
+        asyncio.run(chat.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=last))
+    else:
+        compacted.append(True)
+    chat.say("Never rename a public function.", "And now?")
+    total = hold_exam(chat.store).total
+    assert total.count("whole", kind="order", distance=LAST) == 2
+    marks = {at: total.count("whole", kind="order", distance=at) for at in DISTANCES.values()}
+    assert marks["up to 8 calls"] == 9, "eight of the first order, one of the second"
+    assert marks["up to 25 calls"] == 4, "of the first order alone"
 
 
 def test_the_command_says_what_the_exam_says(recorded) -> None:

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from recorded_sessions import SMALL, record
-from scripted import Chat, new_store, was_cut
+from google.adk.agents import LlmAgent
+from google.adk.tools.agent_tool import AgentTool
+from recorded_sessions import SMALL, read_file, record
+from scripted import Chat, Scripted, call, new_store, was_cut
 
 from aether_context import PackPolicy
 from aether_context.cli import main
@@ -20,7 +22,7 @@ from aether_context.pack import FLEXIBLE_LAYERS
 from aether_context.policy import PROFILES
 from aether_context.tuning.grid import grid
 from aether_context.tuning.simulation import Played, play
-from aether_context.tuning.tuner import Recordings, executor
+from aether_context.tuning.tuner import Recordings, Tuner, executor
 from aether_context.tuning.verdict import (
     TuningVerdict,
     adjusted,
@@ -101,7 +103,7 @@ def test_known_figures():
     assert effective([1, 0, 0, 0]) == 1
     assert effective([91, 3, 3, 3]) == pytest.approx(1.2, abs=0.05)
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert needed_sessions(10, 5) == 25
+    assert needed_sessions(10, 5, 0.05) == 25
     found = paired_difference([1.0, 2.0, 3.0, 4.0] * 10, 0)
     assert (found.mean, found.sessions) == (2.5, 40)
     assert found.low == pytest.approx(2.15, abs=0.05)
@@ -243,6 +245,60 @@ def test_the_verdict_comes_first_and_one_session_has_no_interval():
     found = run_main(store.url, "--check", "cost_first")
     assert re.match(r"chat: (holds|loses): ", found.output)
     assert "[" not in found.output
+
+
+TEAM = PackPolicy(
+    max_input_tokens=6_000,
+    agents={"editor": {"max_input_tokens": 2_000, "conversation": {"compact_to": 0.3}}, "reviewer": "coding"},
+)
+
+
+@pytest.fixture(scope="module")
+def team():
+    """Sessions of a clerk, who has no table, of an editor that runs as a tool, and of a reviewer."""
+    store = new_store()
+    for number in range(3):
+        reads = [call("read_file", name=f"src/{number}_{at}.py") for at in range(14)]
+        clerk = LlmAgent(
+            name="clerk",
+            model=Scripted(
+                script=[call("editor", request="Read the files."), call("reviewer", request="Ok?"), "Done."]
+            ),
+            tools=[
+                AgentTool(agent=LlmAgent(name=name, model=Scripted(script=script), tools=[read_file]))
+                for name, script in (("editor", [*reads, "Read."]), ("reviewer", [*reads[:2], "Ok."]))
+            ],
+        )
+        Chat(agent=clerk, store=store, policy=TEAM, session=f"s{number}").say("Work through the files, please.")
+    return store
+
+
+def test_each_agent_is_played_under_its_own_table(team):
+    assert {manifest.agent: manifest.window for manifest in team.manifests()} == {
+        "clerk": 6_000, "editor": 2_000, "reviewer": 6_000
+    }  # fmt: skip
+    assert any(was_cut(manifest) for manifest in team.manifests() if manifest.agent == "editor")
+    with executor(1) as workers:
+        tuner = Tuner([team.url], workers)
+        for profile, count in (("chat", 1), ("coding", 1)):
+            recordings = tuner.recordings(profile)
+            assert recordings.base == TEAM.for_profile(profile)
+            assert recordings.policies == count
+            verdict = tuner.check(recordings, PackPolicy(conversation={"compact_to": 0.7}))
+            assert tuner.same[profile] == tuner.calls[profile] > 0
+            # The editor's table names it, and nobody else is near the window.
+            assert (verdict.kind, verdict.trials["all sessions"].cost.sessions) == ("holds", 0)
+        recordings = tuner.recordings("chat")
+        named = PackPolicy(agents={"editor": {"conversation": {"compact_to": 0.7}}})
+        assert tuner.check(recordings, named).trials["all sessions"].cost.sessions == 3
+
+
+def test_the_tuned_file_keeps_the_tables(team, tmp_path):
+    assert run_main(team.url, "-o", str(tmp_path)).exit_code == 0
+    for profile in ("chat", "coding"):
+        tuned = PackPolicy.load(tmp_path / f"{profile}.toml")
+        assert tuned.for_agent("editor", profile) == TEAM.for_agent("editor", profile)
+        assert tuned.for_agent("clerk", profile).max_input_tokens == 6_000
 
 
 def test_a_missing_cluster_is_told(monkeypatch):

@@ -66,7 +66,8 @@ def show_arms(url: str, *, as_json: bool, **selection: str | None) -> int:
         print_json({"arms": arms, "contrasts": contrasts, "unusable": dict(report.unusable)})
     else:
         for contrast in report.contrasts:
-            say(f"against {next(iter(report.sessions))}: {contrast}", "yellow" if contrast.more_sessions else "green")
+            colour = "green" if contrast.more_sessions is None else "yellow"
+            say(f"against {next(iter(report.sessions))}: {contrast}", colour)
         columns = [f">{name}, {unit}" for name, unit in MEASURES.items()]
         rows = [(name, report.sessions[name], *map(_cell, means.values())) for name, means in report.means.items()]
         print_table(("arm", ">sessions", *columns), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from aether_context.canonical import JSON
 
 _ROUNDS = 10_000
 _TAIL = 0.025
-_Z_ALPHA, _Z_POWER = 1.645, 0.842
-"""One-sided 5%, and a power of 80%."""
+_POWER = 0.8
+LEAST_SESSIONS = 30
+"""The smallest number of sessions, of each side where two are compared, for a difference to be one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +90,14 @@ def effective(weights: Sequence[float]) -> float:
     return sum(weights) ** 2 / squares if squares else 0.0
 
 
-def needed_sessions(deviation: float, effect: float) -> int:
-    """The number of sessions that shows an effect at 5% (one-sided) with a power of 80%."""
-    return math.ceil(((_Z_ALPHA + _Z_POWER) * deviation / effect) ** 2) if effect else 0
+def needed_sessions(deviation: float, effect: float, tail: float) -> int:
+    """The number of sessions that shows an effect with a power of 80%; 0 where there is none.
+
+    Args:
+        tail: the chance of one tail below which the test that decides takes an effect for one.
+    """
+    quantiles = NormalDist().inv_cdf(1 - tail) + NormalDist().inv_cdf(_POWER)
+    return math.ceil((quantiles * deviation / effect) ** 2) if effect else 0
 
 
 def holm(chances: Sequence[float]) -> list[float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import count
 from typing import Literal, TypeAlias, get_args
 
 from aether_context.canonical import hash_text
@@ -96,11 +97,15 @@ class Examiner:
         self._keys: dict[int, tuple[AnswerKey, list[int]]] = {}
         notes: dict[str, int] = {}
         self._notes: list[set[int]] = []
+        # A host that rewrites its history hands over the messages that stay in it anew: each is as old as it was.
+        first_calls: dict[tuple[str, int], int] = {}
         for number, call in enumerate(session.calls):
             if id(call.history) not in self._keys:
                 self._keys[id(call.history)] = AnswerKey(questions(call.history, stored)), []
+                repeats = defaultdict[str, Iterator[int]](count)
+                messages = [(content.digest, next(repeats[content.digest])) for content in call.history]
             first = self._keys[id(call.history)][1]
-            first += [number] * (call.length - len(first))
+            first += [first_calls.setdefault(message, number) for message in messages[len(first) : call.length]]
             present = (note.text for note in call.source.candidates if note.source != RECALLED)
             self._notes.append({notes.setdefault(text, len(notes)) for text in present})
         self._note_key = AnswerKey(

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 from aether_context.canonical import JSON, hash_text
+from aether_context.exam.orders import is_standing_order, own_words
 from aether_context.pack import Content
 
 Kind: TypeAlias = Literal["value", "date", "decision", "order", "file", "error", "todo"]
 """``value``: a number or identifier beside the record that it belongs to; ``date``: one beside what it is about;
-``order``: a sentence in which the user asks for something or forbids it; ``file``: one that a call changed; ``error``:
-the line that says what failed; ``todo``: an item that is open."""
+``order``: a sentence of the user that is to hold from now on; ``file``: one that a call changed; ``error``: the line
+that says what failed; ``todo``: an item that is open."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ADDRESS = re.compile(r"artifact://[\w./~%+-]*\w")
@@ -41,17 +42,6 @@ _MONTHS = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _DATE = re.compile(
     rf"\b(?:\d{{4}}-\d\d-\d\d|\d{{1,2}}/\d{{1,2}}/\d{{2,4}}|\d{{1,2}}(?:st|nd|rd|th)? {_MONTHS}(?:,? \d{{4}})?"
     rf"|{_MONTHS} \d{{1,2}}(?:st|nd|rd|th)?(?:,? \d{{4}})?)\b"
-)
-_FORBIDS = re.compile(
-    r"\b(?:never|do not|don't|must(?: not)?|always|only|make sure|ensure|avoid|without|from now on|no matter"
-    r"|remember to|not allowed|instead of)\b",
-    re.IGNORECASE,
-)
-_ASKS = re.compile(
-    r"\b(?:please|(?:can|could|would|will) you|i(?:'d| would)? (?:want|need|like)|we need|you should)\b"
-    r"|^\W*(?:add|build|change|check|create|delete|explain|find|fix|implement|list|make|move|read|remove|rename|replace"
-    r"|run|show|test|update|use|write)\b",
-    re.IGNORECASE,
 )
 _DECIDES = re.compile(
     r"\b(?:decided|decision|let's (?:go|use|keep)|(?:we|i)(?:'ll| will| are going to)? (?:go with|use|keep|take)|going"
@@ -197,8 +187,7 @@ def questions(contents: Sequence[Content], stored: Mapping[str, str]) -> tuple[Q
             closed.append(replace(asked.pop(key), until=place))
         for kind, most in _MOST.items():
             clear = [key for key, question in fresh.items() if question and question.text and key[0] == kind]
-            # Which of many is chance, and the same at each reading; of orders those come first that hold on.
-            clear.sort(key=lambda key: (key[0] == "order" and not _FORBIDS.search(key[1]), hash_text(key[1])))
+            clear.sort(key=lambda key: hash_text(key[1]))  # which of many is chance, and the same at each reading
             asked |= {key: chosen for key in clear[:most] if (chosen := fresh[key])}
     return tuple(
         sorted((*closed, *asked.values()), key=lambda question: (question.place, question.kind, question.text))
@@ -218,15 +207,15 @@ def _of_content(place: int, content: Content, stored: Mapping[str, str], read: s
             address = next((name for name in ADDRESS.findall(part.text) if name in stored and name not in read), "")
             read.add(address)
             lines = list(lines_of(stored.get(address, part.text)))
-            found = (*_values(place, lines), *_dates(place, lines), *_sentences(place, "error", lines, _FAILS))
+            found = (*_values(place, lines), *_dates(place, lines), *_sentences(place, "error", lines, _FAILS.search))
             yield from ((key, replace(question, stored=bool(address))) for key, question in found)
         elif part.kind == "text":
             lines = [sentence for line in lines_of(part.text) for sentence in _SENTENCE.split(line)]
             yield from (*_values(place, lines), *_dates(place, lines), *_items(place, part.text))
-            yield from _sentences(place, "decision", lines, _DECIDES)
+            yield from _sentences(place, "decision", lines, _DECIDES.search)
             if content.role == "user" and not content.agent:
-                yield from _sentences(place, "order", lines, _FORBIDS)
-                yield from _sentences(place, "order", lines, _ASKS)
+                own_lines = (each for line in lines_of(own_words(part.text)) for each in _SENTENCE.split(line))
+                yield from _sentences(place, "order", own_lines, is_standing_order)
 
 
 def _values(place: int, lines: Iterable[str]) -> Iterator[_Keyed]:
@@ -282,10 +271,10 @@ def _pair(kind: Kind, place: int, record: str, answer: str) -> _Keyed:
     return (kind, records[0]), Question(kind=kind, text=text, record=records, answer=answers, place=place)
 
 
-def _sentences(place: int, kind: Kind, lines: Iterable[str], pattern: re.Pattern[str]) -> Iterator[_Keyed]:
-    """The sentences in which a pattern stands."""
+def _sentences(place: int, kind: Kind, lines: Iterable[str], tells: Callable[[str], object]) -> Iterator[_Keyed]:
+    """The sentences of which a test is true."""
     for line in lines:
-        if 12 <= len(line) <= 2 * _GAP and pattern.search(line):
+        if 12 <= len(line) <= 2 * _GAP and tells(line):
             yield from _sentence(place, kind, line)
 
 

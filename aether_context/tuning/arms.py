@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.exam.intervals import Interval, between, holm, needed_sessions, paired_difference
+from aether_context.exam.intervals import LEAST_SESSIONS, Interval, between, holm, needed_sessions, paired_difference
 from aether_context.exam.marking import MARKS, SessionMarks, mark_session
 from aether_context.exam.recordings import folders
 from aether_context.pack import OBSERVE
@@ -22,8 +22,6 @@ MEASURES: Mapping[str, str] = {
 }  # fmt: skip
 """The measures of a session with their units: list price as billed; input that a cache served; requests larger than the
 window; calls that failed; questions of the exam that requests answer; checked answers that passed."""
-LEAST_SESSIONS = 30
-"""The smallest number of sessions of an arm for a difference to be one."""
 MOST_CHANCE = 0.01
 """Below this chance, adjusted for the number of measures and arms, a difference is one."""
 
@@ -78,7 +76,7 @@ class Contrast:
     """The difference of an arm from the first in one measure.
 
     ``chance`` is its p-value, adjusted by Holm's method; ``more_sessions`` is about how many more would show a
-    difference of this size, None where it is shown.
+    difference of this size, None where it is shown, 0 where no number would.
     """
 
     arm: str
@@ -89,8 +87,8 @@ class Contrast:
 
     def __str__(self) -> str:
         about = f"{self.arm}, {self.measure}: {self.difference.text(' ' + MEASURES[self.measure])}"
-        seen = f"; no difference seen yet, about {self.more_sessions or 0:,} more sessions"
-        return about if self.more_sessions is None else about + seen
+        plan = f", about {self.more_sessions:,} more sessions" if self.more_sessions else ""
+        return about if self.more_sessions is None else f"{about}; no difference seen yet{plan}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +161,14 @@ def report_arms(arms: Mapping[str, Sequence[Measured]], seed: int = 0) -> ArmRep
         if min(means[name][measure].sessions, means[names[0]][measure].sessions) > 1
     ]
     chances = holm([min(1.0, 2 * min(gap.chance_of(below=0), gap.chance_of(above=0))) for _, _, gap in pairs])
+    # Of Holm's steps the next one decides: the differences that are shown are behind it.
+    tail = MOST_CHANCE / 2 / max(1, sum(chance > MOST_CHANCE for chance in chances))
     contrasts = []
     for (name, measure, gap), chance in zip(pairs, chances, strict=True):
         sizes = [means[arm][measure].sessions for arm in (name, names[0])]
-        wanted = max(LEAST_SESSIONS, needed_sessions(gap.deviation, gap.mean))
+        wanted = max(LEAST_SESSIONS, needed_sessions(gap.deviation, gap.mean, tail))
         more = None
         if chance > MOST_CHANCE or min(sizes) < LEAST_SESSIONS:
-            more = max(1, sum(max(0, wanted - size) for size in sizes))
+            more = max(int(gap.mean != 0), sum(max(0, wanted - size) for size in sizes))
         contrasts.append(Contrast(arm=name, measure=measure, difference=gap, chance=chance, more_sessions=more))
     return ArmReport(sessions={name: len(arms[name]) for name in names}, means=means, contrasts=tuple(contrasts))

@@ -63,7 +63,8 @@ class Played:
 def play(folder: SessionFolder, profile: str, policies: Sequence[PackPolicy]) -> list[Played | str]:
     """Plays a session under each policy; a text says why it cannot be played.
 
-    The policies are those of the profile's calls, which alone count; other calls keep the recorded ones.
+    The policies are those of the profile's calls, which alone count; other calls keep the recorded ones. An agent that
+    has a table in a policy is played under that.
     """
     try:
         recorded = recorded_sessions(folder)
@@ -91,11 +92,12 @@ class _Session:
 
     def play(self, played: Played, policy: PackPolicy, profile: str) -> Played:
         """Adds the session's calls of a profile to a result."""
+        own_policy = policy.for_agent(self._recorded.agent, profile)
         previous_pack: Pack | None = None
         previous_call: RecordedCall | None = None
         for call, need in zip(self._recorded.calls, self._needs, strict=True):
             counts = call.manifest.profile == profile
-            pack = self._pack(call, policy if counts else call.policy, previous_call, previous_pack)
+            pack = self._pack(call, own_policy if counts else call.policy, previous_call, previous_pack)
             played = played.adding(call, pack, need) if counts else played
             previous_pack, previous_call = pack, call
         return played

@@ -55,7 +55,8 @@ class Recordings:
     """The sessions with calls of a profile: those that are searched, and those to test on.
 
     ``base`` is the policy that others are compared with: the one that was given, else the one that most calls were
-    recorded under. ``policies`` is the number of recorded ones: where they differ, all calls are played under ``base``.
+    recorded under, with the tables of agents. ``policies`` is the number of recorded ones, a policy with its tables
+    counted once: where they differ, all calls are played under ``base``.
     """
 
     profile: str
@@ -116,12 +117,17 @@ class Tuner:
             of_profile += [folder] if counts else []
         if not of_profile:
             raise PackNotFound(f"no session has calls of the profile {profile!r}, but of {', '.join(self.profiles)}")
-        recorded = PackPolicy(**json.loads(min(calls, key=lambda policy: (-calls[policy], policy))))
+        recorded = min(calls, key=lambda policy: (-calls[policy], policy))
+        # An agent that has a table is recorded with what that makes of the app's policy, which alone holds the tables.
+        texts = sorted({text for counted in self._recorded.values() for _, text in counted})
+        candidates = [PackPolicy(**json.loads(text)) for text in (recorded, *texts)]
+        with_tables = (each for each in candidates if each.agents and recorded in _forms(each, profile))
+        app_policy = next(with_tables, candidates[0])
         of_profile.sort(key=lambda folder: (hash_text(f"{self._seed} {folder.name}"), folder.url, folder.places))
         return Recordings(
             profile=profile,
-            base=(self._base or recorded).for_profile(profile),
-            policies=len(calls),
+            base=(self._base or app_policy).for_profile(profile),
+            policies=1 + len(calls.keys() - _forms(app_policy, profile)),
             searched=tuple(of_profile[::2]),
             tested=tuple(of_profile[1::2]),
         )
@@ -159,3 +165,8 @@ class Tuner:
             for outcome, result in zip(outcomes, played, strict=True):
                 outcome |= {} if isinstance(result, str) else {folder: result}
         return list(outcomes)
+
+
+def _forms(policy: PackPolicy, profile: str) -> set[str]:
+    """A policy as agents have it, those with a table and others, as canonical JSON."""
+    return {policy.for_agent(name, profile).canonical for name in ("", *policy.agents)}

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from aether_context.exam.intervals import Interval, effective, holm, needed_sessions, paired_difference
+from aether_context.exam.intervals import LEAST_SESSIONS, Interval, effective, holm, needed_sessions, paired_difference
 from aether_context.exam.recordings import SessionFolder
 from aether_context.tuning.simulation import Played
 
 # What the results of policies say.
 
-LEAST_SESSIONS = 30
-"""The smallest number of differing sessions for a result."""
 _ALPHA = 0.05
 
 Outcomes: TypeAlias = Mapping[SessionFolder, Played]
@@ -130,13 +128,13 @@ def decide(
         kind, winner = "cheaper at the same retention", min(cheaper, key=lambda name: cheaper[name].cost.mean)
         check = test(winner)
         chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))
-        of_cost = needed_sessions(check.cost.deviation, cheaper[winner].cost.mean)
-        needs = max(of_cost, needed_sessions(check.retention.deviation, margin))
+        of_cost = needed_sessions(check.cost.deviation, cheaper[winner].cost.mean, _ALPHA)
+        needs = max(of_cost, needed_sessions(check.retention.deviation, margin, _ALPHA))
     elif better:
         kind, winner = "more kept", max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
         check = test(winner)
         chance = max(check.retention.chance_of(below=0.0), check.cost.chance_of(above=spend + margin))
-        needs = needed_sessions(check.retention.deviation, better[winner].retention.mean)
+        needs = needed_sessions(check.retention.deviation, better[winner].retention.mean, _ALPHA)
     else:
         reason = "no policy of the grid is cheaper and keeps as much, or keeps more for what may be spent"
         if more:

@@ -10,7 +10,7 @@ at 8, 25 and 70 calls and at the end, in sessions whose whole history passes the
 over       requests of more tokens than the window, in percent: not all that they hold could have been sent
 answered   those whose answer stands with its record in the request, in percent
 or read    with those whose source an ``artifact://`` address in the request leads to
-orders     answered, of what the user asked for or forbade
+orders     answered, of the user's orders that are to hold
 tokens     of a request; see tool_runs.py
 
 ADK's compaction is run with a token threshold of 80% of the window and two summarizers that bound any model's: one that
@@ -237,8 +237,27 @@ def chats(path: Path) -> list[dict[str, Any]]:
 
 def long_runs(path: Path, window: int) -> list[Mapping[str, Any]]:
     """The runs of a file whose whole history passes the window."""
-    runs = chats(path) if path.suffix == ".json" else rows_of(path)
+    runs = chats(path) if path.suffix == ".json" else map(as_played, rows_of(path))
     return [run for run in runs if size_of(run) > window]
+
+
+def as_played(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run whose turns end as ADK ends them, with the first step that calls nothing.
+
+    A person may interrupt an agent, so that a recorded turn ends with a call. ADK asks the model once more then, and
+    without a step for that each later message would be played after more calls than are counted here.
+    """
+    played = []
+    for turn in run["turns"]:
+        user, steps = turn["user"], []
+        for step in turn["steps"]:
+            steps.append(step)
+            if not step["calls"]:
+                played.append({"user": user, "steps": steps})
+                user, steps = "", []
+        if steps or not turn["steps"]:
+            played.append({"user": user, "steps": [*steps, {"text": "ok", "calls": []}]})
+    return {**run, "turns": played}
 
 
 def size_of(run: Mapping[str, Any]) -> int:
