@@ -29,7 +29,7 @@ CEILINGS = {
     "code": 26_220,
     "homonyms": 0,
     "clauses%": 3.0,
-    "vague": 208,
+    "vague": 212,
     "imports": 28,
     "first call: files": 92,
     "first call: functions": 618,

@@ -37,6 +37,7 @@ from aether_context.pack import (
 from aether_context.packing.demand import latest_turn_tokens, reserves_latest_turns
 from aether_context.packing.draft import Draft, item_place
 from aether_context.packing.epoch_state import without_unseen
+from aether_context.usage.calibration import estimated
 
 
 def trim_early(draft: Draft) -> None:
@@ -105,10 +106,12 @@ def compact_conversation(draft: Draft) -> None:
 
 
 def _tell_broken_mark(draft: Draft, budget: Budget) -> None:
-    """Notes where the request stays above a mark of the policy, since nothing more can be cut."""
-    mark = draft.policy.conversation.compact_at or 1
-    if mark < 1 and (over := draft.conversation_tokens() + budget.fixed - _mark_tokens(draft, budget.input)) > 0:
-        others_note = f"the other layers take {budget.fixed:,} of {budget.input:,} tokens"
+    """Notes, in expected tokens, where the request stays above a mark of the policy, since nothing more can be cut."""
+    mark, calibration = draft.policy.conversation.compact_at or 1, draft.input.usage.calibration
+    whole, mark_tokens = draft.conversation_tokens() + budget.fixed, _mark_tokens(draft, budget.input)
+    if mark < 1 and whole > mark_tokens:
+        over = estimated(calibration, whole) - estimated(calibration, mark_tokens)
+        others_note = f"the other layers take {estimated(calibration, budget.fixed):,} tokens"
         note = f"the request is {over:,} tokens above compact_at = {mark}: nothing more can be cut, and {others_note}"
         draft.account = draft.account._replace(degradations=(*draft.account.degradations, note))
 
