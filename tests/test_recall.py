@@ -30,7 +30,7 @@ from aether_context.redaction import masker
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import passages, recalled, turn_entries
 from aether_context.retrieval.embedders import Vectors, register_embedder
-from aether_context.retrieval.ranking import _ORDER
+from aether_context.retrieval.ranking import _ORDER, clauses_of
 from aether_context.store.replay import Replayer
 from aether_context.text.shorten import sentences
 
@@ -272,6 +272,16 @@ def test_a_question_for_an_order_brings_more_turns_by_their_dates() -> None:
     lines = re.findall(r"Number (\d+): the weather", memory_of(chat.sent[-1].human()))
     assert len(lines) > all_lines
     assert lines == sorted(lines, key=int)
+
+
+def test_each_part_of_a_question_for_an_order_is_searched_for() -> None:
+    chat = talk(conversation={"summary_share": 0}, retrieval={"memory_k": 1})
+    question = "In what order did I mention the bees, the spare key, Lisbon; and then the plumber?"
+    assert clauses_of(question)[1:] == ["In what order did I mention the bees", "the spare key", "the plumber?"]
+    assert clauses_of("The bees, the spare key, Lisbon; and then the plumber?")[1:] == []
+    chat.say(question)
+    memory = memory_of(chat.sent[-1].human())
+    assert all(fact in memory for fact in FACTS[:4])
 
 
 def test_the_first_of_a_conversation_comes_back_where_it_has_no_word_of_the_question() -> None:

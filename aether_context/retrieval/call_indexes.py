@@ -20,7 +20,7 @@ from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, known_words
 from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.pool import Entry, Hit
-from aether_context.retrieval.ranking import asks_for_first, similarity
+from aether_context.retrieval.ranking import asks_for_first, clauses_of, similarity
 from aether_context.retrieval.terms import USER
 from aether_context.text.shorten import sentences
 
@@ -196,7 +196,11 @@ def recalled(
     index, is_first = index or TurnIndex(), asks_for_first(query)
     with index.lock:
         limit = len(turns) if is_first else _MORE_HITS * most
-        hits = index.over(turns, embedder, redact).search(query, limit, asked=asked, every=is_first)
+        entries, best = index.over(turns, embedder, redact), dict[str, Hit]()
+        for clause in clauses_of(query):
+            for hit in entries.search(clause, limit, asked=asked, every=is_first):
+                best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
+    hits = list(best.values())
     result, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
     by_user, by_agent = _BY_USER.search(query) is not None, _BY_AGENT.search(query) is not None
     if by_user != by_agent:

@@ -209,13 +209,15 @@ _SAID = r"(?:ask|br(?:ing|ought)|discuss|mention|rais|said|say|talk|tell|told|st
 _ORDER = re.compile(
     rf"""\b(?:in\ (?:what|which)\ order|order\ (?:in\ which|that)\ (?:I|we|you) | en\ qu[eé]\ orden | dans\ quel\ ordre
       | in\ welcher\ reihenfolge)\b
-    | \b(?:chronolog\w*|sequence|timeline)\b .* \b(?:I|we|you)\b .* \b{_SAID}
+    | \b(?:chronolog\w*|sequence|timeline)\b [^.?!\n]{{0,60}} \b(?:I|we|you)\b [^.?!\n]{{0,60}} \b{_SAID}
     | \b(?P<first>earliest|first|initially|originally)\W+(?:\w+\W+){{0,4}}?(?:I|we|you)\W+(?:\w+\W+){{0,2}}?{_SAID}
     | \b(?:did|have|had)\W+(?:I|we|you)\W+(?P<at_first>first|initially|originally)\W+(?:\w+\W+)?{_SAID}
     | 順番 | 順序 | 顺序 | 순서 | 先后""",
     re.IGNORECASE | re.VERBOSE,
 )
 """In a question for the order of what was said, or for the first of it, which nearness alone does not answer."""
+_ASKED_WITHIN = 1_000
+_CLAUSE_END, _MOST_CLAUSES = re.compile(r"[;:、；]|,(?!\d)|\b(?:then|finally)\b"), 10
 _TIMES_MANY, _TIMES_ORDER, _FLOOR_OF_TURNS = 3, 6, 0.7
 """The floor of this session's turns is a share of that of memories: what a cut took was of one conversation."""
 
@@ -227,12 +229,29 @@ def breadth_of(source: PackInput) -> int:
     if request.request_index is None or request.from_agent:
         return 1
     words = request.contents[request.request_index].words
-    return _TIMES_ORDER if _ORDER.search(words) else _TIMES_MANY if _MANY.search(words) else 1
+    return _TIMES_ORDER if asks_for_order(words) else _TIMES_MANY if _MANY.search(words) else 1
+
+
+def asks_for_order(question: str) -> bool:
+    """Tells whether a question is for the order of what was said, or for the first of it."""
+    return _order_asked(question) is not None
+
+
+def _order_asked(question: str) -> re.Match[str] | None:
+    """The words that ask for an order, in the first or the last thousand characters of a message."""
+    is_long = len(question) > 2 * _ASKED_WITHIN
+    return _ORDER.search(f"{question[:_ASKED_WITHIN]}\n{question[-_ASKED_WITHIN:]}" if is_long else question)
+
+
+def clauses_of(question: str) -> list[str]:
+    """The parts of a question for an order, each of which may name another thing, and the question itself at first."""
+    parts = [part.strip() for part in _CLAUSE_END.split(question)] if asks_for_order(question) else []
+    return list(dict.fromkeys([question, *(part for part in parts if len(part.split()) > 1)]))[:_MOST_CLAUSES]
 
 
 def asks_for_first(question: str) -> bool:
     """Tells whether a question is for the first of what was said in a conversation."""
-    match = _ORDER.search(question)
+    match = _order_asked(question)
     return match is not None and bool(match["first"] or match["at_first"])
 
 
