@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -279,26 +279,24 @@ class _Node:
 
     def fields(self) -> dict[str, Any]:
         """Reads the nodes below as a mapping: values by label, prose as its text, items as steps or as its parts."""
-        values_by_label: dict[str, list[Any]] = {"text": [self.prose()] if self.prose() else []}
+        values_by_label = defaultdict[str, list[Any]](list, text=[self.prose()] if self.prose() else [])
         for node in self.below:
             if node.label:
                 values = [value for value in (node.text, *(node.items() or [node.prose()])) if value]
                 titled = len(values) > 1 and values[0] == node.text and _tells_of_steps(node.label)
-                values_by_label.setdefault("task", []).extend(values[:titled])
-                values_by_label.setdefault(node.label, []).extend(values[titled:])
+                values_by_label["task"] += values[:titled]
+                values_by_label[node.label] += values[titled:]
                 for label, more in node.fields().items():  # a label under a label belongs to the same
-                    values_by_label.setdefault(label, []).extend(
-                        more if label not in ("text", "parts", "steps") else ()
-                    )
+                    values_by_label[label] += more if label not in ("text", "parts", "steps") else ()
         for node in self.below:
             if node.level <= _MOST_HEADINGS and not (node.label or node.is_item):  # a heading of any other kind
                 for label, more in node.fields().items():
                     if label != "text" and not (label == "steps" and values_by_label.get("steps")):
-                        values_by_label.setdefault(label, []).extend(more)
+                        values_by_label[label] += more
         if self.is_item and not (self.level <= _MOST_HEADINGS and any(node.is_step for node in self.below)):
-            values_by_label.setdefault("parts", []).extend(self.items())
+            values_by_label["parts"] += self.items()
         elif any(node.is_step for node in self.below) or _tells_of_steps(self.label or self.text):
-            values_by_label.setdefault("steps", []).extend(self.items())
+            values_by_label["steps"] += self.items()
         return {label: values for label, values in values_by_label.items() if values}
 
     def value(self) -> Any:

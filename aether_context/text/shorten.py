@@ -13,18 +13,7 @@ from typing import NamedTuple
 from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import entities_of
-from aether_context.text.json_lines import (
-    CLOSING,
-    LONGEST,
-    PIECE,
-    Line,
-    compact_json,
-    outlined,
-    pieces,
-    rendered,
-    span,
-    tabled,
-)
+from aether_context.text.json_lines import CLOSING, Line, compact_json, outlined, rendered, span, tabled, text_lines
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
 
@@ -54,10 +43,7 @@ def lines_view(text: str) -> View:
     inside = text if is_long else decoded(text)
     found = read_json(inside) if len(text) <= _MOST_JSON else None
     if found is None:
-        lines = [
-            piece for line in inside.split("\n") for piece in (pieces(line, PIECE) if len(line) > LONGEST else [line])
-        ]
-        return View(lines=lines, whole=inside if inside != text else "")
+        return View(lines=text_lines(inside), whole=inside if inside != text else "")
     value, is_complete = found
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
