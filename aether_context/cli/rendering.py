@@ -126,10 +126,10 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     shared, broken = manifest.prefix.shared_tokens, manifest.prefix.broken_by
     servable = f"unknown: {'the request before is not known' if broken else 'this is the first request'}"
     if shared is not None:
-        servable = (
-            f"{manifest.expected(shared):,} of {manifest.request_tokens:,} tokens in common with the request before; "
+        common = (
+            f"{manifest.expected(shared):,} of {manifest.request_tokens:,} tokens in common with the request before"
         )
-        servable += f"broken by {broken}" if broken else "nothing broke the prefix"
+        servable = f"{common}; {f'broken by {broken}' if broken else 'nothing broke the prefix'}"
     facts = [("could be served", servable)]
     if not isinstance(outcome, dict):
         return aligned(("", ""), [*facts, ("provider served", "unknown: no outcome is recorded")])
@@ -323,10 +323,8 @@ def _layer_changes(difference: Difference) -> Lines:
     for change in difference.layers:
         sides = (change.before, change.after)
         final = [side.final if side is not None else 0 for side in sides]
-        used = [
-            manifest.expected(side.used) if side is not None else 0
-            for manifest, side in zip(manifests, sides, strict=True)
-        ]
+        counted = [side.used if side is not None else 0 for side in sides]
+        used = [manifest.expected(tokens) for manifest, tokens in zip(manifests, counted, strict=True)]
         rows.append((change.layer, _arrow(*final), _arrow(*used), increase(*used)))
     tokens = [manifest.request_tokens for manifest in manifests]
     rows.append(("all", "", _arrow(*tokens), increase(*tokens)))

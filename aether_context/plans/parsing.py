@@ -276,9 +276,8 @@ class _Reader:
         problems = self.problems
         step_values = fields.pop("steps", [])
         lists = [value for value in step_values if _are_steps(value)]
-        fields.setdefault("task", []).extend(
-            value for value in step_values if isinstance(value, str) and value not in lists
-        )
+        titles = [value for value in step_values if isinstance(value, str) and value not in lists]
+        fields.setdefault("task", []).extend(titles)
         listed = [value for value in lists if not isinstance(value, str)] or lists or fields.get("open", [])
         for value in listed or ([] if "step" in fields else fields.pop("next", [])):
             self.collect(value, "plan.steps")

@@ -349,9 +349,8 @@ def _node(line: str, body: str, labels: Mapping[str, int]) -> _Node:
     indent, heading, bullet = len(line) - len(line.lstrip()), _HEADING.match(body), _BULLET.match(body)
     text = heading[2].strip("# ") if heading is not None else body[bullet.end() :] if bullet is not None else body
     is_step = _ITEM.match(text) is not None
-    level = (
-        len(heading[1]) if heading is not None else _ITEM_LEVEL + indent - (0.5 if is_step and bullet is None else 0)
-    )
+    rise = 0.5 if is_step and bullet is None else 0
+    level = len(heading[1]) if heading is not None else _ITEM_LEVEL + indent - rise
     match = _LABEL.fullmatch(text) or (_LABEL.fullmatch(f"{text}:") if heading is not None else None)
     if match is not None and not is_step:
         label, value = match[1].strip(" *_-`"), match[2].strip()
@@ -370,9 +369,8 @@ def _tells_of_steps(text: str) -> bool:
 
 def _table(lines: list[str]) -> list[dict[str, str]]:
     """The rows of a Markdown table of steps, by the words of its head."""
-    head, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")] or [
-        []
-    ]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    head, *rows = table or [[]]
     if not any((field_of("step", cell) or ("", 0))[0] in ("text", "title") for cell in head):
         return []
     return [dict(zip(head, row, strict=False)) for row in rows if any(cell.strip(":- ") for cell in row)]

@@ -83,9 +83,8 @@ class MaskedPacks:
         pairs = [(payload.step_text(source.step), payload.step_text(masked_source.step))]
         for candidate, masked_candidate in zip(source.candidates, masked_source.candidates, strict=True):
             pairs += [(candidate.text, masked_candidate.text), (render_line(candidate), render_line(masked_candidate))]
-        pairs += [
-            (rule.text, other.text) for rule, other in zip(source.instructions, masked_source.instructions, strict=True)
-        ]
+        rules = zip(source.instructions, masked_source.instructions, strict=True)
+        pairs += [(rule.text, masked_rule.text) for rule, masked_rule in rules]
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens

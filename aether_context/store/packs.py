@@ -257,7 +257,7 @@ class PackStore:
 
     def read(self, pack_path: str) -> Manifest:
         """The manifest of the pack at a place; `PackNotFound` where it is not there, `ManifestError` where damaged."""
-        return self._parse(pack_path, self._data(pack_path))
+        return self._parse(pack_path, self._data(f"{pack_path}/{pack_file.MANIFEST}"))
 
     def _parse(self, pack_path: str, data: str | bytes) -> Manifest:
         from aether_context.store.manifest import Manifest
@@ -272,7 +272,7 @@ class PackStore:
         """Reads the files of the pack at a place, each as it was written; errors as for `read`."""
         from aether_context.store.manifest import Manifest
 
-        data = self._data(pack_path)
+        data = self._data(f"{pack_path}/{pack_file.MANIFEST}")
         fields = pack_file.fields_of(data)
         if data != pack_file.manifest_file(fields):
             raise ManifestError("the manifest is not as it was written")
@@ -286,10 +286,10 @@ class PackStore:
             raise ManifestError("the outcome is not as it was written")
         return Parts(manifest, texts, answer, hash_bytes(outcome))
 
-    def _data(self, pack_path: str) -> bytes:
-        data = self.files.get(f"{pack_path}/{pack_file.MANIFEST}")
+    def _data(self, path: str) -> bytes:
+        data = self.files.get(path)
         if data is None:
-            raise PackNotFound(f"{pack_path}/{pack_file.MANIFEST} is not there")
+            raise PackNotFound(f"{path} is not there")
         return data
 
     def extended(self, manifest: Manifest) -> Manifest:
@@ -310,9 +310,7 @@ class PackStore:
 
     def _replay(self, pack_path: str, manifest: Manifest) -> dict[str, JSON]:
         path = f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}"
-        data = self.files.get(path)
-        if data is None:
-            raise PackNotFound(f"{path} is not there")
+        data = self._data(path)
         if hash_bytes(data) != manifest.replay_bytes:
             raise ChecksumMismatch(f"{path} does not hold the bytes that were written")
         text = pack_file.gunzip_bytes(data)

@@ -14,14 +14,7 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
-from aether_context.errors import (
-    AetherContextError,
-    PackNotFound,
-    PolicyError,
-    ReplayError,
-    ReplayIncomplete,
-    ReplayMismatch,
-)
+from aether_context.errors import AetherContextError, PackNotFound, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     Candidate,
     Content,
@@ -217,7 +210,7 @@ class Replayer:
             raise ReplayIncomplete([f"the settings of policy {manifest.policy}"])
         try:
             return PackPolicy.from_recorded(settings)
-        except PolicyError as error:
+        except AetherContextError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
     def replay(self, manifest: Manifest, policy: PackPolicy | None = None, *, window: int | None = None) -> Replayed:

@@ -98,10 +98,8 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
     stripped = text.strip()
     if stripped[:1] not in ("{", "["):
         return None
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(stripped, parse_float=number, parse_int=number), True
-    except (ValueError, RecursionError):
-        pass
     if as_written:
         stripped = _NUMBER.sub(lambda match: match.group(1) or f'"{match.group()}"', stripped)
     # pydantic-core reads UTF-8 only, which cannot hold half of a surrogate pair.

@@ -359,11 +359,6 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
                 yield f"{nearest} {entity}"
 
 
-def _value(text: str) -> JSON:
-    value = read(text)
-    return text if value is None else value
-
-
 _Kind: TypeAlias = Literal["said", "call", "response"]
 _TOOL_RANKS: Mapping[_Kind, Rank] = {"call": "used", "response": "seen"}
 
@@ -374,7 +369,7 @@ def _parts_with_rank(content: Content) -> Iterator[tuple[_Kind, str, JSON, Rank]
     Of another agent's turn these are the quotes, without what the host wrote around them.
     """
     for quote in content.quotes:
-        value = quote.text if quote.kind == "said" else _value(quote.text)
+        value = quote.text if quote.kind == "said" else read(quote.text) or quote.text
         yield quote.kind, quote.name, value, _TOOL_RANKS.get(quote.kind, "written")
     for part in () if content.agent else content.parts:
         if part.kind == "text":

@@ -57,7 +57,8 @@ def lines_view(text: str) -> View:
 
 # An excerpt: lines chosen for what an agent needs next, and notes of what is missing.
 
-_SAMPLED = 9_000
+_SAMPLED, _COUNTED = 9_000, 20_000
+"""Characters of the samples of a long text, and of the longest one that is counted whole."""
 _NOTE_TOKENS = 8.0
 _NAMES_SHARE = 0.35
 
@@ -132,11 +133,10 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
     fitting = _fitting(
         lambda budget: _pick(cost, rankings, budget), written, max_tokens=max_tokens - for_names, counter=counter
     )
-    if fitting is not None:
-        shown_text, indices = fitting
-    else:
+    if fitting is None:
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
-        shown_text, indices = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
+        fitting = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
+    shown_text, indices = fitting
     unshown = ""
     if names:
         left_out = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
@@ -150,6 +150,13 @@ def tokens_per_character(text: str, counter: Counts) -> float:
     middle = len(text) // 2
     samples = (text[:size], text[middle : middle + size], text[-size:]) if len(text) > _SAMPLED else (text,)
     return sum(counter.count_all(samples)) / max(1, sum(map(len, samples)))
+
+
+def tokens_of(text: str, counter: Counts) -> int:
+    """The tokens of a text; those of a long one by samples of its beginning, its middle and its end."""
+    if len(text) <= _COUNTED:
+        return counter.count(text)
+    return round(tokens_per_character(text, counter) * len(text))
 
 
 def beginning(text: str, max_tokens: int, counter: Counts) -> str:
