@@ -420,9 +420,8 @@ def shape_of(kind: type[_Any], fields: KnownFields, path: str, problems: Problem
         if not field_values:
             continue
         if name in kind.lists:
-            values[name] = tuple(
-                item for value in field_values for item in read_items(kind.lists[name], value, field_path, problems)
-            )
+            listed = (read_items(kind.lists[name], value, field_path, problems) for value in field_values)
+            values[name] = tuple(item for items in listed for item in items)
         elif name == "tools":
             values[name] = read_tools(field_values, field_path, problems)
         elif name == "constraints":

@@ -16,10 +16,8 @@ from aether_context.plans.parsing import lists_tools
 from aether_context.plans.schema import LONG_AGO, KnowledgeShape, NoteShape, Problems, opened, read_shape, read_tools
 from aether_context.state.board import acceptance_of, current_step, done_steps
 
-ROLES: Mapping[str, tuple[str, ...]] = {
-    role: tuple(lines)
-    for role, lines in json.loads(Path(__file__).with_name("roles.json").read_text(encoding="utf-8")).items()
-}
+_ROLES = Path(__file__).with_name("roles.json").read_text(encoding="utf-8")
+ROLES: Mapping[str, tuple[str, ...]] = {role: tuple(lines) for role, lines in json.loads(_ROLES).items()}
 """What three common roles are told, by name in lower case; any other role is passed on in its own words."""
 _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 

@@ -15,6 +15,7 @@ import json
 import re
 from collections import deque
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
 from aether_context.canonical import canonical_json, hash_bytes, short
@@ -114,12 +115,9 @@ class IndexReader:
         self._copies: dict[str, CallCopy] = {}
         first, last = (write_time(pack_path) for pack_path in (places[0], places[-1]))
         folders = dict.fromkeys(f"{pack_path.rsplit('/', 3)[0]}/{INDEX}" for pack_path in places)
-        named = [
-            (name[1], file)
-            for listing in files.at_once(files.files, folders)
-            for file in listing
-            if (name := _NAME.fullmatch(file.name)) and name[1] <= last and first <= name[2]
-        ]
+        listed = chain.from_iterable(files.at_once(files.files, folders))
+        matches = ((name, file) for file in listed if (name := _NAME.fullmatch(file.name)))
+        named = [(name[1], file) for name, file in matches if name[1] <= last and first <= name[2]]
         # Where there are nearly as many blocks as packs they are not worth reading.
         self._waiting = deque(sorted(named) if 2 * len(named) < len(places) else [])
 

@@ -60,11 +60,8 @@ class MaskedPacks:
         if form is not pack:
             forms = [{row.id: row.form for row in version.rows} for version in (form, pack)]
             problems = form.verdict.problems if forms[0] == forms[1] else (*form.verdict.problems, OTHERWISE)
-            form = form._replace(
-                prefix=pack.prefix,
-                tokens=form.tokens._replace(method=pack.tokens.method),
-                verdict=form.verdict._replace(problems=problems),
-            )
+            tokens, verdict = form.tokens._replace(method=pack.tokens.method), form.verdict._replace(problems=problems)
+            form = form._replace(prefix=pack.prefix, tokens=tokens, verdict=verdict)
         self._last[name] = pack, form
         return form
 

@@ -217,12 +217,8 @@ class PackStore:
 
         for start in range(0, len(places), _MANY):
             chunk = places[start : start + _MANY]
-            block_copies = index.copies(chunk) if index else []
-            copies = {
-                pack_path: copy
-                for pack_path, copy in zip(chunk, block_copies, strict=True)
-                if copy and listed[pack_path].is_copied(copy, outcomes)
-            }
+            in_blocks = zip(chunk, index.copies(chunk) if index else [], strict=True)
+            copies = {path: copy for path, copy in in_blocks if copy and listed[path].is_copied(copy, outcomes)}
             uncopied = [pack_path for pack_path in chunk if pack_path not in copies]
             direct = dict(zip(uncopied, self.files.at_once(read_call, uncopied), strict=True))
             for pack_path in chunk:

@@ -395,11 +395,10 @@ def is_content(row: Row) -> bool:
 def request_json(pack: Pack) -> str:
     """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
     declarations = (*(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
-    return canonical_json(
-        {
-            "system": pack.system,
-            "tools": [json.loads(wire) for wire in declarations],
-            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
-            "allowed_tools": pack.tools.allowed,
-        }
-    )
+    request = {
+        "system": pack.system,
+        "tools": [json.loads(wire) for wire in declarations],
+        "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
+        "allowed_tools": pack.tools.allowed,
+    }
+    return canonical_json(request)

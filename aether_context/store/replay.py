@@ -131,13 +131,11 @@ class Replayer:
             raise ReplayIncomplete(missing)
         setting = SETTING.validate_python(recorded)
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
-        contents = [by_digest[digest] for digest in resolved.contents]
+        contents = enumerate(by_digest[digest] for digest in resolved.contents)
         request = Request(
             model=manifest.model,
             **{name: getattr(setting, name) for name in OF_REQUEST},
-            contents=tuple(
-                attributed(content) if index in other_agents else content for index, content in enumerate(contents)
-            ),
+            contents=tuple(attributed(content) if index in other_agents else content for index, content in contents),
             positions=tuple(_indices(manifest.positions, len(resolved.contents))),
             request_index=manifest.request_index,
             first_call=manifest.first_call,

@@ -102,9 +102,8 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
                 begins = entry.file.name if entry.kind == "message" else _digest_of(store, entry)[:16]
                 removed += [] if any(name.startswith(begins) for name in named) else [entry]
     stay_places = {entry.place for entry in entries if entry.kind == "pack"} - {entry.place for entry in removed}
-    removed += [
-        entry for entry in entries if entry.kind == "index" and not _indexed_places(store, entry) <= stay_places
-    ]
+    blocks = [entry for entry in entries if entry.kind == "index"]
+    removed += [block for block in blocks if not _indexed_places(store, block) <= stay_places]
     removed += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
     proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in removed}
     removed += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]

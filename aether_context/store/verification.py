@@ -268,11 +268,8 @@ class _OtherFiles:
         self._store = store
         every = [entry for of_folder in entries.values() for entry in of_folder]
         self._files = {(entry.kind, entry.owner, entry.stem[:_DIGITS]) for entry in every}
-        self._records = {
-            (entry.owner, short(record.digest, _DIGITS))
-            for entry in every
-            if entry.kind == "record" and (record := self._record(entry)) is not None
-        }
+        records = ((entry.owner, self._record(entry)) for entry in every if entry.kind == "record")
+        self._records = {(owner, short(record.digest, _DIGITS)) for owner, record in records if record is not None}
         self._copies: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
         """By the place of a pack: the blocks of the index that hold it, with the hashes of their copies."""
         for entry in every:

@@ -47,12 +47,9 @@ def lines_view(text: str) -> View:
     value, is_complete = found
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
-    return View(
-        lines=rendered(outline, range(len(outline))).split("\n"),
-        outline=outline,
-        whole=whole if len(whole) < len(text) else "",
-        ends_early=not is_complete,
-    )
+    whole = whole if len(whole) < len(text) else ""
+    lines = rendered(outline, range(len(outline))).split("\n")
+    return View(lines=lines, outline=outline, whole=whole, ends_early=not is_complete)
 
 
 # An excerpt: lines chosen for what an agent needs next, and notes of what is missing.
