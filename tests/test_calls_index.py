@@ -67,7 +67,9 @@ def answers(store: PackStore) -> list[object]:
 
 
 def in_block(store: PackStore, block: File) -> dict[str, tuple[str, str | None]]:
-    return read_block(store.files.read(block.path), store.files.below_base(block.path.rpartition("/")[0]))
+    """The copies in a block, by the places of their packs below the folder of the user."""
+    owner = block.path.rsplit("/", 2)[0]
+    return {place.removeprefix(f"{owner}/"): copy for place, copy in read_block(store.files, block.path).items()}
 
 
 def rewrite_block(store: PackStore, block: File, way: Callable[[str, str | None], tuple[str, str | None]]) -> None:

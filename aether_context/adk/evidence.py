@@ -46,13 +46,14 @@ from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, free_key, is_error, stored_bytes, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
-from aether_context.evidence.show import summary_of, tokens_of
+from aether_context.evidence.show import summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
 from aether_context.store import PackStore
 from aether_context.text.decoding import said_once
+from aether_context.text.shorten import tokens_of
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.media import sniffed

@@ -36,7 +36,7 @@ from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.record import size_words
-from aether_context.evidence.show import show, tokens_of
+from aether_context.evidence.show import show
 from aether_context.plans import PlanShape, parse_plan
 from aether_context.plans.spellings import as_kind
 from aether_context.state import EvidenceShape, StepShape, acceptance_of, current_step, knowledge
@@ -44,6 +44,7 @@ from aether_context.state.board import TaskBoard, change_plan
 from aether_context.store import PackStore
 from aether_context.text.decoding import visible
 from aether_context.text.entities import SCHEME, artifact_uris
+from aether_context.text.shorten import tokens_of
 from aether_context.tokens import counter_for
 
 logger = logging.getLogger("aether_context")

@@ -48,10 +48,9 @@ def _serve(url: str, host: str, port: int, token: str | None) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost"
 
 
 def _in_url(host: str) -> str:

@@ -94,6 +94,13 @@ _store_option = click.option(
     show_envvar=True,
     help="The store of packs: a folder or any fsspec URL.",
 )
+
+
+def _stored_packs(command: _Command) -> _Command:
+    """Adds the options that name a store and select packs of it."""
+    return _store_option(_packs_of(command))
+
+
 _session_option = click.option("--session", help="The session whose calls are numbered; else that of the newest pack.")
 _all_option = click.option("--all", "everything", is_flag=True, help="Every row and every line, however many.")
 
@@ -115,8 +122,7 @@ def main() -> None:
 
 
 @_command("packs.show_list", "list", "list --limit 20", "list --store s3://bucket/packs --app shop --json")
-@_store_option
-@_packs_of
+@_stored_packs
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The N newest packs only.")
 @_json_option("A JSON list, an object for each pack.")
 def list_packs() -> None:
@@ -175,8 +181,7 @@ def diff() -> None:
 
 @_command("inspection.show_places", 'why "blue kayak"', 'why "blue kayak" --session s1 --call 23')
 @click.argument("text")
-@_store_option
-@_packs_of
+@_stored_packs
 @click.option("--call", type=click.IntRange(min=1), metavar="N", help="The call with this number only.")
 @_all_option
 @_json_option("The same as JSON.")
@@ -194,8 +199,7 @@ def why_command() -> None:
 
 @_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081", "verify --session s1 --json")
 @click.argument("pack_ids", nargs=-1)
-@_store_option
-@_packs_of
+@_stored_packs
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again, and compare it and its rows.")
 @_json_option("A JSON object with what was found.")
 def verify_command() -> None:
@@ -303,8 +307,7 @@ def compare_command() -> None:
 
 
 @_command("usage.show_usage", "usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
-@_store_option
-@_packs_of
+@_stored_packs
 @click.option(
     "--by",
     type=click.Choice(["agent", "day", "model", "session"]),
@@ -330,8 +333,7 @@ def usage() -> None:
     "forget --app shop --user ann --session s1",
     "forget --older-than 30 --yes",
 )
-@_store_option
-@_packs_of
+@_stored_packs
 @click.option("--older-than", "days", type=_Amount(min=0), metavar="DAYS", help="What is older, of all or of one user.")
 @click.option("--yes", "delete", is_flag=True, help="Delete; without it, only show what would be deleted.")
 @_json_option("A JSON object with what was found.")

@@ -32,13 +32,8 @@ _COMMANDS = {
     "verify": "whether the store is intact",
 }
 """Commands to go on with, the number of a call in place of the braces."""
-_KEYS = {
-    "gpt": "OPENAI_API_KEY",
-    "openai": "OPENAI_API_KEY",
-    "claude": "ANTHROPIC_API_KEY",
-    "anthropic": "ANTHROPIC_API_KEY",
-}
-"""The variable that holds a provider's key, by the beginning of a model's name; Gemini's for all others."""
+_KEYS = {("gpt", "openai"): "OPENAI_API_KEY", ("claude", "anthropic"): "ANTHROPIC_API_KEY"}
+"""The variable that holds a provider's key, by the beginnings of its models' names; Gemini's for all others."""
 
 
 def run_demo(*, model: str | None, url: str, window: int) -> int:
@@ -47,7 +42,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     It fails where a pack does not verify, its replay differs, or its request is larger than the window. ``model`` is
     called with its provider's key from the environment; None for the script.
     """
-    key = next((key for start, key in _KEYS.items() if (model or "").startswith(start)), "GOOGLE_API_KEY")
+    key = next((key for starts, key in _KEYS.items() if (model or "").startswith(starts)), "GOOGLE_API_KEY")
     if model is not None and not os.environ.get(key):
         say(f"{model} needs {key}: set it, or leave the model out to run the demo offline.")
         return WRONG_USAGE

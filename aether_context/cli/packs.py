@@ -11,6 +11,7 @@ from aether_context.store.packs import name_of
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
+_COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", "epoch", "asked")
 
 # Finding packs. See `PackStore` for what a place is.
 
@@ -78,19 +79,7 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     elif not places:
         say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
-        columns = (
-            ">call",
-            "pack",
-            "time (UTC)",
-            "app",
-            "user",
-            "session",
-            "agent",
-            ">tokens / window",
-            "epoch",
-            "asked",
-        )
-        print_table(columns, rows)
+        print_table(_COLUMNS, rows)
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
         if limit and len(places) > limit:

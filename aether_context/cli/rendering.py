@@ -31,20 +31,19 @@ def print_pack(
         head(f"call {manifest.number} of session {manifest.session}: {title}")
     say(view.in_short)
     say()
-    _print_sections(
-        {
-            f"PACK {manifest.pack_id}": _facts(view),
-            "LAYERS": _layers(manifest),
-            "SIGNALS": _signals(manifest),
-            "CACHE": _cache(manifest, view.outcome),
-            "CANDIDATES": list(_candidates(view, reads, everything)),
-            "TRUNCATION EVENTS": _events(manifest, everything),
-            "TOOLS": list(_tools(manifest, everything)),
-            "EVIDENCE NEEDED": [f"- {item}" for item in manifest.evidence_needed],
-            "SUPERSEDED EVIDENCE": [f"{uri} by {later}" for uri, later in manifest.superseded.items()],
-            "DEGRADATIONS": [f"- {note}" for note in manifest.degradations],
-        }
-    )
+    sections = {
+        f"PACK {manifest.pack_id}": _facts(view),
+        "LAYERS": _layers(manifest),
+        "SIGNALS": _signals(manifest),
+        "CACHE": _cache(manifest, view.outcome),
+        "CANDIDATES": list(_candidates(view, reads, everything)),
+        "TRUNCATION EVENTS": _events(manifest, everything),
+        "TOOLS": list(_tools(manifest, everything)),
+        "EVIDENCE NEEDED": [f"- {item}" for item in manifest.evidence_needed],
+        "SUPERSEDED EVIDENCE": [f"{uri} by {later}" for uri, later in manifest.superseded.items()],
+        "DEGRADATIONS": [f"- {note}" for note in manifest.degradations],
+    }
+    _print_sections(sections)
 
 
 def _print_sections(sections: Mapping[str, Lines]) -> None:
@@ -90,18 +89,10 @@ def _listed_settings(settings: Mapping[str, JSON]) -> str:
 
 def _layers(manifest: Manifest) -> Lines:
     layers = {layer: manifest.allocation[layer] for layer in LAYERS if layer in manifest.allocation}
-    rows: list[tuple[object, ...]] = [
-        (
-            layer,
-            share.floor,
-            share.nominal,
-            increase(0, share.lent),
-            share.final,
-            manifest.expected(share.used),
-            _bar(share, manifest.window),
-        )
-        for layer, share in layers.items()
-    ]
+    rows: list[tuple[object, ...]] = []
+    for layer, share in layers.items():
+        sizes = (share.floor, share.nominal, increase(0, share.lent), share.final, manifest.expected(share.used))
+        rows.append((layer, *sizes, _bar(share, manifest.window)))
     rows.append(("all", "", "", "", sum(share.final for share in layers.values()), manifest.request_tokens, ""))
     return aligned(("layer", ">floor", ">nominal", ">lent", ">final", ">expected", "expected of the window"), rows)
 
@@ -126,17 +117,15 @@ def _cache(manifest: Manifest, outcome: JSON) -> Lines:
     shared, broken = manifest.prefix.shared_tokens, manifest.prefix.broken_by
     servable = f"unknown: {'the request before is not known' if broken else 'this is the first request'}"
     if shared is not None:
-        servable = (
-            f"{manifest.expected(shared):,} of {manifest.request_tokens:,} tokens in common with the request before; "
+        common = (
+            f"{manifest.expected(shared):,} of {manifest.request_tokens:,} tokens in common with the request before"
         )
-        servable += f"broken by {broken}" if broken else "nothing broke the prefix"
+        servable = f"{common}; {f'broken by {broken}' if broken else 'nothing broke the prefix'}"
     facts = [("could be served", servable)]
     if not isinstance(outcome, dict):
         return aligned(("", ""), [*facts, ("provider served", "unknown: no outcome is recorded")])
-    cached, read_tokens, answered = (
-        value if isinstance(value := outcome.get(name), int) else None
-        for name in ("cached_tokens", "input_tokens", "output_tokens")
-    )
+    numbers = {name: value for name, value in outcome.items() if isinstance(value, int)}
+    cached, read_tokens, answered = map(numbers.get, ("cached_tokens", "input_tokens", "output_tokens"))
     of_input = "" if read_tokens is None else f" of {read_tokens:,} input tokens"
     served_note = "unknown: the provider said nothing" if cached is None else f"{cached:,}{of_input}"
     facts.append(("provider served", served_note))
@@ -171,9 +160,8 @@ def _candidates(view: PackView, reads: Mapping[str, Sequence[int]] | None, every
         if len(members) > _FEW and len(whole_rows) > 1 and not everything:
             members = [row for row in members if row not in whole_rows]
             tokens = f"{view.manifest.expected(sum(row.tokens for row in whole_rows)):,}"
-            notes[len(shown_rows) + len(members)] = (
-                f"{layer}: … and {len(whole_rows):,} kept whole (--all shows them), {tokens} tokens"
-            )
+            more = f"… and {len(whole_rows):,} kept whole (--all shows them), {tokens} tokens"
+            notes[len(shown_rows) + len(members)] = f"{layer}: {more}"
         shown_rows += members
     rows = (_candidate(row, view, reads) for row in shown_rows)
     lines = aligned(("layer", "id", "source", ">tokens", "form", "reason", "more"), rows)
@@ -283,15 +271,14 @@ def _print_lines(lines: Sequence[tuple[str, str]], everything: bool) -> bool:
 
 def print_difference(difference: Difference, *, everything: bool) -> None:
     """Prints what differs: the packs' facts, layers, the end of the common prefix, candidates and texts."""
-    _print_sections(
-        {
-            "TWO PACKS": _who(difference),
-            "LAYERS": _layer_changes(difference),
-            "PREFIX": list(_prefix(difference)),
-            "REQUEST": ["both send the same request"] if difference.same else [],
-            "CANDIDATES": _candidate_changes(difference, everything),
-        }
-    )
+    sections = {
+        "TWO PACKS": _who(difference),
+        "LAYERS": _layer_changes(difference),
+        "PREFIX": list(_prefix(difference)),
+        "REQUEST": ["both send the same request"] if difference.same else [],
+        "CANDIDATES": _candidate_changes(difference, everything),
+    }
+    _print_sections(sections)
     changed_texts = [text for text in difference.texts if not text.same]
     if not difference.texts and not difference.same:
         say("texts cannot be compared: those of one pack are not known", "yellow")
@@ -305,15 +292,11 @@ def print_difference(difference: Difference, *, everything: bool) -> None:
 
 
 def _who(difference: Difference) -> Lines:
-    rows = [
-        (
-            manifest.pack_id,
-            " · ".join((*manifest.session_key, manifest.agent, manifest.invocation, str(manifest.call))),
-            f"{manifest.profile} {short(manifest.policy)}",
-            f"{manifest.model} {manifest.window:,}",
-        )
-        for manifest in (difference.before.manifest, difference.after.manifest)
-    ]
+    rows = []
+    for manifest in (difference.before.manifest, difference.after.manifest):
+        call = " · ".join((*manifest.session_key, manifest.agent, manifest.invocation, str(manifest.call)))
+        policy, model = f"{manifest.profile} {short(manifest.policy)}", f"{manifest.model} {manifest.window:,}"
+        rows.append((manifest.pack_id, call, policy, model))
     return aligned(("pack", "call", "policy", "model, window"), rows)
 
 
@@ -323,10 +306,8 @@ def _layer_changes(difference: Difference) -> Lines:
     for change in difference.layers:
         sides = (change.before, change.after)
         final = [side.final if side is not None else 0 for side in sides]
-        used = [
-            manifest.expected(side.used) if side is not None else 0
-            for manifest, side in zip(manifests, sides, strict=True)
-        ]
+        counted = [side.used if side is not None else 0 for side in sides]
+        used = [manifest.expected(tokens) for manifest, tokens in zip(manifests, counted, strict=True)]
         rows.append((change.layer, _arrow(*final), _arrow(*used), increase(*used)))
     tokens = [manifest.request_tokens for manifest in manifests]
     rows.append(("all", "", _arrow(*tokens), increase(*tokens)))

@@ -10,6 +10,7 @@ import datetime
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import click
@@ -113,7 +114,6 @@ def moment(time: float | None) -> str:
     """A time in UTC, to the second."""
     if time is None:
         return ""
-    try:
+    with suppress(OverflowError, OSError, ValueError):
         return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, OSError, ValueError):
-        return f"{time:g} s"
+    return f"{time:g} s"

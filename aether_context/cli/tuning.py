@@ -114,8 +114,5 @@ def policy_file(recordings: Recordings, verdict: TuningVerdict, origin: str) -> 
 
 def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that TOML can hold: it has no null."""
-    return {
-        name: _without_none(value) if isinstance(value, dict) else value
-        for name, value in settings.items()
-        if value is not None
-    }
+    values = {name: value for name, value in settings.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in values.items()}

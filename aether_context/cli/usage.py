@@ -121,15 +121,14 @@ def _print(
         close, cached, cost = figures["estimate"], figures["cached_share"], figures["cost_usd"]
         forms = {"p50": ".1%", "p95": ".1%", "bias": "+.1%"}
         errors = [None if close[name] is None else format(close[name], form) for name, form in forms.items()]
-        table.append(
-            (
-                *(*key, figures["calls"], close["estimated_tokens"], close["reported_tokens"], *errors),
-                "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
-                "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
-                None if cached is None else f"{cached:.0%}",
-                None if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
-            )
+        row = (
+            *(*key, figures["calls"], close["estimated_tokens"], close["reported_tokens"], *errors),
+            "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
+            "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
+            None if cached is None else f"{cached:.0%}",
+            None if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
         )
+        table.append(row)
     estimates = (">estimated", ">reported", ">p50", ">p95", ">bias")
     print_table((*by, ">calls", *estimates, ">input", ">output", ">cached", ">cost"), table)
     notes = {

@@ -213,13 +213,9 @@ def _of_run(text: str, start: int, preceding_text: str, *, is_uri: bool) -> tupl
         if len(line[0]) != width:
             break
         full = line.end()
-    ends = [full]
-    if (
-        line is not None
-        and start + width < full < line.end() < full + len(gap) + width
-        and _ENDS.match(text, line.end())
-    ):
-        ends = [line.end(), full]
+    ends, last = [full], line.end() if line is not None else full
+    if start + width < full < last < full + len(gap) + width and _ENDS.match(text, last):
+        ends = [last, full]
     for end in () if "PRIVATE KEY" in preceding_text else ends:
         written = unquote(text[start:end].replace(gap, "").replace("\\", ""))
         if (data := _decoded(written)) is None:

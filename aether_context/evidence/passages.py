@@ -146,8 +146,6 @@ class Searcher:
 
         if len(self._passages) > _MOST_PASSAGES:
             return None
-        entries = (
-            Entry(id=str(at), text="\n".join(map(self.view.line, range(*passage))))
-            for at, passage in enumerate(self._passages)
-        )
+        texts = ("\n".join(map(self.view.line, range(*passage))) for passage in self._passages)
+        entries = (Entry(id=str(at), text=text) for at, text in enumerate(texts))
         return HybridIndex(entries, self._embedder, redact=self._redact)

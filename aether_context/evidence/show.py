@@ -7,15 +7,7 @@ from typing import Protocol
 from aether_context.errors import PolicyError, near_names
 from aether_context.evidence.lines import Kind, data_type, kind_of
 from aether_context.text import Counts
-from aether_context.text.shorten import (
-    Excerpt,
-    lines_view,
-    query_words,
-    sampled,
-    shorten,
-    shorten_line,
-    tokens_per_character,
-)
+from aether_context.text.shorten import Excerpt, lines_view, query_words, sampled, shorten, shorten_line, tokens_of
 from aether_context.tokens import TokenCounter
 
 # Extractors from outside, by name.
@@ -63,7 +55,6 @@ def extractor_of(rule: str) -> Extractor | None:
 
 # What is shown of an output.
 
-_COUNTED = 20_000
 _PROSE = 100
 
 
@@ -102,10 +93,3 @@ def summary_of(data: bytes, counter: TokenCounter, query: str) -> str:
     lines = lines_view(data.decode("utf-8", "replace").replace("\0", "\ufffd")).lines
     text = "\n".join(lines[at] for at in sampled(lines, query_words(query)))
     return shorten_line(text, _SUMMARY_TOKENS, counter=counter, query=query)
-
-
-def tokens_of(text: str, counter: TokenCounter) -> int:
-    """The tokens of a text; those of a long one by samples of its beginning, its middle and its end."""
-    if len(text) <= _COUNTED:
-        return counter.count(text)
-    return round(tokens_per_character(text, counter) * len(text))

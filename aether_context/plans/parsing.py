@@ -276,9 +276,8 @@ class _Reader:
         problems = self.problems
         step_values = fields.pop("steps", [])
         lists = [value for value in step_values if _are_steps(value)]
-        fields.setdefault("task", []).extend(
-            value for value in step_values if isinstance(value, str) and value not in lists
-        )
+        titles = [value for value in step_values if isinstance(value, str) and value not in lists]
+        fields.setdefault("task", []).extend(titles)
         listed = [value for value in lists if not isinstance(value, str)] or lists or fields.get("open", [])
         for value in listed or ([] if "step" in fields else fields.pop("next", [])):
             self.collect(value, "plan.steps")
@@ -354,10 +353,9 @@ class _Reader:
             key, inner = next((key, opened(value)) for key, value in unknown.items())
             raw_fields = {"id": key, **(inner if isinstance(inner, Mapping) else {"text": inner})}
             fields, unknown = known_fields("step", raw_fields)
-        numbers = [
-            text for text in fields.get("text", ()) if str(text).isdecimal() and text is not raw_fields.get("text")
-        ]
-        texts = list(filter(None, (words_in(text) for text in fields.get("text", ()) if text not in numbers)))
+        text_values = fields.get("text", ())
+        numbers = [text for text in text_values if str(text).isdecimal() and text is not raw_fields.get("text")]
+        texts = list(filter(None, (words_in(text) for text in text_values if text not in numbers)))
         titles = [str(title) for title in fields.get("title", ()) if isinstance(title, (str, int))]
         mark = marked((texts or titles or [""])[0])
         # A title in words says more than its text alone, and so does a second text; a single word is a name.
@@ -539,10 +537,7 @@ class _Reader:
             parts = _Reader(Problems())
             for value in _steps_below(leaf):
                 parts.collect(value, path)
-            lines = [
-                f"- [{'x' if inner_step.step.status == 'done' else ' '}] {inner_step.step.text}"
-                for inner_step in parts.leaves
-            ]
+            lines = [f"- [{'x' if part.step.status == 'done' else ' '}] {part.step.text}" for part in parts.leaves]
             leaf.set(text="\n".join([leaf.step.text, *lines]))
         return leaf
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from aether_context.canonical import canonical_json, plain
+from aether_context.canonical import canonical_json, hash_text, plain, short
 from aether_context.pack import NOTHING, describe
 from aether_context.plans import spellings
 from aether_context.plans.spellings import field_of, folded, is_empty, means_nothing
@@ -271,6 +271,10 @@ class NoteShape(Shape):
     kind: Kind = None
     """``preference`` for a preference of the user that applies to every request; it comes first among the memories."""
 
+    def stable_id(self, source: str = "note") -> str:
+        """Its own id, else one from its text."""
+        return self.id or f"{source}_{short(hash_text(self.text))}"
+
 
 class EvidenceShape(Shape):
     """A piece of proof; a string is read as its URI."""
@@ -291,18 +295,23 @@ class EvidenceShape(Shape):
     hash: Name = ""
     """Tagged hash of its whole content, ``sha256:…``."""
 
+    @property
+    def digest(self) -> str:
+        """Hash of its address and its summary."""
+        return hash_text(f"{self.uri}\n{self.summary}")
+
+    def stable_id(self) -> str:
+        """Its own id, else one from its address and summary."""
+        return self.id or f"ev_{short(self.digest)}"
+
 
 class KnowledgeShape(Shape):
     """``state["knowledge"]``: notes, memories, decisions, entities and evidence."""
 
     words = "knowledge"
-    lists = {
-        "notes": NoteShape,
-        "memories": NoteShape,
-        "decisions": NoteShape,
-        "entities": NoteShape,
-        "evidence": EvidenceShape,
-    }
+    note_fields: ClassVar = {"note": "notes", "memory": "memories", "decision": "decisions", "entity": "entities"}
+    """The fields that hold notes, by the name of such a note."""
+    lists = {**dict.fromkeys(note_fields.values(), NoteShape), "evidence": EvidenceShape}
 
     notes: tuple[NoteShape, ...] = ()
     """Working notes."""
@@ -411,9 +420,8 @@ def shape_of(kind: type[_Any], fields: KnownFields, path: str, problems: Problem
         if not field_values:
             continue
         if name in kind.lists:
-            values[name] = tuple(
-                item for value in field_values for item in read_items(kind.lists[name], value, field_path, problems)
-            )
+            listed = (read_items(kind.lists[name], value, field_path, problems) for value in field_values)
+            values[name] = tuple(item for items in listed for item in items)
         elif name == "tools":
             values[name] = read_tools(field_values, field_path, problems)
         elif name == "constraints":

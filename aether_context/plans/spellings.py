@@ -28,6 +28,7 @@ _BESIDE = re.compile(r"^(?:the|my|our|your|plan|overall|all)|(?:list|items)$")
 _NUMBER = re.compile(r"[<>=≤≥~≈ ]{0,4}(\d[\d,]{0,24}(?:\.\d{1,12})?) ?([a-z]{0,16})(?: [a-z]{1,16})?\.?")
 _SIZES = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000}
 _LATEST_SECONDS = 253_402_300_799
+_NOTHING = ("", "none", "null", "na", "nil")
 
 
 def folded(name: str) -> str:
@@ -76,9 +77,7 @@ def near_field(kind: str, key: str) -> str:
 
 def means_nothing(value: object) -> bool:
     """Tells whether a value is None, or a text such as ``none`` or ``n/a``."""
-    return value is None or (
-        isinstance(value, str) and len(value) < 16 and folded(value) in ("", "none", "null", "na", "nil")
-    )
+    return value is None or (isinstance(value, str) and len(value) < 16 and folded(value) in _NOTHING)
 
 
 def is_empty(value: object) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -279,26 +279,24 @@ class _Node:
 
     def fields(self) -> dict[str, Any]:
         """Reads the nodes below as a mapping: values by label, prose as its text, items as steps or as its parts."""
-        values_by_label: dict[str, list[Any]] = {"text": [self.prose()] if self.prose() else []}
+        values_by_label = defaultdict[str, list[Any]](list, text=[self.prose()] if self.prose() else [])
         for node in self.below:
             if node.label:
                 values = [value for value in (node.text, *(node.items() or [node.prose()])) if value]
                 titled = len(values) > 1 and values[0] == node.text and _tells_of_steps(node.label)
-                values_by_label.setdefault("task", []).extend(values[:titled])
-                values_by_label.setdefault(node.label, []).extend(values[titled:])
+                values_by_label["task"] += values[:titled]
+                values_by_label[node.label] += values[titled:]
                 for label, more in node.fields().items():  # a label under a label belongs to the same
-                    values_by_label.setdefault(label, []).extend(
-                        more if label not in ("text", "parts", "steps") else ()
-                    )
+                    values_by_label[label] += more if label not in ("text", "parts", "steps") else ()
         for node in self.below:
             if node.level <= _MOST_HEADINGS and not (node.label or node.is_item):  # a heading of any other kind
                 for label, more in node.fields().items():
                     if label != "text" and not (label == "steps" and values_by_label.get("steps")):
-                        values_by_label.setdefault(label, []).extend(more)
+                        values_by_label[label] += more
         if self.is_item and not (self.level <= _MOST_HEADINGS and any(node.is_step for node in self.below)):
-            values_by_label.setdefault("parts", []).extend(self.items())
+            values_by_label["parts"] += self.items()
         elif any(node.is_step for node in self.below) or _tells_of_steps(self.label or self.text):
-            values_by_label.setdefault("steps", []).extend(self.items())
+            values_by_label["steps"] += self.items()
         return {label: values for label, values in values_by_label.items() if values}
 
     def value(self) -> Any:
@@ -351,9 +349,8 @@ def _node(line: str, body: str, labels: Mapping[str, int]) -> _Node:
     indent, heading, bullet = len(line) - len(line.lstrip()), _HEADING.match(body), _BULLET.match(body)
     text = heading[2].strip("# ") if heading is not None else body[bullet.end() :] if bullet is not None else body
     is_step = _ITEM.match(text) is not None
-    level = (
-        len(heading[1]) if heading is not None else _ITEM_LEVEL + indent - (0.5 if is_step and bullet is None else 0)
-    )
+    rise = 0.5 if is_step and bullet is None else 0
+    level = len(heading[1]) if heading is not None else _ITEM_LEVEL + indent - rise
     match = _LABEL.fullmatch(text) or (_LABEL.fullmatch(f"{text}:") if heading is not None else None)
     if match is not None and not is_step:
         label, value = match[1].strip(" *_-`"), match[2].strip()
@@ -372,9 +369,8 @@ def _tells_of_steps(text: str) -> bool:
 
 def _table(lines: list[str]) -> list[dict[str, str]]:
     """The rows of a Markdown table of steps, by the words of its head."""
-    head, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")] or [
-        []
-    ]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    head, *rows = table or [[]]
     if not any((field_of("step", cell) or ("", 0))[0] in ("text", "title") for cell in head):
         return []
     return [dict(zip(head, row, strict=False)) for row in rows if any(cell.strip(":- ") for cell in row)]

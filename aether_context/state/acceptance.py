@@ -59,11 +59,8 @@ class AcceptanceVerdict(NamedTuple):
     @property
     def missing(self) -> tuple[str, ...]:
         """The missing or wrong items, a line each; empty for an answer that passed."""
-        failed = (
-            f"{item.id}: {item.text} ({judgement.reason})"
-            for item, judgement in self.items
-            if judgement.passed is False
-        )
+        unmet = [(item, judgement.reason) for item, judgement in self.items if judgement.passed is False]
+        failed = (f"{item.id}: {item.text} ({reason})" for item, reason in unmet)
         invented = (f"{uri} was never in the request: cite only what was" for uri in self.fabricated)
         return (*failed, *invented)
 

@@ -255,10 +255,8 @@ def _check(steps: Sequence[StepShape]) -> None:
             raise BoardError(f"{count} steps are named {name!r}: give each a name of its own", step=name)
     for step in steps:
         if unknown := [dependency for dependency in step.depends_on if dependency not in counts]:
-            raise BoardError(
-                f"step {step.id!r} depends on {listed(unknown)}, not on the board: its steps are {listed(counts)}",
-                step=step.id,
-            )
+            problem = f"depends on {listed(unknown)}, not on the board: its steps are {listed(counts)}"
+            raise BoardError(f"step {step.id!r} {problem}", step=step.id)
     try:
         TopologicalSorter({step.id: step.depends_on for step in steps}).prepare()
     except CycleError as error:
@@ -281,8 +279,5 @@ def _as_json(parsed: ParsedPlan, plan: PlanShape) -> dict[str, Any]:
 def _written(shape: PlanShape | StepShape, unknown: Mapping[str, Any]) -> dict[str, Any]:
     # An empty list of tools is read as no restriction.
     tools = {"tools": "none"} if shape.tools == () else {}
-    return (
-        {key: plain(value) for key, value in unknown.items()}
-        | shape.model_dump(mode="json", exclude_defaults=True)
-        | tools
-    )
+    unknown_values = {key: plain(value) for key, value in unknown.items()}
+    return unknown_values | shape.model_dump(mode="json", exclude_defaults=True) | tools

@@ -9,26 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aether_context.canonical import hash_text, short
+from aether_context.canonical import hash_text
 from aether_context.pack import Candidate, Step, Validity
 from aether_context.plans import PlanShape, StepShape, parse_plan
 from aether_context.plans.parsing import lists_tools
-from aether_context.plans.schema import (
-    LONG_AGO,
-    EvidenceShape,
-    KnowledgeShape,
-    NoteShape,
-    Problems,
-    opened,
-    read_shape,
-    read_tools,
-)
+from aether_context.plans.schema import LONG_AGO, KnowledgeShape, NoteShape, Problems, opened, read_shape, read_tools
 from aether_context.state.board import acceptance_of, current_step, done_steps
 
-ROLES: Mapping[str, tuple[str, ...]] = {
-    role: tuple(lines)
-    for role, lines in json.loads(Path(__file__).with_name("roles.json").read_text(encoding="utf-8")).items()
-}
+_ROLES = Path(__file__).with_name("roles.json").read_text(encoding="utf-8")
+ROLES: Mapping[str, tuple[str, ...]] = {role: tuple(lines) for role, lines in json.loads(_ROLES).items()}
 """What three common roles are told, by name in lower case; any other role is passed on in its own words."""
 _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 
@@ -99,35 +88,20 @@ def read_state(state: Mapping[str, Any], worker: str = "", *, plans: bool = Fals
     if lacking and not (finished and not step.text):
         faults.append("the plan has no " + " and no ".join(lacking))
     checkpoints = [current, *(step for step in plan.steps if step.id in current.depends_on)]
-    notes = [NoteShape.model_construct(None, text=text) for step in checkpoints for text in step.notes]
+    notes = [_text_candidate(text, "note") for step in checkpoints for text in step.notes]
     return PlannedCall(
         step=step,
         validity="invalid" if faults else "valid",
         invalid_reason="; ".join(dict.fromkeys(faults)),
         profile=current.profile or plan.profile,
-        candidates=unique(
-            [
-                *_candidates(knowledge, done_steps(plan.steps)),
-                *(_note_candidate(note, "note") for note in notes),
-                *extra_texts,
-            ]
-        ),
+        candidates=unique([*_candidates(knowledge, done_steps(plan.steps)), *notes, *extra_texts]),
         problems=problems.messages,
     )
 
 
 def _extra_text(key: str, text: str) -> Candidate:
     """A plan's text beside its fields, as a memory that every pack has."""
-    digest = hash_text(text)
-    return Candidate(
-        id=f"plan_{short(digest)}",
-        layer="memory",
-        source="plan",
-        text=text,
-        digest=digest,
-        speaker=key,
-        kind="app_note",
-    )
+    return replace(_text_candidate(text, "plan"), speaker=key)
 
 
 def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> Step:
@@ -155,30 +129,16 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
     )
 
 
-def note_id(note: NoteShape, source: str = "note") -> str:
-    """A note's own id, else one from its text."""
-    return note.id or f"{source}_{short(hash_text(note.text))}"
-
-
-def evidence_id(record: EvidenceShape) -> str:
-    """A record's own id, else one from its address and summary."""
-    return record.id or "ev_" + short(hash_text(f"{record.uri}\n{record.summary}"))
-
-
 def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -> list[Candidate]:
-    notes = {
-        "note": knowledge.notes,
-        "memory": knowledge.memories,
-        "decision": knowledge.decisions,
-        "entity": knowledge.entities,
-    }
+    sources = {source: getattr(knowledge, name) for source, name in KnowledgeShape.note_fields.items()}
+    notes = (_note_candidate(note, source, done) for source, shapes in sources.items() for note in shapes)
     evidence = [
         Candidate(
-            id=evidence_id(record),
+            id=record.stable_id(),
             layer="evidence",
             source="state",
             text=record.summary,
-            digest=hash_text(f"{record.uri}\n{record.summary}"),
+            digest=record.digest,
             time=record.time,
             uri=record.uri,
             covers=record.covers,
@@ -187,7 +147,12 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
         )
         for record in knowledge.evidence
     ]
-    return [*(_note_candidate(note, source, done) for source, listed in notes.items() for note in listed), *evidence]
+    return [*notes, *evidence]
+
+
+def _text_candidate(text: str, source: str) -> Candidate:
+    """A text as a memory, like a note that says nothing else."""
+    return _note_candidate(NoteShape.model_construct(None, text=text), source)
 
 
 def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozenset()) -> Candidate:
@@ -195,7 +160,7 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozens
     ttl_end = note.time + note.ttl_seconds if note.time is not None and note.ttl_seconds is not None else None
     expires = min((time for time in (note.expires, ttl_end) if time is not None), default=None)
     return Candidate(
-        id=note_id(note, source),
+        id=note.stable_id(source),
         layer="memory",
         source=source,
         text=note.text,

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError, listed
 from aether_context.plans import PlanShape, parse_plan
-from aether_context.plans.schema import EvidenceShape, NoteShape, Problems, Shape, read_shape
+from aether_context.plans.schema import EvidenceShape, KnowledgeShape, NoteShape, Problems, Shape, read_shape
 from aether_context.state.board import WRITING, SessionState, acceptance_of, current_step, done_steps
-from aether_context.state.candidates import evidence_id, note_id, read_state
+from aether_context.state.candidates import read_state
 
 _Shape = TypeVar("_Shape", bound=Shape)
 
@@ -57,7 +57,7 @@ def append_note(
             problem = "is done: leave step_id out, or name an open step"
             unknown = f"there is no step {step_id!r}: the steps are {listed(step_ids)}"
             raise KnowledgeError(f"step {step_id!r} {problem}" if step_id in step_ids else unknown, field="step_id")
-    return _put_note(state, "notes", "note", text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
+    return _put_note(state, "note", text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
 
 
 def add_decision(state: SessionState, text: str, *, reason: str = "", time: float | None = None) -> NoteShape:
@@ -67,7 +67,7 @@ def add_decision(state: SessionState, text: str, *, reason: str = "", time: floa
         KnowledgeError: the text is empty or too long.
     """
     because = f" (because: {reason})" if text.strip() and reason.strip() else ""
-    return _put_note(state, "decisions", "decision", text + because, time=time)
+    return _put_note(state, "decision", text + because, time=time)
 
 
 def add_entity(state: SessionState, name: str, text: str, *, time: float | None = None) -> NoteShape:
@@ -78,7 +78,7 @@ def add_entity(state: SessionState, name: str, text: str, *, time: float | None 
     """
     _check_not_empty("an entity", name=name, text=text)
     id = f"entity_{short(hash_text(name.strip().casefold()))}"
-    return _put_note(state, "entities", "entity", f"{name.strip()}: {text}", id=id, time=time)
+    return _put_note(state, "entity", f"{name.strip()}: {text}", id=id, time=time)
 
 
 def find_note(state: SessionState, id: str) -> NoteShape:
@@ -116,7 +116,7 @@ def add_evidence(
     """
     _check_not_empty("evidence", uri=uri, summary=summary)
     record = _shape(EvidenceShape, uri=uri, summary=summary, covers=covers, time=time)
-    record = record.model_copy(update={"id": evidence_id(record)})
+    record = record.model_copy(update={"id": record.stable_id()})
     with WRITING:
         plan = _plan(state)
         # Items of the current step's checklist, then those of the other steps'.
@@ -166,11 +166,11 @@ def _listed(state: SessionState, key: str) -> tuple[dict[str, Any], list[Any]]:
     return dict(knowledge or {}), list(items or ())
 
 
-def _put_note(state: SessionState, key: str, kind: str, text: str, **fields: Any) -> NoteShape:
+def _put_note(state: SessionState, kind: str, text: str, **fields: Any) -> NoteShape:
     _check_not_empty(f"{'an' if kind == 'entity' else 'a'} {kind}", text=text)
     note = _shape(NoteShape, text=text, **fields)
-    note = note.model_copy(update={"id": note_id(note, kind)})
-    _put(state, key, note)
+    note = note.model_copy(update={"id": note.stable_id(kind)})
+    _put(state, KnowledgeShape.note_fields[kind], note)
     return note
 
 
@@ -187,6 +187,4 @@ def _put(state: SessionState, key: str, shape: Shape) -> None:
 def _id(kind: type[Shape], item: object) -> str:
     """The id of a note or a record as it stands in a state, one made from its text where it has none."""
     shape = read_shape(kind, item, "", Problems())
-    if isinstance(shape, EvidenceShape):
-        return evidence_id(shape)
-    return note_id(shape) if isinstance(shape, NoteShape) else ""
+    return shape.stable_id() if isinstance(shape, (NoteShape, EvidenceShape)) else ""

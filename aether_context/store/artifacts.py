@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -74,10 +75,9 @@ class ArtifactFiles:
         except FileNotFoundError:
             return None
         line, _, data = content.partition(b"\n")
-        try:
+        head = None
+        with suppress(ValueError):
             head = json.loads(line)
-        except ValueError:
-            head = None
         if not isinstance(head, dict):
             raise ArtifactError(f"artifact {name!r}, version {number}, is damaged: delete it or save it again")
         return Version(number, head, data if with_data else b"")
@@ -115,11 +115,10 @@ class ArtifactFiles:
             return None
         if "~" not in folder_name:
             return folder_name
-        try:
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             name = json.loads(self._files.read(f"{folder}/name.json"))["name"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-        return name if isinstance(name, str) and segment(name) == folder_name else None
+            return name if isinstance(name, str) and segment(name) == folder_name else None
+        return None
 
 
 def _content(head: Mapping[str, JSON], data: bytes) -> bytes:

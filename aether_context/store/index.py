@@ -15,6 +15,7 @@ import json
 import re
 from collections import deque
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
 from aether_context.canonical import canonical_json, hash_bytes, short
@@ -84,21 +85,22 @@ def _write_block(files: Files, owner: str, calls: dict[str, tuple[str, str | Non
         files.create(f"{folder}/{times[0]}-{times[-1]}-{short(hash_bytes(data))}{GZIP_ENDING}", data)
 
 
-def read_block(data: bytes, folder: str) -> dict[str, tuple[str, str | None]]:
-    """The manifest and the outcome of each pack in a block, by the pack's place below the folder of the user.
-
-    Args:
-        folder: the block's, below the base of the store.
+def read_block(files: Files, path: str) -> dict[str, tuple[str, str | None]]:
+    """The manifest and the outcome of each pack in a block, by the pack's place.
 
     Raises:
+        FileNotFoundError: it is not there.
         ManifestError: it is damaged.
         ChecksumMismatch: it is not what was written.
     """
+    data, folder = files.read(path), path.rpartition("/")[0]
+    owner = folder.rpartition("/")[0]
     try:
-        calls = json.loads(remove_hash(gunzip_bytes(data), folder))
-        return {pack_path: (manifest, outcome) for pack_path, manifest, outcome in calls}
+        calls = json.loads(remove_hash(gunzip_bytes(data), files.below_base(folder)))
+        copies = {pack_path: (manifest, outcome) for pack_path, manifest, outcome in calls}
     except (ValueError, TypeError) as error:
         raise ManifestError(f"not a block of calls: {error}") from error
+    return {f"{owner}/{pack_path}": copy for pack_path, copy in copies.items()}
 
 
 class IndexReader:
@@ -113,23 +115,16 @@ class IndexReader:
         self._copies: dict[str, CallCopy] = {}
         first, last = (write_time(pack_path) for pack_path in (places[0], places[-1]))
         folders = dict.fromkeys(f"{pack_path.rsplit('/', 3)[0]}/{INDEX}" for pack_path in places)
-        named = [
-            (name[1], file)
-            for listing in files.at_once(files.files, folders)
-            for file in listing
-            if (name := _NAME.fullmatch(file.name)) and name[1] <= last and first <= name[2]
-        ]
+        listed = chain.from_iterable(files.at_once(files.files, folders))
+        matches = ((name, file) for file in listed if (name := _NAME.fullmatch(file.name)))
+        named = [(name[1], file) for name, file in matches if name[1] <= last and first <= name[2]]
         # Where there are nearly as many blocks as packs they are not worth reading.
         self._waiting = deque(sorted(named) if 2 * len(named) < len(places) else [])
 
     def copies(self, places: list[str]) -> list[CallCopy | None]:
         """The copies of the next packs, None for those that no block holds."""
-        last = write_time(places[-1])
-        self._copies = {
-            pack_path: copy
-            for pack_path, copy in self._copies.items()
-            if write_time(pack_path) >= write_time(places[0])
-        }
+        first, last = write_time(places[0]), write_time(places[-1])
+        self._copies = {path: copy for path, copy in self._copies.items() if write_time(path) >= first}
         blocks = list[File]()
         while self._waiting and self._waiting[0][0] <= last:
             blocks.append(self._waiting.popleft()[1])
@@ -139,11 +134,9 @@ class IndexReader:
 
     def _block_copies(self, block: File) -> dict[str, CallCopy]:
         with suppress(AetherContextError, FileNotFoundError):
-            folder = block.path.rpartition("/")[0]
-            copies = read_block(self._files.read(block.path), self._files.below_base(folder))
-            owner = folder.rpartition("/")[0]
+            copies = read_block(self._files, block.path)
             if block.modified is not None:
-                return {f"{owner}/{pack_path}": CallCopy(*copy, block.modified) for pack_path, copy in copies.items()}
+                return {pack_path: CallCopy(*copy, block.modified) for pack_path, copy in copies.items()}
         return {}
 
 

@@ -424,9 +424,8 @@ class Manifest(_Record):
         return always | lists | self._dump(exclude=set(IN_REPLAY))
 
     def _dump(self, **options: Any) -> dict[str, JSON]:
-        values: dict[str, JSON] = self.__pydantic_serializer__.to_python(
-            self, mode="json", exclude_defaults=True, **options
-        )
+        serializer = self.__pydantic_serializer__
+        values: dict[str, JSON] = serializer.to_python(self, mode="json", exclude_defaults=True, **options)
         return values
 
 

@@ -60,11 +60,8 @@ class MaskedPacks:
         if form is not pack:
             forms = [{row.id: row.form for row in version.rows} for version in (form, pack)]
             problems = form.verdict.problems if forms[0] == forms[1] else (*form.verdict.problems, OTHERWISE)
-            form = form._replace(
-                prefix=pack.prefix,
-                tokens=form.tokens._replace(method=pack.tokens.method),
-                verdict=form.verdict._replace(problems=problems),
-            )
+            tokens, verdict = form.tokens._replace(method=pack.tokens.method), form.verdict._replace(problems=problems)
+            form = form._replace(prefix=pack.prefix, tokens=tokens, verdict=verdict)
         self._last[name] = pack, form
         return form
 
@@ -83,9 +80,8 @@ class MaskedPacks:
         pairs = [(payload.step_text(source.step), payload.step_text(masked_source.step))]
         for candidate, masked_candidate in zip(source.candidates, masked_source.candidates, strict=True):
             pairs += [(candidate.text, masked_candidate.text), (render_line(candidate), render_line(masked_candidate))]
-        pairs += [
-            (rule.text, other.text) for rule, other in zip(source.instructions, masked_source.instructions, strict=True)
-        ]
+        rules = zip(source.instructions, masked_source.instructions, strict=True)
+        pairs += [(rule.text, masked_rule.text) for rule, masked_rule in rules]
         for whole, masked in pairs:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens

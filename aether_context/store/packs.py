@@ -217,12 +217,8 @@ class PackStore:
 
         for start in range(0, len(places), _MANY):
             chunk = places[start : start + _MANY]
-            block_copies = index.copies(chunk) if index else []
-            copies = {
-                pack_path: copy
-                for pack_path, copy in zip(chunk, block_copies, strict=True)
-                if copy and listed[pack_path].is_copied(copy, outcomes)
-            }
+            in_blocks = zip(chunk, index.copies(chunk) if index else [], strict=True)
+            copies = {path: copy for path, copy in in_blocks if copy and listed[path].is_copied(copy, outcomes)}
             uncopied = [pack_path for pack_path in chunk if pack_path not in copies]
             direct = dict(zip(uncopied, self.files.at_once(read_call, uncopied), strict=True))
             for pack_path in chunk:
@@ -257,7 +253,7 @@ class PackStore:
 
     def read(self, pack_path: str) -> Manifest:
         """The manifest of the pack at a place; `PackNotFound` where it is not there, `ManifestError` where damaged."""
-        return self._parse(pack_path, self._data(pack_path))
+        return self._parse(pack_path, self._data(f"{pack_path}/{pack_file.MANIFEST}"))
 
     def _parse(self, pack_path: str, data: str | bytes) -> Manifest:
         from aether_context.store.manifest import Manifest
@@ -272,7 +268,7 @@ class PackStore:
         """Reads the files of the pack at a place, each as it was written; errors as for `read`."""
         from aether_context.store.manifest import Manifest
 
-        data = self._data(pack_path)
+        data = self._data(f"{pack_path}/{pack_file.MANIFEST}")
         fields = pack_file.fields_of(data)
         if data != pack_file.manifest_file(fields):
             raise ManifestError("the manifest is not as it was written")
@@ -286,10 +282,10 @@ class PackStore:
             raise ManifestError("the outcome is not as it was written")
         return Parts(manifest, texts, answer, hash_bytes(outcome))
 
-    def _data(self, pack_path: str) -> bytes:
-        data = self.files.get(f"{pack_path}/{pack_file.MANIFEST}")
+    def _data(self, path: str) -> bytes:
+        data = self.files.get(path)
         if data is None:
-            raise PackNotFound(f"{pack_path}/{pack_file.MANIFEST} is not there")
+            raise PackNotFound(f"{path} is not there")
         return data
 
     def extended(self, manifest: Manifest) -> Manifest:
@@ -310,9 +306,7 @@ class PackStore:
 
     def _replay(self, pack_path: str, manifest: Manifest) -> dict[str, JSON]:
         path = f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}"
-        data = self.files.get(path)
-        if data is None:
-            raise PackNotFound(f"{path} is not there")
+        data = self._data(path)
         if hash_bytes(data) != manifest.replay_bytes:
             raise ChecksumMismatch(f"{path} does not hold the bytes that were written")
         text = pack_file.gunzip_bytes(data)

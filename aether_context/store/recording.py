@@ -7,6 +7,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -186,9 +187,8 @@ def record(
 
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
-    budget_base = max(
-        allocation.window + allocation.spare_tokens, sum(layer.final for layer in allocation.layers.values())
-    )
+    final_tokens = sum(layer.final for layer in allocation.layers.values())
+    budget_base = max(allocation.window + allocation.spare_tokens, final_tokens)
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
     breaks = request.rewritten or (tip is not None and tip.host != host)
@@ -306,14 +306,13 @@ def _truncations(pack: Pack) -> list[dict[str, object]]:
     unsent = {row.id for row in pack.rows if row.form in ("left_out", "summarized")}
     events = []
     for event in pack.events:
-        names = [item.name for item in fields(event) if item.name != "item_ids"]
         if event.stage in ("cut", "emergency"):
             dropped = [item for item in event.item_ids if item in unsent]
             compressed = [item for item in event.item_ids if item not in unsent]
         else:
             is_shorter = event.stage in ("compress", "replace")
             dropped, compressed = ([], [*event.item_ids]) if is_shorter else ([*event.item_ids], [])
-        values = {name: getattr(event, name) for name in names}
+        values = {item.name: getattr(event, item.name) for item in fields(event) if item.name != "item_ids"}
         events.append({**values, "dropped_ids": dropped, "compressed_ids": compressed})
     return events
 
@@ -350,14 +349,12 @@ def pack_id(identity: Identity, step: Step) -> str:
 
     The hash is over application, user, session, branch, agent, invocation and call number.
     """
-    try:
+    moment = datetime.datetime.fromtimestamp(0, datetime.UTC)
+    with suppress(OverflowError, OSError, ValueError):
         moment = datetime.datetime.fromtimestamp(identity.last_event_time, datetime.UTC)
-    except (OverflowError, OSError, ValueError):
-        moment = datetime.datetime.fromtimestamp(0, datetime.UTC)
     scope = _scope(identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation)
     digits = short(fold([str(identity.call)], scope))
-    day = f"{moment.year:04}{moment.month:02}{moment.day:02}"
-    time = f"{day}T{moment.hour:02}{moment.minute:02}{moment.second:02}.{moment.microsecond:06}Z"
+    time = re.sub(r"[-:]|\+.*", "", moment.isoformat(timespec="microseconds")) + "Z"
     return "_".join(["pack", time, *_words(step.task_id, step.step_id), digits])
 
 
@@ -397,14 +394,11 @@ def is_content(row: Row) -> bool:
 
 def request_json(pack: Pack) -> str:
     """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
-    return canonical_json(
-        {
-            "system": pack.system,
-            "tools": [
-                json.loads(wire)
-                for wire in (*(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
-            ],
-            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
-            "allowed_tools": pack.tools.allowed,
-        }
-    )
+    declarations = (*(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
+    request = {
+        "system": pack.system,
+        "tools": [json.loads(wire) for wire in declarations],
+        "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
+        "allowed_tools": pack.tools.allowed,
+    }
+    return canonical_json(request)

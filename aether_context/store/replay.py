@@ -14,14 +14,7 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.epoch import is_live
 from aether_context.conversation.quotes import attributed
-from aether_context.errors import (
-    AetherContextError,
-    PackNotFound,
-    PolicyError,
-    ReplayError,
-    ReplayIncomplete,
-    ReplayMismatch,
-)
+from aether_context.errors import AetherContextError, PackNotFound, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     Candidate,
     Content,
@@ -138,13 +131,11 @@ class Replayer:
             raise ReplayIncomplete(missing)
         setting = SETTING.validate_python(recorded)
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
-        contents = [by_digest[digest] for digest in resolved.contents]
+        contents = enumerate(by_digest[digest] for digest in resolved.contents)
         request = Request(
             model=manifest.model,
             **{name: getattr(setting, name) for name in OF_REQUEST},
-            contents=tuple(
-                attributed(content) if index in other_agents else content for index, content in enumerate(contents)
-            ),
+            contents=tuple(attributed(content) if index in other_agents else content for index, content in contents),
             positions=tuple(_indices(manifest.positions, len(resolved.contents))),
             request_index=manifest.request_index,
             first_call=manifest.first_call,
@@ -217,7 +208,7 @@ class Replayer:
             raise ReplayIncomplete([f"the settings of policy {manifest.policy}"])
         try:
             return PackPolicy.from_recorded(settings)
-        except PolicyError as error:
+        except AetherContextError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
     def replay(self, manifest: Manifest, policy: PackPolicy | None = None, *, window: int | None = None) -> Replayed:

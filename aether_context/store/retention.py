@@ -83,10 +83,9 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         there = {entry.stem for entry in packs} - names
         removed += old
         # What a process that was killed left of a pack has no manifest.
-        removed += [
-            entry for entry in of_session if entry.kind in _OF_PACK and entry.stem not in there and is_old(entry)
-        ]
-        turns = [entry for entry in of_session if entry.kind == "turns" and is_old(entry)]
+        aged = [*filter(is_old, of_session)]
+        removed += [entry for entry in aged if entry.kind in _OF_PACK and entry.stem not in there]
+        turns = [entry for entry in aged if entry.kind == "turns"]
         removed += turns
         if len(old) == len(packs):  # nothing of the session is left to be numbered
             removed += [entry for entry in of_session if session and entry.kind in ("name", "forgotten") and packs]
@@ -98,14 +97,13 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
             numbers = sorted(manifests[entry.stem].number for entry in old)
             forgotten.append((stay[0].session_key, Forgotten(numbers, stops)))
         named = {name.rsplit("/", 1)[-1] for pack in stay for name in (*pack.artifact_uris, *pack.saved, *pack.stored)}
-        for entry in of_session if not damaged else ():
-            if entry.kind in ("message", "record") and is_old(entry):
+        for entry in aged if not damaged else ():
+            if entry.kind in ("message", "record"):
                 begins = entry.file.name if entry.kind == "message" else _digest_of(store, entry)[:16]
                 removed += [] if any(name.startswith(begins) for name in named) else [entry]
     stay_places = {entry.place for entry in entries if entry.kind == "pack"} - {entry.place for entry in removed}
-    removed += [
-        entry for entry in entries if entry.kind == "index" and not _indexed_places(store, entry) <= stay_places
-    ]
+    blocks = [entry for entry in entries if entry.kind == "index"]
+    removed += [block for block in blocks if not _indexed_places(store, block) <= stay_places]
     removed += [entry for entry in entries if entry.kind in ("summary", "calibration") and is_old(entry)]
     proven = {_digest_of(store, entry) for entry in entries if entry.kind == "record" and entry not in removed}
     removed += [entry for entry in entries if entry.kind == "evidence" and is_old(entry) and entry.stem not in proven]
@@ -179,8 +177,7 @@ def _with_called(store: PackStore, entries: Sequence[StoreEntry], session: str) 
 def _indexed_places(store: PackStore, block: StoreEntry) -> set[str]:
     """The places of the packs that a block of the index holds; one that is nowhere for a block that is damaged."""
     with suppress(AetherContextError, FileNotFoundError):
-        calls = read_block(store.files.read(block.file.path), store.files.below_base(block.place))
-        return {f"{store.files.root}/{block.owner}/{pack_path}" for pack_path in calls}
+        return {*read_block(store.files, block.file.path)}
     return {""}
 
 

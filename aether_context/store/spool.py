@@ -154,9 +154,8 @@ class Spool:
     def holds_back(self, path: str = "") -> bool:
         """Tells whether a write waits that later ones wait behind, or later ones to this path."""
         key = _key(path)
-        return any(self.listed(WAITING)) or any(
-            name.endswith(key) or self.precedes(name, path) for name in self.listed(REFUSED)
-        )
+        refused = self.listed(REFUSED)
+        return any(self.listed(WAITING)) or any(name.endswith(key) or self.precedes(name, path) for name in refused)
 
     def precedes(self, name: str, path: str) -> bool:
         """Tells whether a path is that of a manifest, and a write is of its pack, too."""

@@ -51,10 +51,9 @@ class TurnFiles:
         self._place = files.below_base(self._folder)
 
     def _listed(self, size: int | None = None) -> list[_Segment]:
-        named = ((_NAME.fullmatch(file.name), file.path) for file in self._files.files(self._folder, size))
-        return sorted(
-            _Segment(int(name[1]), int(name[2]), int(name[3]), path) for name, path in named if name is not None
-        )
+        files = self._files.files(self._folder, size)
+        named = ((name, file.path) for file in files if (name := _NAME.fullmatch(file.name)))
+        return sorted(_Segment(int(name[1]), int(name[2]), int(name[3]), path) for name, path in named)
 
     def _beside_writes(self) -> list[_Segment]:
         """The files, none where the store is away: a write fails for no reason for which that of a pack does not, since

@@ -183,12 +183,10 @@ def verify(
     root, findings, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
     if session is not None:
         selection = {"app": session.app_name, "user": session.user_id, "session": session.id}
-    segments = [
-        None if (name := selection.get(level)) is None else segment(name) for level in ("app", "user", "session")
-    ]
+    segments = {level: segment(name) for level, name in selection.items() if name is not None}
     event_packs = [pack_of_event(event) for event in session.events] if session is not None else []
     entries: dict[str, list[StoreEntry]] = defaultdict(list)
-    owners = store.owners(selection.get("app"), selection.get("user")) if any(segments) else [root]
+    owners = store.owners(selection.get("app"), selection.get("user")) if any(segments.values()) else [root]
     for file in (file for owner in owners for file in store.files.below(owner)):
         entry = entry_of(file, root)
         if entry is None:
@@ -197,7 +195,7 @@ def verify(
             entries[entry.session].append(entry)
     other_files = _OtherFiles(store, entries)
     for folder, of_folder in sorted(entries.items()):
-        if folder and segments[2] not in (None, folder.rsplit("/", 1)[-1]):
+        if folder and segments.get("session") not in (None, folder.rsplit("/", 1)[-1]):
             continue
         manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
@@ -270,24 +268,16 @@ class _OtherFiles:
         self._store = store
         every = [entry for of_folder in entries.values() for entry in of_folder]
         self._files = {(entry.kind, entry.owner, entry.stem[:_DIGITS]) for entry in every}
-        self._records = {
-            (entry.owner, short(record.digest, _DIGITS))
-            for entry in every
-            if entry.kind == "record" and (record := self._record(entry)) is not None
-        }
+        records = ((entry.owner, self._record(entry)) for entry in every if entry.kind == "record")
+        self._records = {(owner, short(record.digest, _DIGITS)) for owner, record in records if record is not None}
         self._copies: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
         """By the place of a pack: the blocks of the index that hold it, with the hashes of their copies."""
         for entry in every:
             with suppress(AetherContextError, FileNotFoundError):
-                path, owner = entry.file.path, entry.place.rpartition("/")[0]
-                block = (
-                    read_block(store.files.read(path), store.files.below_base(entry.place))
-                    if entry.kind == INDEX
-                    else {}
-                )
-                for pack_path, copies in block.items():
+                path = entry.file.path
+                for pack_path, copies in read_block(store.files, path).items() if entry.kind == INDEX else ():
                     hashes = [hash_bytes((text or "").encode()) for text in copies]
-                    self._copies[f"{owner}/{pack_path}"].append((path, hashes[0], hashes[1] if copies[1] else ""))
+                    self._copies[pack_path].append((path, hashes[0], hashes[1] if copies[1] else ""))
         self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for entry in every:
             if entry.kind == "turns":
@@ -295,10 +285,9 @@ class _OtherFiles:
                 self._turns[entry.place].append((int(start), int(stop)))
 
     def _record(self, entry: StoreEntry) -> EvidenceRecord | None:
-        try:
+        with suppress(FileNotFoundError, ValueError, TypeError, AetherContextError):
             return read_record(self._store.files.read(entry.file.path), self._store.files.below_base(entry.file.path))
-        except (FileNotFoundError, ValueError, TypeError, AetherContextError):
-            return None
+        return None
 
     def contradictions(self, manifests: Sequence[Manifest], outcomes: Mapping[str, str]) -> dict[str, str]:
         """Describes the blocks of the index that hold other manifests or outcomes than the packs, by their paths.

@@ -64,12 +64,12 @@ def printable(text: str) -> str:
 
 def escaped(text: str, kept: str = "") -> str:
     """A text with escapes for characters that move a cursor, hide or reorder text, but for those that are kept."""
-    return _NOT_PLAIN.sub(
-        lambda match: (
-            ascii(match[0])[1:-1] if unicodedata.category(match[0]) in _UNSEEN and match[0] not in kept else match[0]
-        ),
-        text,
-    )
+
+    def escape(match: re.Match[str]) -> str:
+        is_shown = match[0] in kept or unicodedata.category(match[0]) not in _UNSEEN
+        return match[0] if is_shown else ascii(match[0])[1:-1]
+
+    return _NOT_PLAIN.sub(escape, text)
 
 
 _FLAG = "\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f"
@@ -98,10 +98,8 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
     stripped = text.strip()
     if stripped[:1] not in ("{", "["):
         return None
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(stripped, parse_float=number, parse_int=number), True
-    except (ValueError, RecursionError):
-        pass
     if as_written:
         stripped = _NUMBER.sub(lambda match: match.group(1) or f'"{match.group()}"', stripped)
     # pydantic-core reads UTF-8 only, which cannot hold half of a surrogate pair.

@@ -103,9 +103,9 @@ def entity_table(
     removed = [mentions(content, subjects) for content, subjects in reversed([*_with_subjects(contents)])]
     tabled = [[(entity, rank) for entity in entities] for rank, entities in parse(earlier).items()]
     for entity, rank in chain.from_iterable([*removed, *tabled]):
-        best[entity] = _stronger(best.get(entity, rank), rank)
+        best[entity] = min(best.get(entity, rank), rank, key=RANKS.index)
     latest_first = [entity for ranked in reversed(present_mentions) for entity, _ in ranked]
-    outdated = _outdated([*latest_first, *best, *chain.from_iterable(parse(known).values())])
+    unlisted = _outdated([*latest_first, *best, *chain.from_iterable(parse(known).values())]) | present_entities
     tokens_left, address_tokens_left = max_tokens, int(_ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
@@ -115,11 +115,7 @@ def entity_table(
         weaker = tuple(_TITLES[other] for other in RANKS[number:])
         listed = "\n".join([*lines, *(line for line in known.splitlines() if not line.startswith(weaker))])
         tokens_left -= counter.count(_TITLES[rank])
-        entities = [
-            name
-            for name, strongest in best.items()
-            if strongest == rank and name not in outdated and name not in present_entities
-        ]
+        entities = [name for name, strongest in best.items() if strongest == rank and name not in unlisted]
         ordered = sorted(entities, key=_is_plain)
         for at, entity in enumerate(ordered):
             if prepare is not None and at % _BATCH == 0:
@@ -230,10 +226,6 @@ def parse(tables: str) -> dict[Rank, list[str]]:
     return by_rank
 
 
-def _stronger(first: Rank, second: Rank) -> Rank:
-    return first if first == second or RANKS.index(first) < RANKS.index(second) else second
-
-
 class _Number(NamedTuple):
     """An entity that is a number: the words before it, and whether these name a record."""
 
@@ -286,7 +278,7 @@ def mentions(content: Content, subjects: tuple[str, ...] = ()) -> tuple[tuple[st
             if is_field or is_number(leaf.text.strip()):
                 entity = f"{leaf.record} {leaf.key}: {' '.join(leaf.text.split())}".lstrip()
                 if len(entity) <= _LONGEST:
-                    ranks[entity] = _stronger(ranks.get(entity, usual_rank), usual_rank)
+                    ranks[entity] = min(ranks.get(entity, usual_rank), usual_rank, key=RANKS.index)
                 continue
             if kind == "response" and (address := _ADDRESS.match(leaf.text)):  # what follows it says how to read it
                 ranks.setdefault(f"{tool}: {address.group()}" if tool else address.group(), "used")
@@ -297,7 +289,7 @@ def mentions(content: Content, subjects: tuple[str, ...] = ()) -> tuple[tuple[st
                 if kind == "response" and _ADDRESS.fullmatch(entity):
                     ranks.setdefault(f"{tool}: {entity}" if tool else entity, "used")
                     continue
-                ranks[entity] = _stronger(ranks.get(entity, rank), rank)
+                ranks[entity] = min(ranks.get(entity, rank), rank, key=RANKS.index)
     numbers: dict[str, list[str]] = defaultdict(list)
     for entity in ranks:
         number = _number(entity)
@@ -367,11 +359,6 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
                 yield f"{nearest} {entity}"
 
 
-def _value(text: str) -> JSON:
-    value = read(text)
-    return text if value is None else value
-
-
 _Kind: TypeAlias = Literal["said", "call", "response"]
 _TOOL_RANKS: Mapping[_Kind, Rank] = {"call": "used", "response": "seen"}
 
@@ -382,7 +369,7 @@ def _parts_with_rank(content: Content) -> Iterator[tuple[_Kind, str, JSON, Rank]
     Of another agent's turn these are the quotes, without what the host wrote around them.
     """
     for quote in content.quotes:
-        value = quote.text if quote.kind == "said" else _value(quote.text)
+        value = quote.text if quote.kind == "said" else read(quote.text) or quote.text
         yield quote.kind, quote.name, value, _TOOL_RANKS.get(quote.kind, "written")
     for part in () if content.agent else content.parts:
         if part.kind == "text":

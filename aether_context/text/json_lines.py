@@ -157,6 +157,12 @@ def pieces(line: str, width: int) -> list[str]:
     return [*text_pieces, line[start:]]
 
 
+def text_lines(text: str) -> list[str]:
+    """The lines of a text; of more than 240 characters in pieces of 200."""
+    lines = text.split("\n")
+    return [piece for line in lines for piece in (pieces(line, PIECE) if len(line) > LONGEST else [line])]
+
+
 def tabled(value: JSON, depth: int = 0) -> JSON:
     """A value with every array of uniform objects as columns and rows."""
     if not isinstance(value, (dict, list)) or depth > _DEEPEST:

@@ -13,18 +13,7 @@ from typing import NamedTuple
 from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import entities_of
-from aether_context.text.json_lines import (
-    CLOSING,
-    LONGEST,
-    PIECE,
-    Line,
-    compact_json,
-    outlined,
-    pieces,
-    rendered,
-    span,
-    tabled,
-)
+from aether_context.text.json_lines import CLOSING, Line, compact_json, outlined, rendered, span, tabled, text_lines
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
 
@@ -54,24 +43,19 @@ def lines_view(text: str) -> View:
     inside = text if is_long else decoded(text)
     found = read_json(inside) if len(text) <= _MOST_JSON else None
     if found is None:
-        lines = [
-            piece for line in inside.split("\n") for piece in (pieces(line, PIECE) if len(line) > LONGEST else [line])
-        ]
-        return View(lines=lines, whole=inside if inside != text else "")
+        return View(lines=text_lines(inside), whole=inside if inside != text else "")
     value, is_complete = found
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
-    return View(
-        lines=rendered(outline, range(len(outline))).split("\n"),
-        outline=outline,
-        whole=whole if len(whole) < len(text) else "",
-        ends_early=not is_complete,
-    )
+    whole = whole if len(whole) < len(text) else ""
+    lines = rendered(outline, range(len(outline))).split("\n")
+    return View(lines=lines, outline=outline, whole=whole, ends_early=not is_complete)
 
 
 # An excerpt: lines chosen for what an agent needs next, and notes of what is missing.
 
-_SAMPLED = 9_000
+_SAMPLED, _COUNTED = 9_000, 20_000
+"""Characters of the samples of a long text, and of the longest one that is counted whole."""
 _NOTE_TOKENS = 8.0
 _NAMES_SHARE = 0.35
 
@@ -146,11 +130,10 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
     fitting = _fitting(
         lambda budget: _pick(cost, rankings, budget), written, max_tokens=max_tokens - for_names, counter=counter
     )
-    if fitting is not None:
-        shown_text, indices = fitting
-    else:
+    if fitting is None:
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
-        shown_text, indices = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
+        fitting = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
+    shown_text, indices = fitting
     unshown = ""
     if names:
         left_out = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
@@ -164,6 +147,13 @@ def tokens_per_character(text: str, counter: Counts) -> float:
     middle = len(text) // 2
     samples = (text[:size], text[middle : middle + size], text[-size:]) if len(text) > _SAMPLED else (text,)
     return sum(counter.count_all(samples)) / max(1, sum(map(len, samples)))
+
+
+def tokens_of(text: str, counter: Counts) -> int:
+    """The tokens of a text; those of a long one by samples of its beginning, its middle and its end."""
+    if len(text) <= _COUNTED:
+        return counter.count(text)
+    return round(tokens_per_character(text, counter) * len(text))
 
 
 def beginning(text: str, max_tokens: int, counter: Counts) -> str:

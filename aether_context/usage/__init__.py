@@ -150,12 +150,8 @@ class Totals(NamedTuple):
     @property
     def amounts(self) -> dict[Measure, Amount]:
         """The used tokens and cost, by measure."""
-        return {
-            "input": self.input_tokens,
-            "output": self.output_tokens,
-            "total": self.total_tokens,
-            "cost": self.cost_usd,
-        }
+        tokens: dict[Measure, Amount] = {"input": self.input_tokens, "output": self.output_tokens}
+        return tokens | {"total": self.total_tokens, "cost": self.cost_usd}
 
     def plus(self, other: Totals) -> Totals:
         return Totals._make(map(operator.add, self, other))
@@ -316,10 +312,8 @@ class TokenLedger:
 
         Plan calls do not count, so that the share never falls.
         """
-        shares = [
-            (float(used / limit), scope, measure, limit)
-            for scope, _, measure, limit, used in self._bounds(limits, invocation, agent)
-        ]
+        bounds = self._bounds(limits, invocation, agent)
+        shares = [(float(used / limit), scope, measure, limit) for scope, _, measure, limit, used in bounds]
         near = max(shares, key=lambda entry: entry[0], default=None)
         if near is None or near[0] < 0.8:
             return None

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from aether_context.errors import ChecksumMismatch, StoreError
+from aether_context.pack import NOTHING
 from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals
@@ -17,15 +18,8 @@ from aether_context.usage import CallUsage, Totals
 _PLANNED = (None, "cut", "new_invocation")
 """Ends of a common prefix that are expected."""
 _MOST_CALLS = 20_000
-_UNLISTED: Mapping[str, object] = {
-    "rows": (),
-    "counts": {},
-    "stages": {},
-    "weights": {},
-    "signals": {},
-    "layer_budgets": {},
-    "epoch": None,
-}
+_MAPPINGS = ("counts", "stages", "weights", "signals", "layer_budgets")
+_UNLISTED: Mapping[str, object] = {**dict.fromkeys(_MAPPINGS, NOTHING), "rows": (), "epoch": None}
 """Large fields that no list shows; without them a call takes 5 KB of memory."""
 
 

@@ -15,11 +15,7 @@ from aether_context.reading.difference import UNSENT
 from aether_context.store import Manifest, PackStore
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 
-_LAYERS: Mapping[str, Layer] = {
-    "EVIDENCE": "evidence",
-    "TOP EVIDENCE": "evidence",
-    "MEMORY": "memory",
-}
+_LAYERS: Mapping[str, Layer] = {"EVIDENCE": "evidence", "TOP EVIDENCE": "evidence", "MEMORY": "memory"}
 """The sections of a payload that belong to another layer than the task."""
 _SECTION = re.compile(rf"^(?=(?:{'|'.join(payload.HEADERS)}):\n)", re.MULTILINE)
 _BULLET = re.compile(r"^(?=- )", re.MULTILINE)

@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -133,10 +134,9 @@ def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manif
 
 def _reads(store: PackStore, owner: tuple[str, str, str]) -> _Reads:
     """Before which calls of a session addresses were read back, as far as its packs can be read."""
-    try:
+    with suppress(AetherContextError, ValueError, LookupError):
         return read_back(store, session_packs(store, app=owner[0], user=owner[1], session=owner[2]))
-    except (AetherContextError, ValueError, LookupError):
-        return {}
+    return {}
 
 
 class _Guard:
