@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+
 import pytest
-from google.adk.agents import LlmAgent
+from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, Workflow
+from plans import PLAN, planned
 from scripted import Chat, Scripted, call
+from teams import DEPRECATED
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
+from aether_context.cli import main
 from aether_context.errors import PolicyError, StepTooLarge
 from aether_context.reading import view_under
 from aether_context.store.replay import Replayer
@@ -143,6 +151,93 @@ def test_own_leaves_other_agents_turns_out_but_for_what_was_handed_over(sees: st
         assert ("A secret thought." in text) == (sees == "all")
         assert ("822 grams" in text) == (sees == "all")
     assert "Rome is booked." in str(chat.sent[-1].contents)
-    noted = [manifest.degradations for manifest in chat.manifests() if manifest.agent == "travel"]
-    assert all(("turns of other agents are left out" in str(one)) == (sees == "own") for one in noted)
+    manifests = chat.manifests()
+    assert not any(manifest.degradations for manifest in manifests), "a setting that holds is none"
+    for manifest in manifests:
+        assert (manifest.hidden_turns > 0) == (manifest.agent == "travel" and sees == "own")
     chat.replays()
+
+
+def test_inspect_says_how_many_messages_of_other_agents_are_left_out(capsys, tmp_path):
+    travel = agent("travel", "Rome is booked.")
+    clerk = agent("clerk", "A secret thought.", call("transfer_to_agent", agent_name="travel"), sub_agents=[travel])
+    policy = PackPolicy(agents={"travel": {"sees": "own"}})
+    chat = Chat(agent=clerk, policy=policy, store=PackStore(str(tmp_path)))
+    chat.say("Hello.", "Plan my trip.")
+    first, _, last = chat.manifests()
+    for manifest, words in ((last, f"{last.hidden_turns} messages of other agents left out"), (first, "")):
+        with pytest.raises(SystemExit, match="0"):
+            main(["inspect", manifest.pack_id, "--store", str(tmp_path)])
+        text = capsys.readouterr().out
+        assert words in text
+        assert ("other agents left out" in text) == bool(words)
+        assert "DEGRADATIONS" not in text
+
+
+class AnthropicLlm(Scripted):
+    """Claude, whose requests are marked; keeps whether they are."""
+
+    model: str = "claude-sonnet-4-5"
+    marks: list[bool] = []
+
+    def see(self, llm_request: LlmRequest) -> None:
+        super().see(llm_request)
+        self.marks.append(llm_request.cache_config is not None)
+
+
+@pytest.mark.parametrize(("app", "table"), [("auto", "off"), ("off", "auto")])
+@pytest.mark.parametrize("kind", ["sub-agent", "tool"])
+def test_an_agents_own_cache_setting_holds_and_the_apps_for_the_others(app: str, table: str, kind: str):
+    models = {
+        name: AnthropicLlm(script=script, sent=[], marks=[])
+        for name, script in {
+            "clerk": [call("weigh", item="anchor"), call("transfer_to_agent", agent_name="travel"), "Done."],
+            "travel": [call("weigh", item="rope"), "Booked."],
+        }.items()
+    }
+    travel = LlmAgent(name="travel", model=models["travel"], tools=[weigh])
+    if kind == "tool":
+        models["clerk"].script[1] = call("travel", request="Book it.")
+        clerk = LlmAgent(name="clerk", model=models["clerk"], tools=[weigh, AgentTool(agent=travel)])
+    else:
+        clerk = LlmAgent(name="clerk", model=models["clerk"], tools=[weigh], sub_agents=[travel])
+    chat = Chat(agent=clerk, policy=PackPolicy(cache=app, agents={"travel": {"cache": table}}))
+    chat.say("To Rome, please.")
+    assert models["clerk"].marks == [app == "auto"] * len(models["clerk"].sent)
+    assert models["travel"].marks == [table == "auto"] * 2
+
+
+@pytest.mark.parametrize(
+    ("app", "tables", "writers"),
+    [
+        ([], {"planner": {"planners": ["planner"]}}, {"planner"}),
+        (["planner"], {"clerk": {"planners": ["clerk"]}}, {"planner", "clerk"}),
+        (["planner", "clerk"], {"clerk": {"planners": []}}, {"planner"}),
+        (["clerk"], {"planner": {"max_input_tokens": 9_000}}, {"clerk"}),
+    ],
+)
+def test_who_writes_the_plan_is_as_each_agents_own_table_says(app, tables, writers):
+    names = ("planner", "clerk", "checker")
+    flow = [agent(name, "ok") for name in names]
+    root = Workflow(name="flow", edges=[(START, flow[0]), *itertools.pairwise(flow)])
+    chat = Chat(agent=root, policy=PackPolicy(planners=app, agents=tables), state=planned())  # type: ignore[arg-type]
+    chat.say("Go on.")
+    for sent in chat.sent:
+        assert ("Find the tax rate" not in sent.text) == (sent.agent in writers), sent.agent
+    assert {sent.agent for sent in chat.sent} == {*names}
+
+
+@DEPRECATED
+@pytest.mark.parametrize("table", [["planner"], []])
+def test_a_plan_that_a_named_planner_wrote_is_left_out_for_the_agents_whose_policy_names_it(table):
+    def put(callback_context: CallbackContext) -> None:
+        callback_context.state["plan"] = PLAN
+
+    planner = agent("planner", json.dumps(PLAN), after_agent_callback=put)
+    flow = [planner, agent("clerk", "Found."), agent("checker", "Checked.")]
+    app = [] if table else ["planner"]
+    policy = PackPolicy(planners=app, agents={"clerk": {"planners": table}})
+    chat = Chat(agent=SequentialAgent(name="flow", sub_agents=flow), policy=policy)
+    chat.say("Find the rate.")
+    written = {sent.agent: '"acceptance"' in sent.text for sent in chat.sent}
+    assert written == {"planner": False, "clerk": not table, "checker": not app}

@@ -1,89 +1,183 @@
-"""Generated sessions with skills, to-do lists, rules, pictures and teams: nothing that was cut is out of reach, and
-what holds stands in every request."""
+"""Generated sessions with skills, to-do lists, plans, rules, pictures and teams: nothing that was cut is out of reach,
+and what holds stands in every request.
+
+Each session prints two figures: the requests with an active skill that held it whole, and those that named it alone.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import google.adk
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.skills import load_skill_from_dir, models
 from google.adk.tools.skill_toolset import SkillToolset
-from keeping import address, message, picture, skill, state, whole, write_todos
-from plans import PLAN, planned, words
-from scripted import Chat, Scripted, call
+from keeping import address, message, picture, read_of, skill, state, write_todos
+from plans import PLAN, planned
+from scripted import Chat, Scripted, Sent, call
 
 from aether_context import PackPolicy
+from aether_context.evidence.record import READ
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*")
 WINDOWS = (8_000, 16_000, 32_000, 64_000, 128_000)
+DEFAULT = (*[8_000, 16_000] * 7, *[32_000] * 3, *[64_000] * 2, 128_000)
+"""The windows of the sessions that are played by default; those of the others are all alike often."""
 RULES = ("Never push to main.", "Always answer in metric units.", "Bitte nie auf main pushen!", "No uses emojis.")
-SMALL, FEW = (8_000, 8_000, 16_000, 8_000, 16_000), 20
-"""The windows of the first sessions, which are made by default; those of the others take a minute each."""
-MESSAGES, SHARE = 16, 0.1
+ALWAYS = ("rule", "talk", "todo", "picture", "file")
+SOMETIMES = {"skill": 0.6, "packaged skill": 0.3, "team": 0.4, "own turns": 0.2, "plan": 0.3}
+"""What a session may have beside what each has, with its probability."""
+MESSAGES, SHARE = 14, 0.11
+"""The messages of a session, and the share of the window that a long text takes."""
+PACKAGED = sorted(Path(google.adk.__path__[0]).glob("integrations/*/skills/*/SKILL.md"))
+VOCABULARY = [
+    "the",
+    "ship",
+    "left",
+    "port",
+    "before",
+    "rain",
+    "came",
+    "and",
+    "nobody",
+    "on",
+    "board",
+    "had",
+    "seen",
+    "such",
+    "a",
+    "grey",
+    "wide",
+    "sea",
+    "as",
+    "this",
+]
 
 
-def read_file(name: str, count: int) -> str:
-    """Reads a file."""
-    return words(count, name)
-
-
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(at, marks=pytest.mark.slow) for at in range(8, 60))])
-def test_what_holds_and_what_people_sent_is_in_every_request_or_has_an_address(seed: int):
+def drawn(seed: int) -> tuple[random.Random, int, frozenset[str]]:
+    """The session of a seed: what it is played by, its window, and the kinds of content in it."""
     rng = random.Random(seed)
-    window = (WINDOWS if seed >= FEW else SMALL)[seed % 5]
-    size, rule = int(SHARE * window), rng.choice(RULES)
-    has_skill, has_team, has_plan = rng.random() < 0.6, rng.random() < 0.4, rng.random() < 0.3
-    tools: list[Any] = [write_todos, read_file]
-    if has_skill:
-        tools.append(SkillToolset(skills=[skill("audit", 8)]))
-    llm = Scripted(script=[], sent=[])
-    helper = LlmAgent(name="helper", model=Scripted(script=[], sent=[]), description="Helps.")
-    clerk = LlmAgent(
-        name="clerk", model=llm, instruction="You help.", tools=tools, sub_agents=[helper] if has_team else []
-    )
-    policy = PackPolicy(max_input_tokens=window, agents={"helper": {"sees": "own"}} if rng.random() < 0.5 else {})
-    chat = Chat(agent=clerk, policy=policy, state=planned(PLAN) if has_plan else {})
+    window = DEFAULT[seed] if seed < len(DEFAULT) else WINDOWS[seed % len(WINDOWS)]
+    return rng, window, frozenset((*ALWAYS, *(kind for kind, share in SOMETIMES.items() if rng.random() < share)))
+
+
+def prose(tokens: int, name: str) -> str:
+    """A text of about so many tokens, no line of which is in another text."""
+    rng, lines = random.Random(name), range(max(1, tokens // 16))
+    return "\n".join(f"{name}.{at}: {' '.join(rng.choices(VOCABULARY, k=10))}" for at in lines)
+
+
+def read_file(name: str, tokens: int) -> str:
+    """Reads a file."""
+    return prose(tokens, name)
+
+
+def skills_of(rng: random.Random, kinds: frozenset[str]) -> list[models.Skill]:
+    skills = [skill("audit", rng.choice((8, 30)))] if "skill" in kinds else []
+    return skills + ([load_skill_from_dir(rng.choice(PACKAGED).parent)] if "packaged skill" in kinds else [])
+
+
+def media(sent: Sent) -> list[bytes]:
+    parts = [part for content in sent.contents for part in content.parts or ()]
+    shown = [piece for part in parts if part.function_response for piece in part.function_response.parts or ()]
+    return [part.inline_data.data for part in (*parts, *shown) if part.inline_data and part.inline_data.data]
+
+
+def test_the_default_sessions_have_every_kind_of_content_and_every_window():
+    sessions = [drawn(seed) for seed in range(len(DEFAULT))]
+    assert {kind for _, _, kinds in sessions for kind in kinds} == {*ALWAYS, *SOMETIMES}
+    assert {window for _, window, _ in sessions} == {*WINDOWS}
+    assert len(sessions) == 20
+    assert PACKAGED
+
+
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(at, marks=pytest.mark.slow) for at in range(20, 200))])
+def test_what_holds_and_what_people_sent_is_in_every_request_or_has_an_address(seed: int):
+    rng, window, kinds = drawn(seed)
+    size, rule, skills = int(SHARE * window), rng.choice(RULES), skills_of(rng, kinds)
+    is_crowded = sum(len(every.instructions) for every in skills) / 3 > window / 4
+    tools: list[Any] = [write_todos, read_file, *([SkillToolset(skills=skills)] if skills else [])]
+    llm = Scripted(model="gemini-3-pro-preview", script=[], sent=[])
+    helper_llm = Scripted(model="gemini-3-pro-preview", script=[], sent=[])
+    helpers = [LlmAgent(name="helper", model=helper_llm, description="Helps.")] if "team" in kinds else []
+    clerk = LlmAgent(name="clerk", model=llm, instruction="You help.", tools=tools, sub_agents=helpers)
+    agents = {"helper": {"sees": "own"}} if "own turns" in kinds else {}
+    policy = PackPolicy(max_input_tokens=window, agents=agents)
+    chat = Chat(agent=clerk, policy=policy, state=planned(PLAN) if "plan" in kinds else {})
     pictures: list[bytes] = []
-    listed, loaded_at, at = "", -1, 0
+    loaded: dict[str, int] = {}  # skills, each with the request from which on it holds
+    instructions, played = Counter[str](), Counter[str]()
+
+    def check(first: int, text: str, whole: int) -> None:
+        """Checks the requests from ``first`` on; the first ``whole`` pictures were sent before them."""
+        for at, sent in enumerate(chat.sent[first:], first):
+            assert not sent.faults
+            assert text in sent.text, "the question, word for word"
+            if sent.agent != "clerk":
+                continue
+            assert rule in sent.text
+            shown = media(sent)
+            for data in pictures[:whole]:
+                assert data in shown or address(data) in sent.text
+            read = [line.strip() for line in read_of(sent).splitlines()] if loaded else []
+            for loaded_skill in skills:
+                if at < loaded.get(loaded_skill.name, at + 1):
+                    continue
+                body = {line.strip() for line in loaded_skill.instructions.splitlines()}
+                is_whole = body <= {*read, ""}
+                instructions["whole" if is_whole else "by name alone"] += 1
+                assert is_whole or f'load_skill({{"skill_name":"{loaded_skill.name}"}})' in sent.text
+                assert is_whole or is_crowded, "there was room for it"
+
+    listed = ""
     for number in range(MESSAGES):
-        act = rng.choice(["talk", "file", "todo", "picture"]) if number > 2 else ("talk", "todo", "picture")[number]
-        text = f"Question {seed}-{number}: {words(size // 2, f'q{number}')}?"
+        act = rng.choice(ALWAYS[1:]) if number >= 4 else ALWAYS[1:][number]
+        played[act] += 1
+        text = f"Question {seed}-{number}: {prose(size, f'q{number}')}?"
+        first = len(chat.sent)
         sent: Any = text if number else f"{rule} {text}"
-        llm.script[:] = []
-        if number == 1 and has_skill:
-            llm.script += [call("load_skill", skill_name="audit")]
+        script: list[Any] = []
+        if number == 1:
+            script += [call("load_skill", skill_name=every.name) for every in skills]
+            loaded = {every.name: first + at for at, every in enumerate(skills, 1)}
         if act == "todo":
             listed = f"Pack box {number}"
-            todos = [*state("completed"), {"content": listed, "status": "pending"}]
-            llm.script += [call("write_todos", todos=todos)]
+            script += [call("write_todos", todos=[*state("completed"), {"content": listed, "status": "pending"}])]
         if act == "file":
-            llm.script += [call("read_file", name=f"f{number}", count=size)]
+            script += [call("read_file", name=f"f{number}", tokens=size)]
         if act == "picture":
             pictures.append(picture(200 + number, 90, number))
             sent = message(pictures[-1], "image/png", text)
-        llm.script += [words(size // 4, f"a{number}")]
-        if has_team and number == MESSAGES - 3:
-            llm.script[-1] = call("transfer_to_agent", agent_name="helper")
+        if helpers and number in (5, MESSAGES - 3):
+            script += [call("transfer_to_agent", agent_name="helper")]
+            helper_llm.script[:] = [[f"Handed back {number}.", call("transfer_to_agent", agent_name="clerk")]]
+        llm.script[:] = [*script, prose(size // 4, f"a{number}")]
         chat.say(sent)
-        for one in chat.sent[at:]:
-            assert not one.faults
-            assert text in one.text, "the question, word for word"
-        last = chat.sent[-1]
-        at = len(chat.sent)
-        if last.agent != "clerk":
-            break
-        everything = "\n".join(map(str, last.contents))
-        assert rule in last.text
-        assert not listed or listed in everything
-        for data in pictures:
-            assert data in [
-                part.inline_data.data for content in last.contents for part in content.parts if part.inline_data
-            ] or (address(data) in last.text)
-        if has_skill and number >= 1:
-            loaded_at = len(chat.sent) if loaded_at < 0 else loaded_at
-            by_name = sum(count < 8 for count in whole(chat.sent[loaded_at - 1 : at], "audit", 8))
-            assert by_name == 0, f"{by_name} calls held the skill by name alone"
+        check(first, text, len(pictures))
+        assert chat.sent[-1].agent == "clerk"
+        assert listed in "\n".join(map(str, chat.sent[-1].contents))
+
+    for number, data in enumerate(pictures):
+        if data in media(chat.sent[-1]):
+            continue
+        first, text = len(chat.sent), f"Show me picture {number} again."
+        llm.script[:] = [call(READ, uri=address(data)), f"It is grey, {number}."]
+        chat.say(text)
+        check(first, text, len(pictures))
+        # Instructions of more than a quarter of the window may leave no room for a picture beside them.
+        answered = chat.sent[-1].answers(READ)
+        assert data in media(chat.sent[-1]) or (answered and is_crowded), "its address reads"
+
     manifests = chat.manifests()
-    assert all(manifest.request_tokens <= manifest.window for manifest in manifests), "0 over"
+    assert len(manifests) == len(chat.sent)
+    assert all(manifest.request_tokens <= manifest.window == window for manifest in manifests), "0 over"
     assert any(event.stage == "cut" for manifest in manifests for event in manifest.truncation_events)
+    assert min(played[act] for act in ALWAYS[1:]) > 0
+    assert {sent.agent for sent in chat.sent} == {"clerk", *(helper.name for helper in helpers)}
+    print(f"seed {seed}, window {window}, {len(chat.sent)} requests: {dict(instructions)}")
+    if skills:
+        assert sum(instructions.values()) >= MESSAGES - 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
+from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from plans import small, turns
 from scripted import Chat, Scripted, call
@@ -73,8 +78,6 @@ def test_why_says_that_the_past_was_read_back():
     chat = long_session()
     chat.llm.script[:] = [search("ZX-99"), "Found."]
     chat.say("Look it up.")
-    import asyncio
-
     asyncio.run(chat.plugin.close())
     answer = why(chat.store, "order ZX-99")
     place = next(place for place in answer.places if place.kind == "message" and "Weigh the anchor" in place.text)
@@ -156,3 +159,56 @@ def test_a_stored_turn_of_another_agent_without_its_origin_is_not_the_users():
         "user",
         "clerk",
     ]
+
+
+def compacted_session(recent: int | None) -> Chat:
+    """A session in which ADK's own compaction replaced the turns many times."""
+    summarizer = LlmEventSummarizer(llm=Scripted(script=["They talked."] * 99, sent=[]))
+    compaction = EventsCompactionConfig(summarizer=summarizer, compaction_interval=3, overlap_size=1)
+    chat = Chat(tools=[weigh], policy=small(4_000), app_settings={"events_compaction_config": compaction})
+    chat.say("My boat is called Wanda.", *turns(28), recent_events=recent)
+    assert sum(bool(event.actions.compaction) for event in asyncio.run(chat.held()).events) > 5
+    return chat
+
+
+def look_up(chat: Chat, query: str, recent: int | None) -> str:
+    chat.llm.script[:] = [search(query), "Found."]
+    chat.say("Look it up.", recent_events=recent)
+    return found(chat)
+
+
+@pytest.mark.parametrize("recent", [8, 12, None])
+def test_what_the_hosts_compaction_replaced_is_in_the_past(recent: int | None):
+    chat = compacted_session(recent)
+    for words in ("My boat is called Wanda.", *(f"question {at}:" for at in (0, 3, 9, 17, 24, 27))):
+        assert look_up(chat, words, recent).count(words) == 1, "once"
+    chat.restart()
+    assert "My boat is called Wanda." in look_up(chat, "boat is called", recent)
+
+
+def test_what_was_rewound_behind_a_compaction_is_not():
+    chat = compacted_session(8)
+    last = chat.say("My dog is called Rex.", recent_events=8)[-1].invocation_id
+    names = {"user_id": chat.user, "session_id": chat.session}
+    asyncio.run(chat.runner.rewind_async(**names, rewind_before_invocation_id=last))
+    chat.say(*turns(9), recent_events=8)
+    assert "Rex" not in look_up(chat, "dog is called", 8)
+    assert "My boat is called Wanda." in look_up(chat, "boat is called", 8)
+
+
+def test_where_the_session_service_fails_the_loaded_events_are_read():
+    chat = compacted_session(8)
+
+    class Away(BasePlugin):
+        async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
+            async def away(**names: str) -> None:
+                raise OSError("away")
+
+            tool_context._invocation_context.session_service = SimpleNamespace(get_session=away)
+
+        async def after_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any, result: Any) -> None:
+            tool_context._invocation_context.session_service = chat.sessions
+
+    chat.runner.plugin_manager.plugins.append(Away(name="away"))
+    assert "question 27:" in look_up(chat, "question 27:", 8)
+    assert "Wanda" not in look_up(chat, "boat is called", 8)

@@ -20,7 +20,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
-from aether_context.adk.past import CALL, read_past
+from aether_context.adk.past import CALL, past_events, read_past
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, short, strings
@@ -160,7 +160,8 @@ class Readers:
         elif pack_at(uri.removeprefix(SCHEME)) is not None:
             data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
         elif uri == HISTORY:
-            data = await asyncio.to_thread(read_past, context, self._store.files, self._mask, self._sees_own(context))
+            events, sees_own = await past_events(context), self._sees_own(context)
+            data = await asyncio.to_thread(read_past, context, events, self._store.files, self._mask, sees_own)
         elif uri.startswith(f"{SCHEME}messages/"):
             data = await asyncio.to_thread(self._store.message, *session_key(context), uri.removeprefix(SCHEME))
         else:

@@ -214,7 +214,7 @@ class RequestPacker:
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
         economical one, with a note, where a limit is near.
         """
-        call = call_of(context, request, self.policy, state.key)
+        call = call_of(context, request, self._policy_of(context.agent_name, "", 0), state.key)
         memories = call.invocation.memory_service
         if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
             memories.memories.mask = self.policy.mask

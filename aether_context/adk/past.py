@@ -2,20 +2,25 @@
 
 A line begins with the number of the model call that read it first, its time, and who said it. What the host loads is
 taken from the session's events; what came before these, from the turns that the store keeps of this agent and branch.
+The store's turns begin anew at a rewind and at a compaction of the host's: behind one, all events are loaded.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
+from google.adk.events.event import Event
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from aether_context.adk.bounds import within
 from aether_context.adk.call import agent_key_of
 from aether_context.adk.request.gather import REWOUND
 from aether_context.adk.request.reader import Reader, media_marks
@@ -30,8 +35,12 @@ from aether_context.redaction import Masker
 from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
 
+logger = logging.getLogger("aether_context")
+
 CALL = re.compile(r"\W*(?:model )?calls?\s*(?:no\.?|number|#)?\s*(\d{1,9})\W*", re.IGNORECASE)
 """A query that asks for a call by its number."""
+_SECONDS = 5.0
+"""The time that a session service has to load all events, half of that of the tool."""
 
 
 class _Turn(NamedTuple):
@@ -43,14 +52,33 @@ class _Turn(NamedTuple):
     number: int = 0
 
 
-def read_past(context: ToolContext, files: Files, mask: Masker | None, sees_own: bool) -> bytes:
+async def past_events(context: ToolContext) -> Sequence[Event]:
+    """The loaded events, but all of them where the history was rewritten, since the store's turns begin anew there."""
+    session, invocation = context.session, context.get_invocation_context()
+    if _loads_all(context) or not _last_rewind(context):
+        return session.events
+    load = partial(invocation.session_service.get_session, app_name=session.app_name)
+    try:
+        whole = await within(_SECONDS, load(user_id=session.user_id, session_id=session.id))
+    except Exception as error:
+        logger.warning(
+            "a session's past is read from its loaded events alone: %s", type(error).__name__, exc_info=error
+        )
+        whole = None
+    return whole.events if whole is not None else session.events
+
+
+def read_past(
+    context: ToolContext, events: Sequence[Event], files: Files, mask: Masker | None, sees_own: bool
+) -> bytes:
     """The past of the agent and branch whose tool is running, masked as it is recorded.
 
     Args:
+        events: those of `past_events`.
         sees_own: whether other agents' turns are left out.
     """
     agent, lines, last, reader = context.agent_name, list[str](), 0, Reader()
-    for turn in (*_stored(context, files, reader), *_loaded(context)):
+    for turn in (*_stored(context, events, files, reader), *_loaded(context, events)):
         if sees_own and turn.author not in ("user", agent):
             continue
         is_answer = turn.author == agent and turn.content.role == "model"
@@ -63,12 +91,24 @@ def read_past(context: ToolContext, files: Files, mask: Masker | None, sees_own:
     return (mask(text) if mask else text).encode("utf-8", "surrogatepass")
 
 
-def _loaded(context: ToolContext) -> Iterator[_Turn]:
-    """The turns in the loaded events that ADK shows this agent."""
+def _loads_all(context: ToolContext) -> bool:
+    return getattr(context.get_invocation_context().run_config, "get_session_config", None) is None
+
+
+def _last_rewind(context: ToolContext) -> str:
+    """The id of the session's last rewind or compaction, as its state notes it; empty for none."""
+    note = context.session.state.get(REWOUND)
+    if not isinstance(note, Mapping) or note.get("session") != context.session.id:
+        return ""
+    return str(note.get("event") or "")
+
+
+def _loaded(context: ToolContext, events: Sequence[Event]) -> Iterator[_Turn]:
+    """The turns in events that ADK shows this agent."""
     invocation = context.get_invocation_context()
     scope, branch = getattr(invocation, "isolation_scope", None), invocation.branch or ""
     is_alone = getattr(invocation.agent, "include_contents", "default") == "none"
-    for event in live_events(context.session.events)[0]:
+    for event in live_events(events)[0]:
         in_branch = not branch or not event.branch or f"{branch}.".startswith(f"{event.branch}.")
         in_scope = getattr(event, "isolation_scope", None) == scope
         if is_alone and event.invocation_id != invocation.invocation_id:
@@ -77,17 +117,14 @@ def _loaded(context: ToolContext) -> Iterator[_Turn]:
             yield _Turn(event.author, event.timestamp, event.content, pack_of_event(event)[0])
 
 
-def _stored(context: ToolContext, files: Files, reader: Reader) -> Sequence[_Turn]:
-    """The turns before the loaded events, as the store keeps them; none where the host loads all."""
-    run, stored = context.get_invocation_context().run_config, dict[int, Mapping[str, Any]]()
-    if getattr(run, "get_session_config", None) is None:
+def _stored(context: ToolContext, events: Sequence[Event], files: Files, reader: Reader) -> Sequence[_Turn]:
+    """The turns before these events, as the store keeps them; none where the host loads all."""
+    stored = dict[int, Mapping[str, Any]]()
+    if _loads_all(context):
         return ()
-    rewind_note, rewound = context.session.state.get(REWOUND), ""
-    if isinstance(rewind_note, Mapping) and rewind_note.get("session") == context.session.id:
-        rewound = str(rewind_note.get("event") or "")
     with suppress(StoreError):
-        stored = TurnFiles(files, *agent_key_of(context), rewound).read()
-    loaded, turns = {event.id for event in context.session.events}, list[_Turn]()
+        stored = TurnFiles(files, *agent_key_of(context), _last_rewind(context)).read()
+    loaded, turns = {event.id for event in events}, list[_Turn]()
     for at in sorted(stored):
         author, time, event = (stored[at].get("origin") or ("", None, ""))[:3]
         if event in loaded:

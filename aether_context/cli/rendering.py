@@ -60,13 +60,14 @@ def _facts(view: PackView) -> Lines:
     plan_fields = (("task", manifest.task_id), ("step", manifest.step_id), ("role", manifest.role))
     plan = manifest.validity + (f": {manifest.invalid_reason}" if manifest.invalid_reason else "")
     branch = f" · branch {manifest.branch}" if manifest.branch else ""
+    hidden = f" · {manifest.hidden_turns:,} messages of other agents left out" if manifest.hidden_turns else ""
     over = f", {manifest.over_window:,} over it" if manifest.over_window else ""
     encoders = [("candidates", manifest.embedder)]
     encoders += [("memories", manifest.memory_embedder)] if manifest.memory_embedder else []
     mark = f" ({manifest.window_mark})" if manifest.window_mark else ""
     facts = {
         "session": f"{manifest.app} · {manifest.user} · {manifest.session}",
-        "call": f"agent {manifest.agent}{branch} · invocation {manifest.invocation} · call {manifest.call}",
+        "call": f"agent {manifest.agent}{branch} · invocation {manifest.invocation} · call {manifest.call}{hidden}",
         "time": f"{moment(manifest.last_event_time)} UTC",
         "plan": " · ".join([plan, *(f"{label} {value}" for label, value in plan_fields if value)]),
         "model": f"{manifest.model} · window {manifest.window:,}{mark}",

@@ -109,7 +109,8 @@ class Host(NamedTuple):
     later result from the same source that differs, empty where there is none. ``planners`` are the agents that have
     written plans. ``unseen`` are the media that notes stand for, since the provider takes no more of them. ``arm`` says
     which of the policies that are compared the session has. ``media`` are the marks that stand for what people sent,
-    where a cut takes it, by the hashes of its bytes.
+    where a cut takes it, by the hashes of its bytes. ``hidden_turns`` are the messages of other agents' turns that
+    ``sees = "own"`` leaves out.
     """
 
     passthrough_reason: str = ""
@@ -126,6 +127,7 @@ class Host(NamedTuple):
     unseen: Unseen = ()
     arm: str = ""
     media: Mapping[str, str] = NOTHING
+    hidden_turns: int = 0
 
 
 class Usage(NamedTuple):

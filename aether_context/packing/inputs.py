@@ -84,9 +84,7 @@ def next_input(
         rewritten=base.request.rewritten or aligned.rewritten,
     )
     problems = (*base.problems, aligned.note) if aligned.note else base.problems
-    if hidden:
-        problems = (*problems, f"sees = 'own': {len(hidden):,} turns of other agents are left out")
-    host = base.host
+    host = base.host._replace(hidden_turns=len(hidden))
     if limits is not None:
         unseen = _unseen(request, () if request.rewritten else aligned.epoch.unseen, limits)
         host = host._replace(unseen=() if passthrough else unseen)

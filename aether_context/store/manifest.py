@@ -186,6 +186,8 @@ class Manifest(_Record):
     host's list times 4,096, and that of the part."""
     media: Mapping[str, str] = {}
     """The marks that stand for what people sent, where a cut takes it, by the hashes of its bytes."""
+    hidden_turns: int = 0
+    """Number of messages of other agents' turns that ``sees = "own"`` leaves out, a call and its result being two."""
     output_tokens: int | None = None
     """The limit of the model's answer in tokens, where the answer shares the window with the request."""
     profile: str
