@@ -304,6 +304,10 @@ def test_the_first_of_a_conversation_comes_back_where_it_has_no_word_of_the_ques
         "¿En qué orden hablamos de los temas?",
         "Dans quel ordre avons-nous parlé de cela ?",
         "我提到这些的顺序是什么?",
+        "Which city did I mention first?",
+        "Was habe ich zuerst gesagt?",
+        "Quelle est la première chose que j'ai dite ?",
+        "What's the very first topic that we talked about?",
     ],
 )
 def test_a_question_for_an_order_is_known(question: str) -> None:
@@ -323,6 +327,10 @@ def test_a_question_for_an_order_is_known(question: str) -> None:
         "My first day at work was great, she said I was good.",
         "Use the first approach that we have.",
         "La orden de compra es la 4711.",
+        "First of all, can you and I start with the invoice?",
+        "The first time we met he said so; fix the bug.",
+        "Can you put the timeline I asked for into the doc?",
+        "Sequence diagram: show how you start the server.",
     ],
 )
 def test_a_message_with_such_a_word_is_not_taken_for_one(message: str) -> None:

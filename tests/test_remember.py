@@ -16,6 +16,7 @@ from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
+from aether_context.adk.services import memory_writer
 from aether_context.memory import Memory
 
 REMEMBER = PackPolicy(retrieval={"remember": True})
@@ -234,3 +235,66 @@ def test_the_answer_that_a_limit_gives_in_the_models_place_is_not_remembered() -
     chat = Chat(script=["Fine.", "Never sent."], policy=policy, memory=service)
     chat.say("I live in Bergen.", "And I work in Oslo.")
     assert texts(service) == ["I live in Bergen.", "And I work in Oslo."]
+
+
+class Slow(Deltas):
+    """A service that writes at once and answers late, the first time."""
+
+    async def add_events_to_memory(self, *, events: Any, **more: Any) -> None:
+        await super().add_events_to_memory(events=events, **more)
+        if len(self.ids) <= 2:
+            await asyncio.sleep(0.5)
+
+
+def test_a_slow_service_is_waited_for_behind_the_run_and_given_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_writer, "_SECONDS", 0.05)
+    service = Slow()
+    chat = Chat(script=["Noted.", "Fine then.", "Good."], policy=REMEMBER, memory=service, on_error="passthrough")
+
+    async def run() -> None:
+        await chat.tell("I live in Bergen.")
+        assert service.texts == ["I live in Bergen."]
+        await chat.tell("And I work in Oslo.")
+        await asyncio.sleep(0.6)
+        await chat.tell("My boat is red.")
+
+    asyncio.run(run())
+    assert len(set(service.ids)) == len(service.ids)
+    assert {"I live in Bergen.", "And I work in Oslo.", "My boat is red."} <= set(service.texts)
+
+
+def test_a_run_that_is_cancelled_while_it_is_remembered_loses_nothing() -> None:
+    service = Slow()
+    chat = Chat(script=["Noted.", "Fine then."], policy=REMEMBER, memory=service, on_error="passthrough")
+
+    async def run() -> None:
+        first = asyncio.create_task(chat.tell("I live in Bergen."))
+        while not service.ids:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await chat.tell("And I work in Oslo.")
+        await asyncio.sleep(0.6)
+
+    asyncio.run(run())
+    assert len(set(service.ids)) == len(service.ids)
+    chat.say("My boat is red.")
+    assert {"I live in Bergen.", "And I work in Oslo."} <= set(service.texts)
+
+
+class Picky(Deltas):
+    """A service that never takes one of the invocations."""
+
+    async def add_events_to_memory(self, *, events: Any, **more: Any) -> None:
+        if any("Bergen" in part.text for event in events for part in event.content.parts):
+            raise ValueError("no Bergen")
+        await super().add_events_to_memory(events=events, **more)
+
+
+def test_an_invocation_that_a_service_refuses_holds_no_other_back() -> None:
+    service = Picky()
+    chat = Chat(script=["Noted."] * 4, policy=REMEMBER, memory=service, on_error="passthrough")
+    chat.say("I live in Bergen.", "I work in Oslo.", "My boat is red.", "My cat is black.")
+    chat.say("My dog is old.")
+    assert {"I work in Oslo.", "My boat is red.", "My cat is black."} <= set(service.texts)
+    assert len(set(service.ids)) == len(service.ids)

@@ -10,6 +10,8 @@ and the call ends before the model. Memory and artifact services are not asked.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +52,8 @@ from aether_context.store import Manifest, PackStore, record
 
 if TYPE_CHECKING:
     from google.adk.evaluation.eval_case import EvalCase
+
+logger = logging.getLogger("aether_context")
 
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
 _Policy: TypeAlias = PackPolicy | str | Path | None
@@ -214,21 +218,28 @@ def read_session(path: str | os.PathLike[str], case: str | None = None) -> Sessi
     name = os.fspath(path)
     try:
         data = Path(path).read_bytes()
-        if b'"eval_cases"' not in data and b'"evalCases"' not in data:
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or "eval_cases" not in fields:
             return Session.model_validate_json(data)
         from google.adk.evaluation.eval_set import EvalSet
 
-        cases = {one.eval_id: one for one in EvalSet.model_validate_json(data).eval_cases if one.conversation}
+        given = [one for one in EvalSet.model_validate_json(data).eval_cases if one.conversation]
     except OSError as error:
         raise SessionError(f"{name} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {why}") from error
-    chosen = next(iter(cases), None) if case is None else case
-    if chosen not in cases:
-        raise SessionError(f"{name} has no case {chosen!r} with a conversation: it has {listed(cases)}")
-    return _session_of(cases[chosen])
+    except (ValueError, RecursionError) as error:
+        raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {error}") from error
+    if not given:
+        raise SessionError(f"{name} has no case with a conversation")
+    chosen = next((one for one in given if case in (None, one.eval_id)), None)
+    if chosen is None:
+        raise SessionError(
+            f"{name} has no case {case!r} with a conversation: it has {listed(c.eval_id for c in given)}"
+        )
+    return _session_of(chosen)
 
 
 def _session_of(case: EvalCase) -> Session:
@@ -244,14 +255,15 @@ def _session_of(case: EvalCase) -> Session:
         elif isinstance(data, IntermediateData):
             responses = list(data.tool_responses)
             for place, call in enumerate(data.tool_uses):
-                # Cases that somebody wrote by hand have no ids.
-                response = next((one for one in responses if (one.id, one.name) == (call.id, call.name)), None)
+                response = _response_to(call, responses)
                 ids = {"id": call.id or f"{number}-{place}"}
                 said.append(("agent", types.ModelContent(types.Part(function_call=call.model_copy(update=ids)))))
                 if response is not None:
                     responses.remove(response)
                     part = types.Part(function_response=response.model_copy(update=ids))
                     said.append(("agent", types.UserContent(part)))
+            if responses:
+                logger.warning("case %s: %d tool results have no call and are left out", case.eval_id, len(responses))
         if invocation.final_response is not None and said[-1][1] != invocation.final_response:
             said.append(("agent" if said[-1][0] == "user" else said[-1][0], invocation.final_response))
         turn, time = invocation.invocation_id or f"invocation-{number}", invocation.creation_timestamp
@@ -260,6 +272,15 @@ def _session_of(case: EvalCase) -> Session:
         ]
     state = dict(given.state) if given is not None else {}
     return Session(id=case.eval_id, app_name=app, user_id=user, events=events, state=state)
+
+
+def _response_to(
+    call: types.FunctionCall, responses: Sequence[types.FunctionResponse]
+) -> types.FunctionResponse | None:
+    """The response with a call's id, else the first of its name where one of both has no id, as somebody wrote it."""
+    by_id = (one for one in responses if one.id and one.id == call.id)
+    by_name = (one for one in responses if one.name == call.name and not (one.id and call.id))
+    return next(by_id, None) or next(by_name, None)
 
 
 class _Unwritten(Recorder):

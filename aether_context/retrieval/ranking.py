@@ -209,9 +209,16 @@ _SAID = r"(?:ask|br(?:ing|ought)|discuss|mention|rais|said|say|talk|tell|told|st
 _ORDER = re.compile(
     rf"""\b(?:in\ (?:what|which)\ order|order\ (?:in\ which|that)\ (?:I|we|you) | en\ qu[eé]\ orden | dans\ quel\ ordre
       | in\ welcher\ reihenfolge)\b
-    | \b(?:chronolog\w*|sequence|timeline)\b [^.?!\n]{{0,60}} \b(?:I|we|you)\b [^.?!\n]{{0,60}} \b{_SAID}
-    | \b(?P<first>earliest|first|initially|originally)\W+(?:\w+\W+){{0,4}}?(?:I|we|you)\W+(?:\w+\W+){{0,2}}?{_SAID}
-    | \b(?:did|have|had)\W+(?:I|we|you)\W+(?P<at_first>first|initially|originally)\W+(?:\w+\W+)?{_SAID}
+    | \b(?:chronolog\w*|sequence|timeline)\W+(?:(?:for|in|of)\W+)?(?:all|everything|how|what|when|which)\b
+      [^.?!\n]{{0,60}} \b(?:I|we|you)\b [^.?!\n]{{0,60}} \b{_SAID}
+    | (?P<first>
+      \b(?:what|where|which|who|whom)\b [^.?!\n]{{0,40}}
+        \b(?:earliest|first|initially|originally)\b(?!\ (?:of\ all|time))\W+(?:\w+\W+){{0,4}}?
+        (?:I|we|you)\W+(?:\w+\W+){{0,2}}?{_SAID}
+      | \b(?:did|have|had)\W+(?:I|we|you)\W+(?:first|initially|originally)\W+(?:\w+\W+)?{_SAID}
+      | \b(?:did|have|had)\W+(?:I|we|you)\W+(?:\w+\W+)?{_SAID}\w*\W+(?:\w+\W+){{0,3}}?(?:first|initially|originally)\b
+      | \b(?:ich|wir)\W+(?:\w+\W+){{0,2}}?(?:zuerst|als\ erstes)\b | \bpremi[eè]re\ chose\ que\b
+      | \b(?:lo\ primero|primera\ cosa)\ que\b)
     | 順番 | 順序 | 顺序 | 순서 | 先后""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -252,7 +259,7 @@ def clauses_of(question: str) -> list[str]:
 def asks_for_first(question: str) -> bool:
     """Tells whether a question is for the first of what was said in a conversation."""
     match = _order_asked(question)
-    return match is not None and bool(match["first"] or match["at_first"])
+    return match is not None and match["first"] is not None
 
 
 def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
