@@ -223,7 +223,7 @@ def read_session(path: str | os.PathLike[str], case: str | None = None) -> Sessi
             return Session.model_validate_json(data)
         from google.adk.evaluation.eval_set import EvalSet
 
-        given = [one for one in EvalSet.model_validate_json(data).eval_cases if one.conversation]
+        cases = [one for one in EvalSet.model_validate_json(data).eval_cases if one.conversation]
     except OSError as error:
         raise SessionError(f"{name} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
@@ -232,45 +232,45 @@ def read_session(path: str | os.PathLike[str], case: str | None = None) -> Sessi
         raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {why}") from error
     except (ValueError, RecursionError) as error:
         raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {error}") from error
-    if not given:
+    if not cases:
         raise SessionError(f"{name} has no case with a conversation")
-    chosen = next((one for one in given if case in (None, one.eval_id)), None)
-    if chosen is None:
+    matching = next((one for one in cases if case in (None, one.eval_id)), None)
+    if matching is None:
         raise SessionError(
-            f"{name} has no case {case!r} with a conversation: it has {listed(c.eval_id for c in given)}"
+            f"{name} has no case {case!r} with a conversation: it has {listed(one.eval_id for one in cases)}"
         )
-    return _session_of(chosen)
+    return _session_of(matching)
 
 
 def _session_of(case: EvalCase) -> Session:
     """The conversation of a case as the events that its invocations would have left."""
     from google.adk.evaluation.eval_case import IntermediateData, InvocationEvents
 
-    given, events = case.session_input, list[Event]()
-    app, user = (given.app_name, given.user_id) if given is not None else ("eval", "user")
+    session_input, events = case.session_input, list[Event]()
+    app, user = (session_input.app_name, session_input.user_id) if session_input is not None else ("eval", "user")
     for number, invocation in enumerate(case.conversation or ()):
-        data, said = invocation.intermediate_data, [("user", invocation.user_content)]
+        data, contents = invocation.intermediate_data, [("user", invocation.user_content)]
         if isinstance(data, InvocationEvents):
-            said += [(event.author, event.content) for event in data.invocation_events if event.content is not None]
+            contents += [(event.author, event.content) for event in data.invocation_events if event.content is not None]
         elif isinstance(data, IntermediateData):
             responses = list(data.tool_responses)
             for place, call in enumerate(data.tool_uses):
                 response = _response_to(call, responses)
                 ids = {"id": call.id or f"{number}-{place}"}
-                said.append(("agent", types.ModelContent(types.Part(function_call=call.model_copy(update=ids)))))
+                contents.append(("agent", types.ModelContent(types.Part(function_call=call.model_copy(update=ids)))))
                 if response is not None:
                     responses.remove(response)
                     part = types.Part(function_response=response.model_copy(update=ids))
-                    said.append(("agent", types.UserContent(part)))
+                    contents.append(("agent", types.UserContent(part)))
             if responses:
                 logger.warning("case %s: %d tool results have no call and are left out", case.eval_id, len(responses))
-        if invocation.final_response is not None and said[-1][1] != invocation.final_response:
-            said.append(("agent" if said[-1][0] == "user" else said[-1][0], invocation.final_response))
+        if invocation.final_response is not None and contents[-1][1] != invocation.final_response:
+            contents.append(("agent" if contents[-1][0] == "user" else contents[-1][0], invocation.final_response))
         turn, time = invocation.invocation_id or f"invocation-{number}", invocation.creation_timestamp
         events += [
-            Event(invocation_id=turn, author=author, content=content, timestamp=time) for author, content in said
+            Event(invocation_id=turn, author=author, content=content, timestamp=time) for author, content in contents
         ]
-    state = dict(given.state) if given is not None else {}
+    state = dict(session_input.state) if session_input is not None else {}
     return Session(id=case.eval_id, app_name=app, user_id=user, events=events, state=state)
 
 
