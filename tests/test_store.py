@@ -307,3 +307,18 @@ def test_other_programs_make_a_table_of_all_manifests(package, tmp_path, monkeyp
     exec("\n".join([*lines[:-1], f"table = {lines[-1]}"]), names)
     table = names["table"].fetchall() if package == "duckdb" else names["table"]
     assert len(table) == (2 if package == "duckdb" else 6)
+
+
+def test_a_profile_of_s3_holds_and_times_are_read_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    config = tmp_path / "config"
+    config.write_text("[profile shop]\nregion = eu-north-1\n", encoding="utf-8")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    session = PackStore("s3://bucket/packs", profile="shop").files.fs.session
+    assert session.get_config_variable("region") == "eu-north-1"
+    assert PackStore("s3://bucket/packs").files.fs.session is not session
+    parser = session.get_component("response_parser_factory").create_parser("rest-xml")
+    for text in ("2026-11-27T09:31:47.000Z", "Fri, 27 Nov 2026 09:31:47 GMT", "1795771907"):
+        assert parser._timestamp_parser(text).timestamp() == 1_795_771_907

@@ -149,7 +149,7 @@ class Files:
         try:
             options = {**({"use_listings_cache": False} if protocol in _CACHING else {}), **self.options}
             if protocol in ("s3", "s3a"):
-                options.setdefault("session", _s3_session())
+                options.setdefault("session", _s3_session(self.options.get("profile")))
             self._fs, root = fsspec.core.url_to_fs(self.url, **options)
         except ImportError as error:
             if protocol in _EXTRAS:
@@ -437,10 +437,13 @@ class Files:
 
 
 @lru_cache
-def _s3_session() -> Any:
-    """A session of the S3 client that reads times by the standard library. botocore's own reader, which goes on with
-    the forms that this one does not know, takes more than half of the processor's time of a long listing."""
-    from aiobotocore.session import get_session
+def _s3_session(profile: str | None) -> Any:
+    """A session of the S3 client, as s3fs makes one for a profile, that reads times by the standard library.
+
+    botocore's own reader, which goes on with the forms that this one does not know, takes more than half of the
+    processor's time of a long listing.
+    """
+    from aiobotocore.session import AioSession
     from botocore.utils import parse_timestamp
 
     def parse(value: Any) -> Any:
@@ -449,7 +452,7 @@ def _s3_session() -> Any:
         except (TypeError, ValueError):
             return parse_timestamp(value)
 
-    session = get_session()
+    session = AioSession(profile=profile)
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse)
     return session
 
