@@ -99,13 +99,15 @@ class Examiner:
         self._notes: list[set[int]] = []
         # A host that rewrites its history hands over the messages that stay in it anew: each is as old as it was.
         first_calls: dict[tuple[str, int], int] = {}
+        messages: dict[int, list[tuple[str, int]]] = {}
         for number, call in enumerate(session.calls):
             if id(call.history) not in self._keys:
                 self._keys[id(call.history)] = AnswerKey(questions(call.history, stored)), []
                 repeats = defaultdict[str, Iterator[int]](count)
-                messages = [(content.digest, next(repeats[content.digest])) for content in call.history]
+                messages[id(call.history)] = [(item.digest, next(repeats[item.digest])) for item in call.history]
             first = self._keys[id(call.history)][1]
-            first += [first_calls.setdefault(message, number) for message in messages[len(first) : call.length]]
+            new = messages[id(call.history)][len(first) : call.length]
+            first += [first_calls.setdefault(message, number) for message in new]
             present = (note.text for note in call.source.candidates if note.source != RECALLED)
             self._notes.append({notes.setdefault(text, len(notes)) for text in present})
         self._note_key = AnswerKey(

@@ -369,7 +369,8 @@ def _parts_with_rank(content: Content) -> Iterator[tuple[_Kind, str, JSON, Rank]
     Of another agent's turn these are the quotes, without what the host wrote around them.
     """
     for quote in content.quotes:
-        value = quote.text if quote.kind == "said" else read(quote.text) or quote.text
+        value = None if quote.kind == "said" else read(quote.text)
+        value = quote.text if value is None else value
         yield quote.kind, quote.name, value, _TOOL_RANKS.get(quote.kind, "written")
     for part in () if content.agent else content.parts:
         if part.kind == "text":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -71,11 +72,16 @@ class MemoryWriter:
         if not waiting or (running is not None and not running.done() and not running.get_loop().is_closed()):
             return
         delivery = self._deliveries[session] = asyncio.create_task(self._deliver(service, session, waiting))
-        delivery.add_done_callback(self._late.discard)
+        delivery.add_done_callback(partial(self._forget_delivery, session))
         await asyncio.wait({delivery}, timeout=_LATE_SECONDS if self._late else _SECONDS)
         if not delivery.done():
             self._late.add(delivery)
             self._report(f"{type(service).__name__} takes longer than {_SECONDS:g} s to remember an invocation")
+
+    def _forget_delivery(self, session: SessionKey, delivery: asyncio.Task[None]) -> None:
+        self._late.discard(delivery)
+        if self._deliveries.get(session) is delivery:  # that of a loop that was closed ends late, behind another
+            del self._deliveries[session]
 
     async def _deliver(self, service: BaseMemoryService, session: SessionKey, waiting: deque[list[Event]]) -> None:
         """Gives a service what waits, an invocation at a time. One that it refuses goes behind the others."""
@@ -90,8 +96,6 @@ class MemoryWriter:
         except Exception as error:
             waiting.rotate(-1)
             self._report(f"an invocation is not remembered yet: {type(error).__name__}: {error}")
-        finally:
-            self._deliveries.pop(session, None)
 
     def _spoken(self, event: Event) -> Event | None:
         """An event with its words alone, masked; None of one that says nothing to people, tells an error, or is small
