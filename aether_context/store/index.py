@@ -16,7 +16,7 @@ import re
 from collections import deque
 from contextlib import suppress
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.errors import AetherContextError, ManifestError, StoreError
@@ -45,6 +45,14 @@ class IndexWriter:
     def __init__(self) -> None:
         self._users: dict[str, dict[str, tuple[str, str | None]]] = {}
         self._waiting = 0
+
+    def __deepcopy__(self, memo: object) -> IndexWriter:
+        """Itself: the copy of a store writes to the same blocks, and another thread may be adding to them."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Empty: what waits is of other users, too, and stays in this process."""
+        return IndexWriter, ()
 
     def add(self, files: Files, pack_path: str, manifest: bytes) -> None:
         """Takes in a pack that was written to a place."""

@@ -4,10 +4,12 @@ of a copy work on the same store and session."""
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,34 @@ def test_every_tool_of_the_package_can_be_copied(way: str, tmp_path: Path) -> No
     data = own.evidence_data("shop", "ann", next(iter(own.evidence("shop", "ann", "s1"))).digest)
     assert data == b"Oslo has 717,710 people."
     assert kept["uri"].startswith("artifact://evidence/")
+
+
+def test_a_copied_store_shares_what_waits_for_its_index_and_a_pickled_one_takes_nothing_along(tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    Chat(store=store, script=["ok"]).say("Where does Alma live?")
+    assert store._index._users
+    assert b"Alma" not in pickle.dumps(store)
+    assert not pickle.loads(pickle.dumps(store))._index._users
+    assert copy.deepcopy(store)._index is store._index
+
+
+def test_a_store_is_copied_while_packs_are_written(tmp_path: Path) -> None:
+    store, stopped = PackStore(tmp_path / "packs"), threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            if stopped.is_set():
+                break
+            store._index.add(store.files, f"shop/user-{number}/s/packs/p", b"{}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            copy.deepcopy(store), pickle.dumps(store)
+    finally:
+        stopped.set()
+        writer.join()
 
 
 @pytest.mark.parametrize("way", WAYS)
