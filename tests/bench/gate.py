@@ -9,7 +9,7 @@ twice, of the sizes that calls and results have in recorded runs. The floor is w
 to hash, count and note two new contents, written plainly in `floor`. It is taken in a run, too, by a plugin that does
 nothing else: what ADK does between two callbacks leaves neither code nor tables in the processor's caches, and the same
 work takes half the time in a loop. Ratios hold on slow and busy machines, milliseconds do not. Where one passes its
-bound the script exits with 1.
+bound, all are measured again; where it passes it twice, the script exits with 1.
 
 append          a call that only appends to the one before it, by the floor; medians
 append, p95     the same, 95th percentile by the floor's median
@@ -345,19 +345,28 @@ def imported(rounds: int = 5) -> float:
     return statistics.median(map(float, runs))
 
 
-def hold(events: int) -> int:
-    """Prints each row with its bound; 1 where one is passed."""
+def measured_rows(events: int) -> dict[str, float]:
+    """Measures and prints each row with its bound."""
     rows = asyncio.run(measured(events))
     rows |= asyncio.run(asked_elsewhere(rows["append"][1]))
     rows["saturated"] = shared()
     rows["import"] = (imported(), 1.0)
     print("| | taken | ratio | bound |\n| --- | --- | --- | --- |")
-    passed = 0
     for name, (taken, base) in rows.items():
-        said = f"{taken:.2f} ms" if name != "import" else ""
-        print(f"| {name} | {said} | {taken / base:.2f} | {BOUNDS[name]:g} |")
-        passed |= taken / base > BOUNDS[name]
-    return passed
+        milliseconds = f"{taken:.2f} ms" if name != "import" else ""
+        print(f"| {name} | {milliseconds} | {taken / base:.2f} | {BOUNDS[name]:g} |")
+    return {name: taken / base for name, (taken, base) in rows.items()}
+
+
+def hold(events: int) -> int:
+    """1 where a row passes its bound twice: what another process does to a machine's caches seldom hits a row again."""
+    over = set(BOUNDS)
+    for _ in range(2):
+        over &= {name for name, ratio in measured_rows(events).items() if ratio > BOUNDS[name]}
+        print(f"over its bound: {', '.join(sorted(over)) or 'none'}", flush=True)
+        if not over:
+            break
+    return int(bool(over))
 
 
 # As the session grows.
