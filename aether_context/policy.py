@@ -206,9 +206,9 @@ class ConversationSettings(_Settings):
 class RetrievalSettings(_Settings):
     """Settings of retrieval: what may enter the evidence and memory layers."""
 
-    memory_k: int = Field(default=20, ge=0)
-    """Most memories that a search found, and most of the app's own. Of turns that a cut removed half as many again, and
-    three times as many where the user asks for many things. 0 leaves out all."""
+    memory_k: int = Field(default=16, ge=0)
+    """Most memories that a search found, and most of the app's own. Of turns that a cut removed twice as many, and four
+    times as many where the user asks for many things. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
     """Most stored results that a pack lists, beside all evidence that somebody recorded. 0 lists none."""
     recall: bool = True

@@ -263,12 +263,12 @@ def asks_for_first(question: str) -> bool:
 
 
 def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
-    """The most turns that are recalled: half as many again as memories, since nobody is found by a name there, and
-    three times as many where the user asks for many things.
+    """The most turns that are recalled: twice as many as memories, since nobody is found by a name there, and four times
+    as many where the user asks for many things.
 
     As many turns as memories would cost .05 of the evidence that is found of LoCoMo inside one session.
     """
-    return settings.memory_k * max(3, 2 * breadth_of(source)) // 2
+    return settings.memory_k * max(6, 4 * breadth_of(source)) // 3
 
 
 LEAST_TOKENS = 256
