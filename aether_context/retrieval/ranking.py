@@ -263,10 +263,10 @@ def asks_for_first(question: str) -> bool:
 
 
 def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
-    """The most turns that are recalled: twice as many as memories, since nobody is found by a name there, and four times
-    as many where the user asks for many things.
+    """The most turns that are recalled: twice as many as memories, since nobody is found by a name there, and four
+    times as many where the user asks for many things.
 
-    As many turns as memories would cost .05 of the evidence that is found of LoCoMo inside one session.
+    With 20 turns in place of 30 .05 less of LoCoMo's evidence is found inside one session.
     """
     return settings.memory_k * max(6, 4 * breadth_of(source)) // 3
 
