@@ -88,6 +88,24 @@ def test_another_session_reads_what_was_remembered() -> None:
     assert "My sister Mia lives in Bergen." in later.sent[-1].text
 
 
+def test_what_stands_in_the_conversation_takes_no_older_memorys_place() -> None:
+    policy = PackPolicy(max_input_tokens=100_000, retrieval={"remember": True, "memory_k": 3})
+    chat = Chat(memory=HybridMemoryService(), policy=policy, script=["Noted."] * 12)
+    chat.say("The roses in my garden were planted by Ilse.", session="before")
+    for place in ("hedge", "lawn", "pond", "shed", "bench"):
+        chat.say(f"In my garden I looked at the roses by the {place}.")
+    chat.say("What do you know of the roses in my garden by the hedge?")
+    assert "planted by Ilse" in chat.sent[-1].human()
+
+
+def test_a_correction_of_this_session_dates_the_memory_that_it_corrects() -> None:
+    chat = Chat(memory=HybridMemoryService(), policy=REMEMBER, script=["Noted."] * 4)
+    chat.say("I am a vegetarian and eat no fish.", session="before")
+    chat.say("Since last month I eat fish.", "What do I eat, fish or no fish?")
+    line = next(line for line in chat.sent[-1].human().splitlines() if "vegetarian" in line)
+    assert " until " in line
+
+
 def test_small_talk_is_left_out() -> None:
     service = HybridMemoryService()
     chat = Chat(script=["You're welcome!", "Hello!"], policy=REMEMBER, memory=service)

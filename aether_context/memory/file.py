@@ -98,12 +98,18 @@ class MemoryFile(Backend):
                     self._connection.execute(f"PRAGMA {pragma}").fetchall()
         return deleted
 
-    def search(self, owner: str, question: str, vector: Rows, limit: int) -> list[Remembered]:
-        """The best memories for a masked query, best first; ``vector`` is the query's."""
+    def search(
+        self, owner: str, question: str, vector: Rows, limit: int, without_thread: int | None = None
+    ) -> list[Remembered]:
+        """The best memories for a masked query, as of `Candidates.ranked`."""
         query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({self.numbers})"
         with self.transaction():
             return self._index(owner).ranked(
-                question, vector, limit, lambda numbers: dict(self.read(query, owner, json.dumps(numbers)))
+                question,
+                vector,
+                limit,
+                without_thread,
+                lambda numbers: dict(self.read(query, owner, json.dumps(numbers))),
             )
 
     def close(self) -> None:

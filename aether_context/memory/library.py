@@ -118,10 +118,15 @@ class Memories:
             thread=None if session is None else number_of(session),
         )
 
-    def search(self, app: str, user: str, query: str, limit: int = 10) -> list[Remembered]:
+    def search(
+        self, app: str, user: str, query: str, limit: int = 10, *, without_session: str | None = None
+    ) -> list[Remembered]:
         """A user's best memories for a query, best first.
 
         What another process writes meanwhile is found as it was before or as it is after.
+
+        Args:
+            without_session: one whose memories are not returned, and take no other's place.
         """
         if limit <= 0:
             return []
@@ -131,7 +136,8 @@ class Memories:
             vector = vectors_of(self._embedder, [masked], "query")
         if vector.size:
             self._complete(owner)
-        return self.database.search(owner, masked, vector, limit)
+        thread = None if without_session is None else number_of(without_session)
+        return self.database.search(owner, masked, vector, limit, thread)
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""

@@ -150,8 +150,10 @@ class PostgresMemories(Backend):
     def keep(self, owner: str, vectors: Sequence[tuple[int, bytes, int]]) -> None:
         super().keep(owner, [(embedder, _halfvec(vector), number) for embedder, vector, number in vectors])
 
-    def search(self, owner: str, question: str, vector: Rows, limit: int) -> list[Remembered]:
-        """The best memories for a masked query, best first; ``vector`` is the query's."""
+    def search(
+        self, owner: str, question: str, vector: Rows, limit: int, without_thread: int | None = None
+    ) -> list[Remembered]:
+        """The best memories for a masked query, as of `Candidates.ranked`."""
         values = {
             "owner": owner,
             "terms": [_word(owner, hash_of(term)) for term in sorted(query_terms(question), key=len)[-_MOST_ASKED:]],
@@ -164,7 +166,7 @@ class PostgresMemories(Backend):
         candidates = Candidates(self._embedder)
         candidates.take([(*row, blob and _quantized(blob)) for *row, blob, _ in rows])
         records = {number: record for number, *_, record in rows}
-        return candidates.ranked(question, vector, limit, lambda _: records)
+        return candidates.ranked(question, vector, limit, without_thread, lambda _: records)
 
     def close(self) -> None:
         """Closes all connections; what is used later opens new ones."""

@@ -143,12 +143,18 @@ class Candidates:
         self.numbers, self._read = self.numbers[mask], {}
 
     def ranked(
-        self, question: str, vector: Rows, limit: int, records_of: Callable[[list[int]], Mapping[int, str]]
+        self,
+        question: str,
+        vector: Rows,
+        limit: int,
+        without_thread: int | None,
+        records_of: Callable[[list[int]], Mapping[int, str]],
     ) -> list[Remembered]:
         """The best, best first.
 
         Args:
             vector: of the query, as of `vectors_of`.
+            without_thread: the number of a session whose memories are no hits; they correct others all the same.
             records_of: gives the records of numbers.
         """
         if len(self._read) > _MOST_READ:
@@ -171,7 +177,7 @@ class Candidates:
             with contextlib.suppress(EmbeddingError):  # names and all are near enough then
                 vector = vectors_of(self._embedder, [plain], "query")
         base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
-        hits = self._pool.ranked(question, limit, entries, base, scores)
+        hits = self._pool.ranked(question, limit, entries, base, scores, without_thread=without_thread)
         memories = [cached[numbers_by_id[hit.id]][0] for hit in hits]
         result = [
             Remembered(memory=memory, score=hit.score, scores=hit.scores)

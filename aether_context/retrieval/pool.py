@@ -254,6 +254,7 @@ class Pool:
         *,
         asked: float | None = None,
         every: bool = False,
+        without_thread: int | None = None,
     ) -> list[Hit]:
         """The best entries for a masked query, best first; ties go to the id that sorts first.
 
@@ -262,6 +263,7 @@ class Pool:
             base: how well each text answers by itself; ``scores`` is what that is made of, both as of `score`.
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
             every: whether texts that answer nothing of it are hits, too.
+            without_thread: the number of a thread whose texts are no hits.
         """
         if terms.asks_when(query):
             base = base * np.where(self._dated(), _DATED, 1.0)
@@ -279,6 +281,8 @@ class Pool:
             self._marks[:, 1] == np.frombuffer(terms.hash_of(terms.QUESTION), dtype=_TERM), _ASKING, 1.0
         )
         total = np.round(total * scores["weight"], 9)
+        if without_thread is not None:
+            total = np.where(self._threads == without_thread, 0.0, total)
 
         places = np.arange(len(self)) if every else best(total, limit)
         listed = entries(places)

@@ -160,7 +160,10 @@ async def search_memories(
                 problems.append(f"memory search: {looked}")
             return [*memories, *found_memories(entries, room)], ""
         # One more than can enter says that there are more of them than were found, so that a floor holds.
-        hits = await within(service.find(session.app_name, session.user_id, query, settings.memory_k + 1))
+        # This session's own stand in the conversation or come back from it, and would take the place of others'.
+        this_session = session.id if settings.recall and call.policy.record == "full" else None
+        search = partial(service.find, session.app_name, session.user_id, query, without_session=this_session)
+        hits = await within(search(settings.memory_k + 1))
         for hit in hits:
             memory = hit.memory
             memories.append(

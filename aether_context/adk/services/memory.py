@@ -172,9 +172,14 @@ class HybridMemoryService(BaseMemoryService):
         ]
         return SearchMemoryResponse(memories=entries)
 
-    async def find(self, app_name: str, user_id: str, query: str, limit: int) -> list[Remembered]:
-        """Searches as `search_memory` does, without ADK's types, which cost more than the search."""
-        return await in_thread(partial(self.memories.search, app_name, user_id, query, limit))
+    async def find(
+        self, app_name: str, user_id: str, query: str, limit: int, *, without_session: str | None = None
+    ) -> list[Remembered]:
+        """Searches as `search_memory` does, without ADK's types, which cost more than the search, and without the
+        memories of a session."""
+        return await in_thread(
+            partial(self.memories.search, app_name, user_id, query, limit, without_session=without_session)
+        )
 
     async def preferences(self, app_name: str, user_id: str) -> list[Memory]:
         """A user's preferences, the newest first: memories whose metadata has ``"kind": "preference"``."""
