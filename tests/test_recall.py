@@ -14,10 +14,12 @@ from google.adk.events.event import Event
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
+from packs import pack_input
+from packs import said as spoken
 from plans import small
 from scripted import Chat, call, inside, look_up
 
-from aether_context import Manifest
+from aether_context import Manifest, PackPolicy
 from aether_context.adk import bounds
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents
@@ -25,6 +27,7 @@ from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.reader import Reader
 from aether_context.canonical import hash_text
 from aether_context.conversation.summary import SUMMARY_TITLE
+from aether_context.pack import Step
 from aether_context.packing.payload import FIRST_LINE
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry
@@ -172,9 +175,9 @@ def test_passages_hold_a_text_whole_and_in_order(text: str, most: int) -> None:
 
 
 def test_who_said_it_is_heeded_where_the_question_says_so() -> None:
-    def found(question: str, most: int = 9) -> set[str | None]:
-        hits = recalled(said, question, str, most=most, tokens=9_000, asked=0.0, embedder=None)
-        return {hit.speaker for hit in hits}
+    def found(question: str, most: int = 5, step: Step | None = None) -> set[str | None]:
+        source, policy = pack_input([spoken(question)], step=step), PackPolicy(retrieval={"memory_k": most})
+        return {hit.speaker for hit in recalled(said, source, policy, str, tokens=9_000, embedder=None)}
 
     talk = ["Is the boat trip to Lisbon too long?", "I suggest the boat trip to Porto."] * 6
     said = [
@@ -188,6 +191,8 @@ def test_who_said_it_is_heeded_where_the_question_says_so() -> None:
     assert found("Which boat trip did you suggest?", most=1) == {"agent"}
     assert found("What boat trip did you suggest when I asked about Lisbon?") == {"user", "agent"}
     assert found("May I ask which boat trip it is?") == {"user", "agent"}
+    step = Step(text="Say which boat trip I have brought up", goal="In which order did I bring up each trip?")
+    assert found("Which boat trip is it?", step=step) == {"user", "agent"}, "a step is not what the user asks"
     assert found("Who should I talk to about the boat trip?") == {"user", "agent"}
     assert found("I was told to take a boat trip: which?") == {"user", "agent"}
     assert found("error: no trip 'bota trip'. Did you mean 'boat trip'?") == {"user", "agent"}
@@ -277,8 +282,8 @@ def test_a_question_for_an_order_brings_more_turns_by_their_dates() -> None:
 def test_each_part_of_a_question_for_an_order_is_searched_for() -> None:
     chat = talk(conversation={"summary_share": 0}, retrieval={"memory_k": 1})
     question = "In what order did I mention the bees, the spare key, Lisbon; and then the plumber?"
-    assert clauses_of(question)[1:] == ["In what order did I mention the bees", "the spare key", "the plumber?"]
-    assert clauses_of("The bees, the spare key, Lisbon; and then the plumber?")[1:] == []
+    assert clauses_of(question) == ["In what order did I mention the bees", "the spare key", "the plumber?"]
+    assert clauses_of("The bees, the spare key, Lisbon; and then the plumber?") == []
     chat.say(question)
     memory = memory_of(chat.sent[-1].human())
     assert all(fact in memory for fact in FACTS[:4])

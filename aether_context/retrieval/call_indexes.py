@@ -15,12 +15,20 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aether_context.canonical import hash_text
-from aether_context.pack import RECALLED, Candidate, Layer, Tool, recalled_id
+from aether_context.pack import RECALLED, Candidate, Layer, PackInput, Tool, recalled_id
+from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, known_words
 from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.pool import Entry, Hit
-from aether_context.retrieval.ranking import asks_for_first, clauses_of, similarity
+from aether_context.retrieval.ranking import (
+    asks_for_first,
+    clauses_of,
+    most_turns,
+    query_for,
+    question_of,
+    similarity,
+)
 from aether_context.retrieval.terms import USER
 from aether_context.text.shorten import sentences
 
@@ -170,39 +178,37 @@ class TurnIndex:
 
 def recalled(
     turns: Sequence[Entry],
-    query: str,
+    source: PackInput,
+    policy: PackPolicy,
     digest_of: Callable[[int], str],
     *,
-    most: int,
     tokens: int,
-    asked: float,
     embedder: Embedder | None,
-    redact: tuple[str, ...] = (),
     index: TurnIndex | None = None,
 ) -> tuple[Candidate, ...]:
-    """The turns that tell most about a query, as candidates for memory, best first.
+    """The turns that tell most about request and step, as candidates for memory, best first.
 
     Args:
         turns: all of a session, as of `turn_entries`.
         digest_of: gives the digest of the content at a place.
-        most: so many at most.
         tokens: what they may take together.
-        asked: as of `ranked`; so are ``embedder`` and ``redact``.
+        embedder: as of `ranked`.
         index: the conversation's own; None makes one.
 
     Raises:
         EmbeddingError: the embedder failed.
     """
-    index, is_first = index or TurnIndex(), asks_for_first(query)
+    question, most = question_of(source), most_turns(policy.retrieval, source)
+    index, is_first = index or TurnIndex(), asks_for_first(question)
     with index.lock:
         limit = len(turns) if is_first else _MORE_HITS * most
-        entries, best = index.over(turns, embedder, redact), dict[str, Hit]()
-        for clause in clauses_of(query):
-            for hit in entries.search(clause, limit, asked=asked, every=is_first):
+        entries, best = index.over(turns, embedder, policy.redact), dict[str, Hit]()
+        for clause in dict.fromkeys([query_for(source), *clauses_of(question)]):
+            for hit in entries.search(clause, limit, asked=source.identity.last_event_time, every=is_first):
                 best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
     hits = list(best.values())
     result, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
-    by_user, by_agent = _BY_USER.search(query) is not None, _BY_AGENT.search(query) is not None
+    by_user, by_agent = _BY_USER.search(question) is not None, _BY_AGENT.search(question) is not None
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
         most = most if by_user else math.ceil(most / _SHARE_OF_AGENTS)

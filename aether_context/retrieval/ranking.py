@@ -224,18 +224,22 @@ _ORDER = re.compile(
 )
 """In a question for the order of what was said, or for the first of it, which nearness alone does not answer."""
 _ASKED_WITHIN = 1_000
-_CLAUSE_END, _MOST_CLAUSES = re.compile(r"[;:、；]|,(?!\d)|\b(?:then|finally)\b"), 10
+_CLAUSE_END, _MOST_CLAUSES = re.compile(r"[;:、；]|,(?!\d)|\b(?:then|finally)\b"), 9
 _TIMES_MANY, _TIMES_ORDER, _FLOOR_OF_TURNS = 3, 6, 0.7
 """The floor of this session's turns is a share of that of memories: what a cut took was of one conversation."""
 
 
-def breadth_of(source: PackInput) -> int:
-    """The factor for a request that asks for many things, a larger one where it asks for their order; 1 for any other.
-    A goal or a step that does changes nothing, and neither do another agent's words."""
+def question_of(source: PackInput) -> str:
+    """The words of the user's request; empty where another agent's stand in its place."""
     request = source.request
-    if request.request_index is None or request.from_agent:
-        return 1
-    words = request.contents[request.request_index].words
+    is_asked = request.request_index is not None and not request.from_agent
+    return request.contents[request.request_index or 0].words if is_asked else ""
+
+
+def breadth_of(source: PackInput) -> int:
+    """The factor for a question for many things, a larger one where it is for their order; 1 for any other. A goal or a
+    step that asks for many changes nothing."""
+    words = question_of(source)
     return _TIMES_ORDER if asks_for_order(words) else _TIMES_MANY if _MANY.search(words) else 1
 
 
@@ -251,9 +255,9 @@ def _order_asked(question: str) -> re.Match[str] | None:
 
 
 def clauses_of(question: str) -> list[str]:
-    """The parts of a question for an order, each of which may name another thing, and the question itself at first."""
+    """The parts of a question for an order, each of which may name another thing; none of any other question."""
     parts = [part.strip() for part in _CLAUSE_END.split(question)] if asks_for_order(question) else []
-    return list(dict.fromkeys([question, *(part for part in parts if len(part.split()) > 1)]))[:_MOST_CLAUSES]
+    return list(dict.fromkeys(part for part in parts if len(part.split()) > 1))[:_MOST_CLAUSES]
 
 
 def asks_for_first(question: str) -> bool:

@@ -18,7 +18,7 @@ from aether_context.policy import PackPolicy
 from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import recalled, turn_entries
 from aether_context.retrieval.embedders import embedder_for
-from aether_context.retrieval.ranking import LEAST_TOKENS, most_turns, room_for_turns
+from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
@@ -147,13 +147,11 @@ class _Session:
             return source
         candidates = recalled(
             entries,
-            query,
+            source,
+            policy,
             lambda position: call.history[position].digest,
-            most=most_turns(settings, source),
             tokens=room,
-            asked=source.identity.last_event_time,
             embedder=embedder_for("none" if settings.embedder == "none" else "static"),
-            redact=policy.redact,
         )
         search = source.search._replace(turns=len(entries))
         return source._replace(candidates=(*source.candidates, *candidates), search=search)

@@ -14,7 +14,7 @@ from aether_context.adk.session import live_events
 from aether_context.pack import Candidate, turn_place
 from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
-from aether_context.retrieval.ranking import LEAST_TOKENS, most_turns, room_for_turns
+from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -108,13 +108,11 @@ class Recall:
 
             turns = recalled(
                 entries,
-                query,
+                source,
+                call.policy,
                 digest_of,
-                most=most_turns(settings, source),
                 tokens=room,
-                asked=source.identity.last_event_time,
                 embedder=embedder,
-                redact=call.policy.redact,
                 index=history.index(embedder.name if embedder is not None else ""),
             )
             return (*source.candidates, *(turn for turn in turns if not is_plan(turn)))
