@@ -134,6 +134,15 @@ def test_a_session_is_found_by_words_and_by_meaning(opened: Open) -> None:
     asyncio.run(run())
 
 
+def test_the_memories_of_a_session_take_no_others_place(memories: Memories) -> None:
+    own = [Memory(name=f"o{at}", text=f"the red door of house {at}", session="now") for at in range(120)]
+    memories.add("app", "ann", [*own, Memory(name="before", text="a door that Ilse painted", session="then")])
+    with_all = memories.search("app", "ann", "the red door", 5)
+    assert {hit.memory.session for hit in with_all} == {"now"}
+    without = memories.search("app", "ann", "the red door", 5, without_session="now")
+    assert [hit.memory.name for hit in without] == ["before"]
+
+
 def test_deltas_grow_a_session_and_writing_twice_changes_nothing(opened: Open) -> None:
     async def run() -> None:
         service = opened()

@@ -56,7 +56,7 @@ CREATE TABLE memories (
     thread bigint NOT NULL, standing boolean NOT NULL, said_at double precision, record text NOT NULL,
     terms bytea NOT NULL, embedder bigint NOT NULL, vector halfvec, words tsvector NOT NULL,
     bits bit varying GENERATED ALWAYS AS (binary_quantize(vector)) STORED, UNIQUE (owner, named, thread));
-CREATE INDEX by_owner ON memories (owner, embedder, number) INCLUDE (bits);
+CREATE INDEX by_owner ON memories (owner, embedder, number) INCLUDE (bits, thread);
 CREATE INDEX by_standing ON memories (owner, number) WHERE standing;
 CREATE INDEX by_words ON memories USING gin (words) WITH (gin_pending_list_limit = 1024);
 CREATE TABLE forgotten (owner uuid, named bigint, thread bigint, PRIMARY KEY (owner, named, thread))
@@ -66,10 +66,12 @@ _SEARCH = """WITH by_word AS (
         SELECT number, ln(%(most)s * 1.0 / count(*) OVER (PARTITION BY asked)) AS weight
         FROM unnest(%(terms)s::tsquery[]) AS asked, LATERAL (
             SELECT number FROM memories
-            WHERE owner IS NOT DISTINCT FROM %(owner)s AND words @@ asked LIMIT %(most)s) AS found),
+            WHERE owner IS NOT DISTINCT FROM %(owner)s AND words @@ asked
+            AND thread IS DISTINCT FROM %(without)s::bigint LIMIT %(most)s) AS found),
     by_bits AS (
         SELECT number FROM memories
         WHERE owner = %(owner)s AND embedder = %(embedder)s AND %(vector)s::halfvec IS NOT NULL
+        AND thread IS DISTINCT FROM %(without)s::bigint
         ORDER BY bits <~> binary_quantize(%(vector)s::halfvec) LIMIT 4 * %(most)s)
     SELECT number, thread, said_at, terms, embedder, halfvec_send(vector), record FROM memories
     WHERE owner = %(owner)s AND number IN (
@@ -160,13 +162,14 @@ class PostgresMemories(Backend):
             "most": max(_CANDIDATES, limit),
             "embedder": made_by(self._embedder),
             "vector": _halfvec(vector.tobytes()) if vector.size else None,
+            "without": without_thread,
         }
         with self.transaction() as cursor:
             rows = cursor.connection.cursor(binary=True).execute(_SEARCH, values).fetchall()
         candidates = Candidates(self._embedder)
         candidates.take([(*row, blob and _quantized(blob)) for *row, blob, _ in rows])
         records = {number: record for number, *_, record in rows}
-        return candidates.ranked(question, vector, limit, without_thread, lambda _: records)
+        return candidates.ranked(question, vector, limit, None, lambda _: records)
 
     def close(self) -> None:
         """Closes all connections; what is used later opens new ones."""
