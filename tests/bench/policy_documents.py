@@ -96,15 +96,20 @@ def generate(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]], lis
     return documents, queries, judged
 
 
+def write(folder: Path, seed: int) -> None:
+    """Writes the three files of the set."""
+    folder.mkdir(parents=True, exist_ok=True)
+    documents, queries, judged = generate(seed)
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    lines = "".join("\t".join(map(str, row)) + "\n" for row in [("query-id", "corpus-id", "score"), *judged])
+    (folder / "qrels.tsv").write_text(lines, encoding="utf-8")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    documents, queries, judged = generate(given.seed)
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (given.folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    lines = "".join("\t".join(map(str, row)) + "\n" for row in [("query-id", "corpus-id", "score"), *judged])
-    (given.folder / "qrels.tsv").write_text(lines, encoding="utf-8")
+    write(given.folder, given.seed)

@@ -43,8 +43,8 @@ def gain(grades: list[int]) -> float:
     return sum(grade / math.log2(place + 2) for place, grade in enumerate(grades[:BEST]))
 
 
-def measured(folder: Path, names: list[str], limit: int | None) -> Iterator[tuple[list[str], list[Figures]]]:
-    """A row for each embedder."""
+def judged_of(folder: Path) -> tuple[dict[str, str], list[tuple[str, dict[str, int]]]]:
+    """The documents of a set by their ids, and its queries with the grades of what answers them."""
     documents = {
         str(row["_id"]): f"{row.get('title', '')} {row['text']}".strip() for row in rows_of(folder / "corpus.jsonl")
     }
@@ -52,13 +52,18 @@ def measured(folder: Path, names: list[str], limit: int | None) -> Iterator[tupl
     for line in (folder / "qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]:
         query, document, grade = line.split("\t")
         judged.setdefault(query, {})[document] = int(grade)
-    queries = [row for row in rows_of(folder / "queries.jsonl") if judged.get(str(row["_id"]))][:limit]
+    rows = rows_of(folder / "queries.jsonl")
+    return documents, [(row["text"], judged[name]) for row in rows if (name := str(row["_id"])) in judged]
+
+
+def measured(folder: Path, names: list[str], limit: int | None) -> Iterator[tuple[list[str], list[Figures]]]:
+    """A row for each embedder."""
+    documents, queries = judged_of(folder)
     for name in names:
         search, found = search_of(name, list(documents), list(documents.values())), []
-        for row in queries:
-            grades = judged[str(row["_id"])]
+        for text, grades in queries[:limit]:
             began = time.process_time()
-            hits = search(row["text"])
+            hits = search(text)
             spent = time.process_time() - began
             relevant = [document for document, grade in grades.items() if grade > 0]
             found.append(
