@@ -262,7 +262,8 @@ class Gatherer:
         if call.policy.record != "full" or is_little:
             return
         state.archived_end = end
-        history, events = self.history(state), live_events(call.context.session.events)[0]
+        history, records = self.history(state), self._records.of(call.context)
+        events = tuple(records.live(call.context.session.events)[0])
         history.newest = id(prepared.history.loaded)
         later(partial(history.save, prepared.history, events, end, call.policy.mask))
 
