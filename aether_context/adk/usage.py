@@ -28,9 +28,7 @@ from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
-from aether_context.tokens.framing import framing_of
 from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
 from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, learn_report
@@ -264,7 +262,6 @@ def note(near: NearLimit) -> str:
 
 def _begun(call: ModelCall, pack: Pack) -> _Call:
     model, layers = call.request.model or "", pack.allocation.layers
-    framing = framing_of(model)
     expected = CallUsage(
         input_tokens=pack.tokens.expected,
         output_tokens=0,
@@ -272,7 +269,7 @@ def _begun(call: ModelCall, pack: Pack) -> _Call:
         estimate=pack.tokens.expected if not pack.source.host.passthrough_reason else None,
         system_tokens=layers["system"].used,
         tool_tokens=layers["tools"].used,
-        formatting_tokens=sum(frame_of(item.content, framing) for item in pack.contents),
+        formatting_tokens=pack.framing_tokens,
     )
     return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected)
 

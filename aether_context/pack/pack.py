@@ -283,6 +283,7 @@ class Pack(NamedTuple):
     ``sent`` is the request as blocks, for the comparison with the next one. ``rows`` say what became of each content
     that came in, in order, then of each other candidate. ``events`` are the decisions to leave out or to shorten,
     ``acts`` what strategies did. ``epoch_reason`` is why an epoch begins with this pack, None where none does.
+    ``framing_tokens`` are those that the provider adds around the contents' texts.
     """
 
     source: PackInput
@@ -299,6 +300,7 @@ class Pack(NamedTuple):
     prefix: Prefix
     verdict: Verdict
     tokens: RequestTokens
+    framing_tokens: int
     to_store: ToStore
 
     @property

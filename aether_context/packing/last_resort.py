@@ -101,7 +101,9 @@ def _tell_thoughtless(draft: Draft) -> None:
     lacking = {
         at
         for at, item in enumerate(items)
-        if item.content.calls and _signed_thoughts(item.content) < _signed_thoughts(item.raw)
+        if item.content is not item.raw
+        and item.content.calls
+        and _signed_thoughts(item.content) < _signed_thoughts(item.raw)
     }
     if not lacking:
         return

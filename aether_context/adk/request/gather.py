@@ -229,7 +229,7 @@ class Gatherer:
         if call.policy.sees == "own":
             results = [record for record in results if record.agent == call.context.agent_name]
         candidates += stored_results(call, results, request.contents)
-        media = {key: mark for content in request.contents for key, mark in media_marks(content).items()}
+        media = media_marks(*request.contents)
         source = source._replace(
             instructions=instructions,
             candidates=unique(with_evidence(candidates, records, source.host.can_read)),
