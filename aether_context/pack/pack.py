@@ -264,16 +264,14 @@ class ToStore(NamedTuple):
 
     ``chose`` is set where candidates were ranked for this pack, not kept from an earlier call. ``saved`` are texts that
     were taken out of the request, by the URI that it shows. ``summary_requests`` are summaries that a model could
-    improve on. ``counts`` are token counts by short digest. ``read`` and ``sizes`` are hashes over the contents as they
-    were read and over their counts, and ``stages`` the results of the stages, in their order, as JSON.
+    improve on. ``counts`` are token counts by short digest, and ``stages`` the results of the stages, in their order, as
+    JSON.
     """
 
     chose: bool
     saved: Mapping[str, str]
     summary_requests: tuple[SummaryRequest, ...]
     counts: Mapping[str, int]
-    read: str
-    sizes: str
     stages: Mapping[str, JSON]
 
 

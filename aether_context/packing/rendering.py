@@ -151,8 +151,6 @@ def render_pack(draft: Draft) -> Pack:
             saved=draft.message.saved,
             summary_requests=account.summaries.summary_requests,
             counts=counter.counts,
-            read=hash_text("\n".join(map(_DIGEST, raws))),
-            sizes=hash_text("\n".join(map(str, draft.raw_tokens))),
             stages={
                 "count": dict(draft.measured),
                 "retrieve": [
@@ -161,7 +159,7 @@ def render_pack(draft: Draft) -> Pack:
                 ],
                 "allocate": [layer.final for layer in draft.allocation.layers.values()],
                 "trim": [
-                    as_ranges(sorted(history.forms.keys() - history.cut - set(map(_ORIGIN, plain)))),
+                    as_ranges((history.forms.keys() - history.cut).difference(map(_ORIGIN, plain))),
                     history.states,
                 ],
                 "fit": [
