@@ -105,9 +105,7 @@ def _summary(state: Mapping[str, Any], key: str, parts: object, digest: object) 
     return summary if short(hash_text(summary)) == digest else None
 
 
-def _message(
-    fields: dict[str, Any], line_of: Callable[[int], object], original_of: OriginalOf
-) -> PackedMessage | None:
+def _message(fields: dict[str, Any], line_of: Callable[[int], object], original_of: OriginalOf) -> PackedMessage | None:
     """A packed message from what state holds of it; None where that is not what was written."""
     text, goes_on = fields.pop("text", None), fields.pop("goes_on", False)
     message = valid(_MESSAGE, {**fields, "text": ""})

@@ -202,7 +202,7 @@ def _snapshot(content: types.Content) -> _Snapshot:
 
 def _is_same(content: types.Content, snapshot: _Snapshot) -> bool:
     # The snapshot is asked first, since it knows how to compare.
-    return snapshot == (_fields(content) if type(snapshot) is list else key_of(content))
+    return snapshot == _fields(content) or (type(snapshot) is tuple and snapshot == key_of(content))
 
 
 def _fields(content: types.Content) -> list[Any]:
