@@ -24,7 +24,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from cachetools import LRUCache
@@ -75,7 +75,7 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
     slots = (_fields(state, f"{key('payload')}:{slot}", identity) for slot in range(count))
-    messages = map(partial(_message, lines=_lines(state, key("line")), original_of=original_of), slots)
+    messages = map(partial(_message, line_of=partial(_line, state, key("line")), original_of=original_of), slots)
     fields["payloads"] = tuple(message for message in messages if message is not None)
     fields["tools"] = valid(_TOOLS, _fields(state, key("tools"), identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
@@ -105,23 +105,22 @@ def _summary(state: Mapping[str, Any], key: str, parts: object, digest: object) 
     return summary if short(hash_text(summary)) == digest else None
 
 
-def _message(fields: dict[str, Any], lines: Mapping[object, str], original_of: OriginalOf) -> PackedMessage | None:
+def _message(fields: dict[str, Any], line_of: Callable[[int], object], original_of: OriginalOf) -> PackedMessage | None:
     """A packed message from what state holds of it; None where that is not what was written."""
     text, goes_on = fields.pop("text", None), fields.pop("goes_on", False)
     message = valid(_MESSAGE, {**fields, "text": ""})
     original = original_of(message) if message is not None and goes_on else ""
     rows = text if isinstance(text, list) else [text]
-    stored = [lines.get(row) if isinstance(row, int) else row for row in rows]
+    stored = [line_of(row) if isinstance(row, int) else row for row in rows]
     whole = [_plain(row) for row in stored if isinstance(row, str)]
     if message is None or len(whole) < len(rows) or (goes_on and not original):
         return None
     return replace(message, text="\n".join(whole) + original, covers=tuple(map(_plain, message.covers)))
 
 
-def _lines(state: Mapping[str, Any] | State, key: str) -> dict[object, str]:
-    """The long lines of packed messages as they are stored, by their numbers."""
-    stored = ((number, state.get(f"{key}:{number}")) for number in range(_MOST_LINES))
-    return {number: line for number, line in stored if isinstance(line, str)}
+def _line(state: Mapping[str, Any] | State, key: str, number: int) -> object:
+    """A long line of packed messages as it is stored; None where there is none of this number."""
+    return state.get(f"{key}:{number}") if number in range(_MOST_LINES) else None
 
 
 def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
@@ -141,8 +140,9 @@ def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch
     # Where one could not be read, the others stand in slots other than theirs.
     saved_payloads = previous.payloads if saved.get("payloads") == len(previous.payloads) else ()
     used = {line for message in payloads for line in message.text.split("\n")}
-    lines = _lines(state, key("line"))
-    numbers = {line: number for number, stored in lines.items() if (line := _plain(stored)) in used}
+    lines = {number: _line(state, key("line"), number) for number in range(_MOST_LINES)}
+    stored_lines = ((number, _plain(line)) for number, line in lines.items() if isinstance(line, str))
+    numbers = {line: number for number, line in stored_lines if line in used}
     free = iter(sorted(set(range(_MOST_LINES)).difference(numbers.values())))
 
     def as_stored(line: str) -> object:
@@ -202,7 +202,12 @@ def _key(agent: AgentKey, kind: str) -> str:
     """A key of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
     caller = caller_of(agent[:3])
     prefix = "temp:" if caller is not None and caller.is_agent else ""
-    return f"{prefix}aether:{kind}:{short(hash_json([*agent[3:]]), 8)}"
+    return f"{prefix}aether:{kind}:{_scope(*agent[3:])}"
+
+
+@lru_cache(maxsize=512)
+def _scope(branch: str, agent: str) -> str:
+    return short(hash_json([branch, agent]), 8)
 
 
 def _escaped(text: str) -> str:

@@ -28,9 +28,7 @@ from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import frame_of
 from aether_context.tokens.counters import SharedLRU
-from aether_context.tokens.framing import framing_of
 from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
 from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, learn_report
@@ -109,11 +107,13 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Session:
-    """A session's ledger. ``last_event`` is the id of the last event that was taken in."""
+    """A session's ledger. ``last_event`` is the id of the last event that was taken in, ``standing`` the totals that the
+    last answer carries."""
 
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: Caller | None = None
     last_event: str = ""
+    standing: Mapping[str, JSON] = field(default_factory=dict)
     calls: LRUCache[tuple[str, str], _Call] = field(default_factory=lambda: LRUCache(256))
 
 
@@ -156,7 +156,7 @@ class Ledgers:
             near_limits = [
                 account.ledger.near_limit(account.limits, invocation=account.where["invocation"], agent=agent)
                 for account in self._accounts(key, call.invocation.invocation_id, "", agent)
-                if account.limits.on_budget == "degrade"
+                if account.limits.on_budget == "degrade" and account.limits.measures
             ]
         return max(filter(None, near_limits), key=lambda near: near.level, default=None)
 
@@ -222,7 +222,8 @@ class Ledgers:
                     account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            metadata: dict[str, JSON] = {"usage": session.ledger.standing(invocation=invocation, agent=agent)}
+            session.standing = session.ledger.standing(invocation=invocation, agent=agent)
+            metadata: dict[str, JSON] = {"usage": session.standing}
         return metadata if begun.passed is None else metadata | {"budget": _recorded(begun.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
@@ -264,7 +265,6 @@ def note(near: NearLimit) -> str:
 
 def _begun(call: ModelCall, pack: Pack) -> _Call:
     model, layers = call.request.model or "", pack.allocation.layers
-    framing = framing_of(model)
     expected = CallUsage(
         input_tokens=pack.tokens.expected,
         output_tokens=0,
@@ -272,7 +272,7 @@ def _begun(call: ModelCall, pack: Pack) -> _Call:
         estimate=pack.tokens.expected if not pack.source.host.passthrough_reason else None,
         system_tokens=layers["system"].used,
         tool_tokens=layers["tools"].used,
-        formatting_tokens=sum(frame_of(item.content, framing) for item in pack.contents),
+        formatting_tokens=pack.framing_tokens,
     )
     return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected)
 
@@ -324,7 +324,8 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
             untold += [] if agents or event.partial else [event]
         elif event.author not in agents:
             agents.add(event.author)
-            session.ledger.resume(recorded_totals, invocation=event.invocation_id, agent=event.author)
+            if recorded_totals != session.standing:  # which the ledger knows, since it gave them
+                session.ledger.resume(recorded_totals, invocation=event.invocation_id, agent=event.author)
     for event in reversed(untold):
         usage = reported(event.usage_metadata, event.model_version)
         where = {"invocation": event.invocation_id, "agent": event.author, "branch": event.branch or ""}

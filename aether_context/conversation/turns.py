@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
-from aether_context.pack import Content
+from aether_context.pack import Content, Part
 from aether_context.text.pairing import pair_results
 
 UnitKind: TypeAlias = Literal["human", "instruction", "exchange", "message"]
+_CALLED = attrgetter("call_id", "name")
 
 
 class Unit(NamedTuple):
@@ -262,20 +264,14 @@ def torn(contents: Sequence[Content]) -> tuple[int, ...]:
 
 
 def _are_paired_simply(contents: Sequence[Content]) -> bool:
-    """Tells whether each response answers a call before it by its id, or by its name where no call of it has an id.
+    """Tells whether the responses of each content answer the calls of the one before it, one by one.
 
-    So it nearly always is, and seen without the history of every pair.
+    So it nearly always is, and seen without the history of every pair: no response takes a call behind its own, so
+    that its own still waits for it, whatever earlier calls are left over.
     """
-    waiting: Counter[tuple[str, str]] = Counter()
-    named: dict[str, bool] = {}
+    calls: tuple[Part, ...] = ()
     for content in contents:
-        for part in content.responses:
-            key = (part.call_id, "" if part.call_id else part.name)
-            if not waiting[key]:
-                return False
-            waiting[key] -= 1
-        for part in content.calls:
-            if named.setdefault(part.name, bool(part.call_id)) != bool(part.call_id):
-                return False
-            waiting[part.call_id, "" if part.call_id else part.name] += 1
+        if content.responses and [*map(_CALLED, content.responses)] != [*map(_CALLED, calls)]:
+            return False
+        calls = content.calls
     return True

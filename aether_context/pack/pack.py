@@ -264,16 +264,14 @@ class ToStore(NamedTuple):
 
     ``chose`` is set where candidates were ranked for this pack, not kept from an earlier call. ``saved`` are texts that
     were taken out of the request, by the URI that it shows. ``summary_requests`` are summaries that a model could
-    improve on. ``counts`` are token counts by short digest. ``read`` and ``sizes`` are hashes over the contents as they
-    were read and over their counts, and ``stages`` the results of the stages, in their order, as JSON.
+    improve on. ``counts`` are token counts by short digest, and ``stages`` the results of the stages, in their order, as
+    JSON.
     """
 
     chose: bool
     saved: Mapping[str, str]
     summary_requests: tuple[SummaryRequest, ...]
     counts: Mapping[str, int]
-    read: str
-    sizes: str
     stages: Mapping[str, JSON]
 
 
@@ -283,6 +281,7 @@ class Pack(NamedTuple):
     ``sent`` is the request as blocks, for the comparison with the next one. ``rows`` say what became of each content
     that came in, in order, then of each other candidate. ``events`` are the decisions to leave out or to shorten,
     ``acts`` what strategies did. ``epoch_reason`` is why an epoch begins with this pack, None where none does.
+    ``framing_tokens`` are those that the provider adds around the contents' texts.
     """
 
     source: PackInput
@@ -299,6 +298,7 @@ class Pack(NamedTuple):
     prefix: Prefix
     verdict: Verdict
     tokens: RequestTokens
+    framing_tokens: int
     to_store: ToStore
 
     @property

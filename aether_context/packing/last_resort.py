@@ -51,11 +51,7 @@ def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
     if draft.input.host.passthrough_reason:
         return
-    last = (
-        (_flatten_last_exchange, _shorten_request)
-        if draft.needed_tokens <= draft.budget.input
-        else (_shorten_request, _flatten_last_exchange)
-    )
+    is_too_long = excess_tokens(draft) > 0 and draft.needed_tokens > draft.budget.input
     for act in (
         _leave_out_thoughts,
         _shorten_responses,
@@ -63,7 +59,7 @@ def bring_within_window(draft: Draft) -> None:
         _drop_other_messages,
         _shorten_summary,
         _leave_out_candidates,
-        *last,
+        *((_shorten_request, _flatten_last_exchange) if is_too_long else (_flatten_last_exchange, _shorten_request)),
     ):
         if excess_tokens(draft) <= 0:
             break
@@ -101,7 +97,9 @@ def _tell_thoughtless(draft: Draft) -> None:
     lacking = {
         at
         for at, item in enumerate(items)
-        if item.content.calls and _signed_thoughts(item.content) < _signed_thoughts(item.raw)
+        if item.content is not item.raw
+        and item.content.calls
+        and _signed_thoughts(item.content) < _signed_thoughts(item.raw)
     }
     if not lacking:
         return

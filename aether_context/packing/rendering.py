@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -39,7 +40,7 @@ from aether_context.packing.allocation import spend
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.epoch_state import without_unseen
 from aether_context.packing.payload import addresses_in, missing_evidence, offloaded_to, validity_of
-from aether_context.tokens.cache import PackCounter, shared_length
+from aether_context.tokens.cache import PackCounter, frame_of, shared_length
 from aether_context.usage.calibration import estimated
 
 _TOKENS, _DIGEST, _ORIGIN = attrgetter("tokens"), attrgetter("digest"), attrgetter("origin")
@@ -140,13 +141,16 @@ def render_pack(draft: Draft) -> Pack:
             over_window=max(0, counted + uncounted - draft.allocation.spare_tokens - source.window),
             method="anchored" if anchored else counter.method,
         ),
+        framing_tokens=sum(
+            draft.columns.extend(
+                "framing", lambda new: [frame_of(item.content, counter.framing) for item in new], contents
+            )
+        ),
         to_store=ToStore(
             chose=not draft.epoch.has_chosen,
             saved=draft.message.saved,
             summary_requests=account.summaries.summary_requests,
             counts=counter.counts,
-            read=hash_text("\n".join(map(_DIGEST, raws))),
-            sizes=hash_text("\n".join(map(str, draft.raw_tokens))),
             stages={
                 "count": dict(draft.measured),
                 "retrieve": [
@@ -155,7 +159,7 @@ def render_pack(draft: Draft) -> Pack:
                 ],
                 "allocate": [layer.final for layer in draft.allocation.layers.values()],
                 "trim": [
-                    as_ranges(sorted(history.forms.keys() - history.cut - set(map(_ORIGIN, plain)))),
+                    as_ranges((history.forms.keys() - history.cut).difference(map(_ORIGIN, plain))),
                     history.states,
                 ],
                 "fit": [
@@ -241,7 +245,7 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
         outgoing = [without_unseen(draft, item, unseen) for item in outgoing]
     if draft.history.summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions
-        at = sum(positions[item.origin] < draft.history.summary_place for item in draft.history.items)
+        at = bisect_left(outgoing, draft.history.summary_place, key=lambda item: positions[item.origin])
         has_calls = any(item.content.calls or item.content.quotes for item in draft.history.items[:at])
         for unit in reversed(units([item.content for item in draft.history.items])) if has_calls else ():
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
@@ -437,7 +441,7 @@ def _prefix(draft: Draft, sent_request: Sent, contents: Sequence[Outgoing]) -> P
     shared_blocks = len(previous_blocks)
     if current_blocks[: len(previous_blocks)] != previous_blocks:  # a block that is only counted otherwise is the same
         shared_blocks = shared_length(*(tuple(map(_DIGEST, blocks)) for blocks in (previous_blocks, current_blocks)))
-    shared = sum(block.tokens for block in current_blocks[:shared_blocks])
+    shared = sum(map(_TOKENS, current_blocks[:shared_blocks]))
     summary, head = source.epoch.summary, len(current_blocks) - len(sent_request.contents)
     grown = draft.history.summary.startswith(summary) and source.epoch.summary_place == draft.history.summary_place
     at_summary = head <= shared_blocks < len(current_blocks) and contents[shared_blocks - head].form == "summary"

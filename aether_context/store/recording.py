@@ -335,9 +335,11 @@ def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
 
 def stage_hashes(pack: Pack) -> dict[str, str]:
     """Short hashes of each stage's result, in the order of the stages."""
+    contents = pack.source.request.contents
+    sizes = hash_text("\n".join(str(row.tokens) for row in pack.rows[: len(contents)]))
     results = {
-        "read": pack.to_store.read,
-        "count": [pack.to_store.sizes, pack.to_store.stages["count"]],
+        "read": hash_text("\n".join(content.digest for content in contents)),
+        "count": [sizes, pack.to_store.stages["count"]],
         **{stage: pack.to_store.stages[stage] for stage in _STAGES},
         "write": pack.checksum,
     }

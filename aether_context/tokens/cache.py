@@ -94,6 +94,7 @@ class PackCounter:
         self.method: Accuracy = "approximate" if counter.accuracy == "exact" else counter.accuracy
         self.counts: dict[str, int] = {}
         self._texts: dict[str, int] = {}
+        self._systems: dict[tuple[int, str], int] = {}
         self._cache = cache or TokenCache()
         self._scope = f"{counter.name} {self.framing.name}"
         self._recorded = recorded or {}
@@ -140,7 +141,7 @@ class PackCounter:
 
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""
-        return self.contents((content,))[0]
+        return self.counts.get(short(content.digest, 16)) or self.contents((content,))[0]
 
     def contents(self, contents: Sequence[Content]) -> list[int]:
         """Tokens of many contents; unknown ones are counted in one pass."""
@@ -166,8 +167,10 @@ class PackCounter:
         """
         framing = self.framing
         frame = framing.request + (framing.system if text else 0) + (framing.tools if declares else 0)
-        key = short(hash_text(f"system+{frame}\n{text}"), 16)
-        return self._count_items([(key, 0, text)], lambda text: (text, frame))[0]
+        if (frame, text) not in self._systems:
+            key = short(hash_text(f"system+{frame}\n{text}"), 16)
+            self._systems[frame, text] = self._count_items([(key, 0, text)], lambda text: (text, frame))[0]
+        return self._systems[frame, text]
 
     def media(self, part: Part) -> int:
         """Tokens of a part's media. A recorded part no longer has its media, so an earlier build's count is used."""

@@ -86,7 +86,7 @@ class CallContents(dict[int, Content]):
         self._contents, self._reader, self._model = agent_contents, reader, model
         self._loaded, self._first = loaded, first
         self._authored, self._earlier = authored, earlier
-        self._escaped: dict[int, types.Content | None] = {}
+        self._escaped: dict[int, types.Content] = {}
         self.has_changed = False
         """Whether the host shows something else in the place of a content that an earlier call answered."""
 
@@ -101,18 +101,17 @@ class CallContents(dict[int, Content]):
                 is_answered = at - self._first < self._contents.answered_until
                 self.has_changed = self.has_changed or (entry is not None and is_answered)
                 entry = entries[at] = _Entry(_snapshot(raw), *self._reader.freeze(raw, self._model))
-            self._escaped[at] = entry.escaped
+            if entry.escaped is not None:
+                self._escaped[at] = entry.escaped
             content = self._authored(raw, entry.content) if entry.content.agent else entry.content
         self[at] = content
         return content
 
     def sent_of(self, contents: Contents, at: int) -> types.Content:
-        """A content as it is sent: with escapes in the place of what nobody sees, where others wrote it."""
+        """A content that was read, as it is sent: with escapes in the place of what nobody sees, where others wrote."""
         if at < self._first:
             return self._reader.sent_of(contents[at], self._model)
-        if at not in self:
-            self[at]  # a call beside this one may have read something else at its place, or forgotten it
-        return self._escaped[at] or contents[at]
+        return self._escaped.get(at) or self._loaded[at - self._first]
 
     def forget_others(self) -> None:
         """Forgets what earlier calls read and this one did not."""
@@ -203,7 +202,7 @@ def _snapshot(content: types.Content) -> _Snapshot:
 
 def _is_same(content: types.Content, snapshot: _Snapshot) -> bool:
     # The snapshot is asked first, since it knows how to compare.
-    return snapshot == (_fields(content) if type(snapshot) is list else key_of(content))
+    return snapshot == _fields(content) or (type(snapshot) is tuple and snapshot == key_of(content))
 
 
 def _fields(content: types.Content) -> list[Any]:

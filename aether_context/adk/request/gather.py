@@ -229,7 +229,7 @@ class Gatherer:
         if call.policy.sees == "own":
             results = [record for record in results if record.agent == call.context.agent_name]
         candidates += stored_results(call, results, request.contents)
-        media = {key: mark for content in request.contents for key, mark in media_marks(content).items()}
+        media = media_marks(*request.contents)
         source = source._replace(
             instructions=instructions,
             candidates=unique(with_evidence(candidates, records, source.host.can_read)),
@@ -262,7 +262,8 @@ class Gatherer:
         if call.policy.record != "full" or is_little:
             return
         state.archived_end = end
-        history, events = self.history(state), live_events(call.context.session.events)[0]
+        history, records = self.history(state), self._records.of(call.context)
+        events = tuple(records.live(call.context.session.events)[0])
         history.newest = id(prepared.history.loaded)
         later(partial(history.save, prepared.history, events, end, call.policy.mask))
 

@@ -212,18 +212,17 @@ def _part(part: types.Part, model: str) -> Part:
 _MEDIA_NAMES = {"image": "picture", "audio": "sound", "video": "video"}
 
 
-def media_marks(content: Content) -> dict[str, str]:
+def media_marks(*contents: Content) -> dict[str, str]:
     """The marks that stand for what a user sent beside words, where it is not sent any more, by the hash of its
     bytes; for a file elsewhere by its address."""
     marks: dict[str, str] = {}
-    for part in content.parts if is_human(content) else ():
-        if part.kind == "media":
-            wire = json.loads(part.wire)
-            digest = (wire.get("inline_data") or {}).get("data") or ""
-            uri = evidence_uri(digest, "bin") if digest else str((wire.get("file_data") or {}).get("file_uri") or "")
-            is_pdf = part.mime_type == "application/pdf"
-            name = "PDF" if is_pdf else _MEDIA_NAMES.get(part.mime_type.partition("/")[0], part.mime_type or "file")
-            marks[digest or uri] = f"[{', '.join(filter(None, (name, part.shape, uri)))}]"
+    for part in (part for content in contents for part in content.parts if part.kind == "media" and is_human(content)):
+        wire = json.loads(part.wire)
+        digest = (wire.get("inline_data") or {}).get("data") or ""
+        uri = evidence_uri(digest, "bin") if digest else str((wire.get("file_data") or {}).get("file_uri") or "")
+        is_pdf = part.mime_type == "application/pdf"
+        name = "PDF" if is_pdf else _MEDIA_NAMES.get(part.mime_type.partition("/")[0], part.mime_type or "file")
+        marks[digest or uri] = f"[{', '.join(filter(None, (name, part.shape, uri)))}]"
     return marks
 
 
