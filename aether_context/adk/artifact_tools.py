@@ -67,7 +67,7 @@ class Readers:
 
     Args:
         records: what sessions know of their evidence.
-        room: gives the tokens that one answer may have now.
+        room: gives the tokens that the text of one answer may have now, and a medium in it.
         redact: patterns of what is masked before texts are compared.
         sees_own: tells whether an agent is shown no other agent's turns.
     """
@@ -76,7 +76,7 @@ class Readers:
         self,
         store: PackStore,
         records: SessionRecords,
-        room: Callable[[ToolContext], int],
+        room: Callable[[ToolContext], tuple[int, int]],
         redact: tuple[str, ...],
         sees_own: Callable[[ToolContext], bool],
     ) -> None:
@@ -94,7 +94,7 @@ class Readers:
 
     async def _read_artifact(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
-        room = self._room(context)
+        room, medium_room = self._room(context)
         record = await self._record(evidence_key(uri) or "", context)
         if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
             medium = Medium(data=await self._data(record, context), media_type=record.media_type)
@@ -103,8 +103,8 @@ class Readers:
             if family_of(model) == _TEXT_ANSWERS:
                 return {"error": f"it is {size}, which {model} takes in no tool's answer"}
             tokens = medium_tokens(medium, model)
-            if tokens > room:
-                return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {room}"}
+            if tokens > medium_room:
+                return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {medium_room}"}
             return {"shown": size, MEDIA_KEY: types.Part.from_bytes(data=medium.data, mime_type=medium.media_type)}
         view = (await self._open(uri, context)).view
         total = len(view.lines)
@@ -129,7 +129,7 @@ class Readers:
             query = f"call {number[1]}, "
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
-        room = self._room(context)
+        room, _ = self._room(context)
         lines = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
         total = len(searcher.view.lines)
         if not lines.passages:
@@ -234,7 +234,7 @@ def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -
     """The reader that was copied; in another process one that reads the same store and the session at hand, and
     answers with little, since it does not know the window."""
     readers = _live.get(name) or Readers(
-        store, SessionRecords(), lambda context: _UNKNOWN_ROOM, redact, lambda context: True
+        store, SessionRecords(), lambda context: (_UNKNOWN_ROOM, _UNKNOWN_ROOM), redact, lambda context: True
     )
     return next(reader for reader in readers.tools if reader.name == tool)
 

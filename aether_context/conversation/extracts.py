@@ -160,8 +160,9 @@ def shorten_part(part: Part, max_tokens: int, *, counter: PackCounter, query: st
         if large:
             answer["response"] = _shorten_object(answer.get("response"), max_tokens, query, counter)
             part = replace(part, text=canonical_json(answer["response"]))
-        if media > max_tokens:
-            answer.pop("parts", None)
+        if media > max_tokens and answer.pop("parts", None):
+            note = f"[{part.mime_type or 'a medium'} of {media} tokens is left out: there is no room for it]"
+            answer["response"] = {**(answer.get("response") or {}), "left_out": note}
             part = replace(part, media_tokens=0, size_bytes=0)
         return replace(part, wire=canonical_json(wire))
     if part.kind == "call":

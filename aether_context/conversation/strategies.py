@@ -19,7 +19,7 @@ from aether_context.conversation.strategy import (
     Strategy,
     summary_tokens,
 )
-from aether_context.conversation.summary import MOST_TOKENS
+from aether_context.conversation.summary import MOST_TOKENS, least_summary
 from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import ContentForm, Reason
@@ -28,8 +28,6 @@ from aether_context.text.shorten import level
 
 RECAP_SHARE = 0.3
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
-_LEAST_SUMMARY = 15
-"""A recap may take one of so many parts of the input budget whatever was recalled."""
 _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
 _BULLET = "- a"
 _WORTHWHILE = 0.9
@@ -92,11 +90,10 @@ class CutStrategy:
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
             return Decision()
         # What may stay is held to the mark, since the next call would pass it again; a summary has its room.
-        most_kept = min(budget.most, max(budget.cut_above, budget.input // _LEAST_SUMMARY)) if promised else budget.most
+        most_kept = min(budget.most, max(budget.cut_above, least_summary(budget.input))) if promised else budget.most
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
         if conversation.recap.sent_text:
-            # The orders of the user, the address of the past and marks of what people sent have no other place.
-            most_summary = min(most_summary, max(int(RECAP_SHARE * target), budget.input // _LEAST_SUMMARY))
+            most_summary = min(most_summary, max(int(RECAP_SHARE * target), least_summary(budget.input)))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
         parts = units(conversation.contents)
         stay = protected(parts, conversation.request_index)
@@ -142,7 +139,8 @@ class CutStrategy:
             # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
             gives_way = ends_in_results and room_for_summary < most_summary // 2
             summary_room = most_summary if gives_way else min(most_summary, room_for_summary)
-            summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
+            if most_summary:
+                summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
         if not (forms or budget.payload_tokens):
             return Decision()
         decision = Decision(forms, summary, note="; ".join(notes))

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.extracts import placeholder, query_of, shorten_content
-from aether_context.conversation.summary import Summaries, recap, summary_message
+from aether_context.conversation.summary import Summaries, least_summary, recap, summary_message
 from aether_context.conversation.todo import latest_list
 from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import NOTHING, Act, Anchor, Content, ContentForm, Outgoing, Request, Tool
@@ -197,14 +197,12 @@ class Conversation:
         return shorten_content(self.raws[at], form.tokens, counter=self.counter, query=query)
 
     def summarized(self, forms: Mapping[int, ContentForm], max_tokens: int, *, in_own_words: bool = False) -> str:
-        """The summary of contents that are cut now and were cut before; empty where there is no room.
+        """The summary of contents that are cut now and were cut before; in no room, what has no other place.
 
         Args:
             forms: the contents that leave or become shorter now, by index.
             in_own_words: whether the summary has the conversation's own words, although a model could write it.
         """
-        if max_tokens <= 0:
-            return ""
         listed = latest_list(self.raws)
         contents = {
             at: self.formed(at, forms[at]) if at in forms else content
@@ -219,6 +217,7 @@ class Conversation:
             ],
             list(contents.values()),
             max_tokens=max_tokens,
+            least_tokens=least_summary(self.budget.input),
             counter=self.counter,
             summaries=None if in_own_words else self.recap.written,
             earlier=self.recap.summary,
