@@ -36,8 +36,8 @@ from aether_context.store.artifacts import artifact_owner
 from aether_context.store.layout import pack_at
 from aether_context.text.entities import HISTORY, SCHEME
 from aether_context.text.shorten import lines_view
-from aether_context.tokens import counter_for, family_of
-from aether_context.tokens.counters import SharedLRU
+from aether_context.tokens import counter_for
+from aether_context.tokens.counters import SharedLRU, takes_media
 
 if TYPE_CHECKING:
     from aether_context.evidence.passages import Passage, Searcher
@@ -49,8 +49,6 @@ _MOST_CHARACTERS = 100_000_000
 _MOST_LINES = 2_000
 _MOST_REASON = 300
 _USUAL_LINES = 100
-_TEXT_ANSWERS = "gemini"
-"""The family of models that take no media in the answers of tools: Gemini up to 2.5."""
 _URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
 _NOTES = {
     "literal": "{matches} of {total} lines hold the query",
@@ -100,7 +98,7 @@ class Readers:
             medium = Medium(data=await self._data(record, context), media_type=record.media_type)
             model = model_of(context)
             size = f"{medium.media_type}, {size_words(len(medium.data))}"
-            if family_of(model) == _TEXT_ANSWERS:
+            if not takes_media(model):
                 return {"error": f"it is {size}, which {model} takes in no tool's answer"}
             tokens = medium_tokens(medium, model)
             if tokens > medium_room:

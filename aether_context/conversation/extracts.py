@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -117,6 +117,23 @@ def shorten_content(
         content = _like(raw, parts)
         counter.remember(key, content)
     return content
+
+
+def mark_of(part: Part, media: Mapping[str, str]) -> str:
+    """The mark that stands for the medium in a part; empty where it has none.
+
+    Args:
+        media: the marks by the hashes of the bytes, or by the address of a file elsewhere.
+    """
+    wire = json.loads(part.wire) if media and part.kind == "media" else {}
+    key = (wire.get("inline_data") or {}).get("data") or (wire.get("file_data") or {}).get("file_uri")
+    return media.get(key, "") if isinstance(key, str) else ""
+
+
+def without_media(raw: Content, media: Mapping[str, str]) -> Content:
+    """A content with marks in the places of its media, and its words as they are."""
+    parts = [text_part(mark) if (mark := mark_of(part, media)) else part for part in raw.parts]
+    return content_of_parts(raw.role, parts)
 
 
 def _like(raw: Content, parts: list[Part]) -> Content:

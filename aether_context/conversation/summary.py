@@ -7,13 +7,13 @@ part of it, so that the next cuts can add again.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
 from aether_context.canonical import hash_json
+from aether_context.conversation.extracts import mark_of
 from aether_context.conversation.orders import orders_text, split_orders, standing_orders
 from aether_context.conversation.todo import list_text, split_list
 from aether_context.pack import NOTHING, Content, SummaryRequest
@@ -133,15 +133,18 @@ def recap(
 _SENT_MEDIA = "- sent by the user: "
 _MARK = re.compile(r"\[[^\[\]\n]{1,200}\bartifact://evidence/[0-9a-f]{16}\.bin\]")
 """The mark in the place of what people sent."""
+_SHOWN_MARKS = ("[picture", "[PDF", "[sound", "[video")
 
 
 def marks_of(content: Content, media: Mapping[str, str]) -> list[str]:
     """The marks that stand for the media of a content."""
-    parts = [json.loads(part.wire) for part in content.parts if part.kind == "media"] if media else []
-    keys = (
-        (part.get("inline_data") or {}).get("data") or (part.get("file_data") or {}).get("file_uri") for part in parts
-    )
-    return [media[key] for key in keys if isinstance(key, str) and key in media]
+    return [mark for part in content.parts if (mark := mark_of(part, media))]
+
+
+def can_be_read(content: Content, media: Mapping[str, str]) -> bool:
+    """Tells whether a content holds media, all of which a model can be shown again by their marks."""
+    marks = marks_of(content, media)
+    return bool(marks) and all(_MARK.fullmatch(mark) and mark.startswith(_SHOWN_MARKS) for mark in marks)
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.

@@ -38,6 +38,7 @@ from aether_context.pack import (
 from aether_context.packing.demand import latest_turn_tokens, reserves_latest_turns
 from aether_context.packing.draft import Draft, item_place
 from aether_context.packing.epoch_state import without_unseen
+from aether_context.tokens.counters import takes_media
 from aether_context.usage.calibration import estimated
 
 
@@ -147,7 +148,9 @@ def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conve
         if form.form != "left_out":
             content = conversation.formed(at, form)
             how: SentForm = "extract" if form.form == "extract" else "placeholder"
-            items[at] = items[at]._replace(content=content, form=how, tokens=draft.counter.content(content))
+            items[at] = _unpacked(draft, items[at])._replace(
+                content=content, form=how, tokens=draft.counter.content(content)
+            )
     if effect.act is not None:
         draft.account = account._replace(acts=(*account.acts, effect.act))
         new = {at: form for at, form in decision.forms.items() if at not in decision.earlier}
@@ -270,6 +273,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
         ),
         pressure="by_hand" if by_hand else "usage_is_low" if is_low else "marks",
         verbatim=not draft.policy.compress.enabled,
+        gives_media=draft.policy.record == "full" and source.host.can_read and takes_media(source.request.model),
     )
 
 
