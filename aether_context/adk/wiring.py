@@ -138,10 +138,8 @@ def room_to_read(states: AgentStates, context: ToolContext) -> tuple[int, int]:
     text = max(1, min(READ_TOKENS, max(free // 2, allocation.budget // 10) // calls))
     # What may be counted beyond the window is another number after the next report.
     budget = allocation.window - allocation.slack
-    staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS)
-    for item in pack.contents:
-        instructs = any(part.is_instruction for part in item.content.parts)
-        staying += item.tokens if instructs else min(item.tokens, least_summary(budget)) * (item.form == "summary")
+    staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS) + least_summary(budget)
+    staying += sum(item.tokens for item in pack.contents if any(part.is_instruction for part in item.content.parts))
     room = max(0, (budget - staying) // calls - _CALL_TOKENS)
     return text, min(room, max(READ_TOKENS, room // 2))
 

@@ -133,7 +133,7 @@ def mark_of(part: Part, media: Mapping[str, str]) -> str:
 def without_media(raw: Content, media: Mapping[str, str]) -> Content:
     """A content with marks in the places of its media, and its words as they are."""
     parts = [text_part(mark) if (mark := mark_of(part, media)) else part for part in raw.parts]
-    return content_of_parts(raw.role, parts)
+    return content_of_parts(raw.role, parts) if parts != [*raw.parts] else raw
 
 
 def _like(raw: Content, parts: list[Part]) -> Content:

@@ -125,7 +125,7 @@ class CutStrategy:
             reason = "window"
         summary, result, forms = conversation.recap.summary, Cut(), dict[int, ContentForm]()
         most_freed = original.used - target
-        is_enough = bool(media_forms) and original.used - conversation.used >= _WORTHWHILE * most_freed
+        is_enough = bool(media_forms) and conversation.used <= min(most_kept, original.used - _WORTHWHILE * most_freed)
         # The second round knows how long the summary is; a model is asked for one there alone.
         for reserved in () if is_enough else (most_summary, None):
             room = max(0, target - (summary_tokens(counter, summary) if reserved is None else reserved))

@@ -219,10 +219,7 @@ class Conversation:
                 raw
                 for at, raw in enumerate(self.raws)
                 if at not in contents
-                or (
-                    contents[at].digest not in (raw.digest, without_media(raw, self.recap.media).digest)
-                    and at != self.request_index
-                )
+                or (at != self.request_index and contents[at] not in (raw, without_media(raw, self.recap.media)))
             ],
             list(contents.values()),
             max_tokens=max_tokens,
