@@ -20,7 +20,8 @@ from keeping import address, message, picture, read_of, skill, state, write_todo
 from plans import PLAN, planned
 from scripted import Chat, Scripted, Sent, call
 
-from aether_context import PackPolicy
+from aether_context import Manifest, PackPolicy
+from aether_context.canonical import hash_bytes
 from aether_context.evidence.record import READ
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*")
@@ -31,6 +32,8 @@ RULES = ("Never push to main.", "Always answer in metric units.", "Bitte nie auf
 ALWAYS = ("rule", "talk", "todo", "picture", "file")
 SOMETIMES = {"skill": 0.6, "packaged skill": 0.3, "team": 0.4, "own turns": 0.2, "plan": 0.3}
 """What a session may have beside what each has, with its probability."""
+PICTURE = 1_400
+"""Tokens of a picture with the call that reads it."""
 MESSAGES, SHARE = 14, 0.11
 """The messages of a session, and the share of the window that a long text takes."""
 PACKAGED = sorted(Path(google.adk.__path__[0]).glob("integrations/*/skills/*/SKILL.md"))
@@ -87,6 +90,14 @@ def media(sent: Sent) -> list[bytes]:
     return [part.inline_data.data for part in (*parts, *shown) if part.inline_data and part.inline_data.data]
 
 
+def has_room(manifest: Manifest) -> bool:
+    """Whether a window takes a picture beside what never gives way: instruction, tools, request, and what is left of a
+    summary in any case."""
+    fixed = sum(manifest.allocation[layer].used for layer in ("system", "task", "tools"))
+    budget = manifest.window - manifest.allocation["slack"].final
+    return fixed + budget // 15 + PICTURE <= budget
+
+
 def test_the_default_sessions_have_every_kind_of_content_and_every_window():
     sessions = [drawn(seed) for seed in range(len(DEFAULT))]
     assert {kind for _, _, kinds in sessions for kind in kinds} == {*ALWAYS, *SOMETIMES}
@@ -99,7 +110,8 @@ def test_the_default_sessions_have_every_kind_of_content_and_every_window():
 def test_what_holds_and_what_people_sent_is_in_every_request_or_has_an_address(seed: int):
     rng, window, kinds = drawn(seed)
     size, rule, skills = int(SHARE * window), rng.choice(RULES), skills_of(rng, kinds)
-    is_crowded = sum(len(every.instructions) for every in skills) / 3 > window / 4
+    # Instructions of more than a quarter of the window are named, all but the newest.
+    are_long = sum(len(every.instructions) for every in skills) / 3 > window / 4
     tools: list[Any] = [write_todos, read_file, *([SkillToolset(skills=skills)] if skills else [])]
     llm = Scripted(model="gemini-3-pro-preview", script=[], sent=[])
     helper_llm = Scripted(model="gemini-3-pro-preview", script=[], sent=[])
@@ -131,7 +143,7 @@ def test_what_holds_and_what_people_sent_is_in_every_request_or_has_an_address(s
                 is_whole = body <= {*read, ""}
                 instructions["whole" if is_whole else "by name alone"] += 1
                 assert is_whole or f'load_skill({{"skill_name":"{loaded_skill.name}"}})' in sent.text
-                assert is_whole or is_crowded, "there was room for it"
+                assert is_whole or are_long, "there was room for it"
 
     listed = ""
     for number in range(MESSAGES):
@@ -161,16 +173,19 @@ def test_what_holds_and_what_people_sent_is_in_every_request_or_has_an_address(s
         assert chat.sent[-1].agent == "clerk"
         assert listed in "\n".join(map(str, chat.sent[-1].contents))
 
-    for number, data in enumerate(pictures):
-        if data in media(chat.sent[-1]):
-            continue
-        first, text = len(chat.sent), f"Show me picture {number} again."
-        llm.script[:] = [call(READ, uri=address(data)), f"It is grey, {number}."]
+    # One after the other in one loop, or each in a message of its own.
+    unseen = [data for data in pictures if data not in media(chat.sent[-1])]
+    size = max(1, len(unseen)) if seed % 2 else 1
+    for group in (unseen[at : at + size] for at in range(0, len(unseen), size)):
+        first, text = len(chat.sent), f"Show me {len(group)} of my pictures again, {hash_bytes(group[0])}."
+        llm.script[:] = [*(call(READ, uri=address(data)) for data in group), "They are grey."]
         chat.say(text)
         check(first, text, len(pictures))
-        # Instructions of more than a quarter of the window may leave no room for a picture beside them.
-        answered = chat.sent[-1].answers(READ)
-        assert data in media(chat.sent[-1]) or (answered and is_crowded), "its address reads"
+        latest = zip(group, chat.sent[first + 1 :], chat.manifests()[first:], strict=False)
+        for data, following, manifest in latest:
+            answer = following.answers(READ)[-1]
+            assert (data in media(following)) == ("shown" in answer), "its address reads, or it is said at once"
+            assert "shown" in answer or not has_room(manifest), "there was room for it"
 
     manifests = chat.manifests()
     assert len(manifests) == len(chat.sent)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from google.genai import types
 from keeping import address, message, picture
-from plans import small, turns
-from scripted import Chat, call
+from plans import small, turns, words
+from restarting import Restarting, same_requests
+from scripted import Chat, Sent, call, grow, look_up, new_store
 
+from aether_context import PackPolicy
 from aether_context.canonical import hash_bytes
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.text.entities import HISTORY
@@ -16,7 +20,11 @@ from aether_context.text.entities import HISTORY
 
 def shown(chat: Chat) -> list[bytes]:
     """The media of the latest request."""
-    parts = [part for content in chat.sent[-1].contents for part in content.parts or ()]
+    return shown_in(chat.sent[-1])
+
+
+def shown_in(sent: Sent) -> list[bytes]:
+    parts = [part for content in sent.contents for part in content.parts or ()]
     inside = [piece for part in parts if part.function_response for piece in part.function_response.parts or ()]
     return [blob.data for one in (*parts, *inside) if (blob := one.inline_data) is not None and blob.data]
 
@@ -100,3 +108,102 @@ def test_no_other_session_shows_it(record: str):
         chat.llm.script[:] = [call("read_artifact", uri=address(data)), "Done."]
         chat.say("Show it.", user=user, session=session)
         assert (data in shown(chat)) == (session == "e1")
+
+
+def photos(number: int, count: int) -> types.Content:
+    """A message with pictures, no two of which are alike."""
+    pieces = [
+        types.Part.from_bytes(data=picture(1200, 900, 10 * number + at), mime_type="image/png") for at in range(count)
+    ]
+    return types.UserContent(parts=[types.Part(text=f"Photo {number} of the harbour."), *pieces])
+
+
+def marked(sent: Sent) -> list[int]:
+    """The places of the people's messages in a request in which marks stand, beside their words."""
+    texts = ["\n".join(part.text or "" for part in content.parts or ()) for content in sent.contents]
+    return [at for at, text in enumerate(texts) if text.startswith("Photo") and "[" in text]
+
+
+def sent_photos(policy: PackPolicy, model: str, count: int = 1, messages: int = 10, **settings: Any) -> Chat:
+    chat = Chat(policy=policy, model=model, **settings)
+    chat.say(*(photos(number, count) for number in range(messages)))
+    return chat
+
+
+@pytest.mark.parametrize(("count", "messages"), [(1, 10), (2, 10)], ids=["one in a message", "two in a message"])
+@pytest.mark.parametrize("model", ["gemini-3-pro-preview", "claude-sonnet-4-5", "openai/gpt-4o"])
+@pytest.mark.parametrize("tools", [[], [look_up]], ids=["no tools", "tools"])
+def test_old_pictures_give_way_before_words_at_a_cut_and_stay_so(
+    model: str, count: int, messages: int, tools: list[Any]
+):
+    window = 8_000 * count
+    chat = sent_photos(small(window), model, count, messages, tools=tools)
+    manifests = chat.manifests()
+    places = [marked(sent) for sent in chat.sent]
+    first = next(at for at, found in enumerate(places) if found)
+    assert manifests[first].epoch.cut_count == 0, "no words were cut"
+    assert [event.stage for event in manifests[first].truncation_events] == ["cut"]
+    for at, (manifest, sent) in enumerate(zip(manifests, chat.sent, strict=True)):
+        was_cut_now = any(event.stage == "cut" for event in manifest.truncation_events)
+        assert was_cut_now or not at or places[at] == places[at - 1], "nothing changes between cuts"
+        assert was_cut_now or grow(chat.sent[at - 1 : at + 1])
+        assert manifest.request_tokens <= window
+        for number in range(at + 1):
+            assert f"Photo {number} of the harbour." in sent.text
+    for latest in chat.sent[first:]:
+        text, media = latest.text, shown_in(latest)
+        sent_number = sum(f"Photo {number} of" in text for number in range(messages))
+        for part in (part for number in range(sent_number) for part in photos(number, count).parts[1:]):
+            assert part.inline_data.data in media or address(part.inline_data.data) in text
+        assert len(media) >= count, "that of the question is there"
+    for _ in range(2):  # read back twice
+        data = photos(0, count).parts[-1].inline_data.data
+        chat.llm.script[:] = [call("read_artifact", uri=address(data)), "I see it."]
+        chat.say("Look at it again.")
+        assert data in shown(chat)
+    chat.replays()
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("gemini-2.5-flash", {}),
+        ("gemini-3-pro-preview", {"record": "hashes"}),
+        ("gemini-3-pro-preview", {"max_input_tokens": 1_000_000}),
+    ],
+    ids=["its tools answer in text", "nothing is stored", "all fits"],
+)
+def test_pictures_stay_where_they_could_not_be_shown_again_or_all_fits(model: str, settings: dict[str, Any]):
+    chat = sent_photos(small(8_000).changed(**settings), model, messages=12)
+    assert not any(map(marked, chat.sent))
+
+
+def test_marks_stay_in_a_new_process_and_where_equal_messages_repeat():
+    policy = small(8_000)
+    whole = Chat(policy=policy, model="gemini-3-pro-preview")
+    plugin = Restarting(policy=policy, store=new_store(), on_error="raise")
+    other = Chat(policy=policy, model="gemini-3-pro-preview", plugin=plugin)
+    for chat in (whole, other):
+        chat.say(*(message(picture(), "image/png", "Photo of the harbour.") for _ in range(10)))
+    assert any(map(marked, whole.sent))
+    same_requests(other, whole)
+
+
+def test_an_answer_says_so_where_its_picture_finds_no_room():
+    def draw(name: str) -> Any:
+        """Draws a picture."""
+        return [types.Part.from_bytes(data=picture(), mime_type="image/png")]
+
+    chat = Chat(policy=small(1_500), model="gemini-3-pro-preview", tools=[draw], script=[call("draw", name="a"), "ok"])
+    chat.say(words(700))
+    assert "left_out" in str(chat.sent[-1].answers("draw"))
+    assert not shown(chat)
+
+
+def test_the_users_orders_and_marks_stay_beside_a_question_that_fills_the_window():
+    chat = Chat(policy=small(6_000), model="gemini-3-pro-preview")
+    chat.say(message(picture(), "image/png", "Never push to main. Here is my receipt."), *turns(45))
+    for size in (1_500, 2_200, 2_500, 60):
+        chat.say(words(size, f"w{size}v"))
+        assert "Never push to main." in chat.sent[-1].text
+        assert address(picture()) in chat.sent[-1].text

@@ -36,8 +36,8 @@ from aether_context.store.artifacts import artifact_owner
 from aether_context.store.layout import pack_at
 from aether_context.text.entities import HISTORY, SCHEME
 from aether_context.text.shorten import lines_view
-from aether_context.tokens import counter_for, family_of
-from aether_context.tokens.counters import SharedLRU
+from aether_context.tokens import counter_for
+from aether_context.tokens.counters import SharedLRU, takes_media
 
 if TYPE_CHECKING:
     from aether_context.evidence.passages import Passage, Searcher
@@ -49,8 +49,6 @@ _MOST_CHARACTERS = 100_000_000
 _MOST_LINES = 2_000
 _MOST_REASON = 300
 _USUAL_LINES = 100
-_TEXT_ANSWERS = "gemini"
-"""The family of models that take no media in the answers of tools: Gemini up to 2.5."""
 _URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
 _NOTES = {
     "literal": "{matches} of {total} lines hold the query",
@@ -67,7 +65,7 @@ class Readers:
 
     Args:
         records: what sessions know of their evidence.
-        room: gives the tokens that one answer may have now.
+        room: gives the tokens that the text of one answer may have now, and a medium in it.
         redact: patterns of what is masked before texts are compared.
         sees_own: tells whether an agent is shown no other agent's turns.
     """
@@ -76,7 +74,7 @@ class Readers:
         self,
         store: PackStore,
         records: SessionRecords,
-        room: Callable[[ToolContext], int],
+        room: Callable[[ToolContext], tuple[int, int]],
         redact: tuple[str, ...],
         sees_own: Callable[[ToolContext], bool],
     ) -> None:
@@ -94,17 +92,17 @@ class Readers:
 
     async def _read_artifact(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
-        room = self._room(context)
+        room, medium_room = self._room(context)
         record = await self._record(evidence_key(uri) or "", context)
         if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
             medium = Medium(data=await self._data(record, context), media_type=record.media_type)
             model = model_of(context)
             size = f"{medium.media_type}, {size_words(len(medium.data))}"
-            if family_of(model) == _TEXT_ANSWERS:
+            if not takes_media(model):
                 return {"error": f"it is {size}, which {model} takes in no tool's answer"}
             tokens = medium_tokens(medium, model)
-            if tokens > room:
-                return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {room}"}
+            if tokens > medium_room:
+                return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {medium_room}"}
             return {"shown": size, MEDIA_KEY: types.Part.from_bytes(data=medium.data, mime_type=medium.media_type)}
         view = (await self._open(uri, context)).view
         total = len(view.lines)
@@ -129,7 +127,7 @@ class Readers:
             query = f"call {number[1]}, "
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
-        room = self._room(context)
+        room, _ = self._room(context)
         lines = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
         total = len(searcher.view.lines)
         if not lines.passages:
@@ -234,7 +232,7 @@ def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -
     """The reader that was copied; in another process one that reads the same store and the session at hand, and
     answers with little, since it does not know the window."""
     readers = _live.get(name) or Readers(
-        store, SessionRecords(), lambda context: _UNKNOWN_ROOM, redact, lambda context: True
+        store, SessionRecords(), lambda context: (_UNKNOWN_ROOM, _UNKNOWN_ROOM), redact, lambda context: True
     )
     return next(reader for reader in readers.tools if reader.name == tool)
 

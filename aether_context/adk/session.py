@@ -126,7 +126,11 @@ def _line(state: Mapping[str, Any] | State, key: str, number: int) -> object:
 def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
     """Tells whether a session's state holds a cut of an agent's conversation."""
     value = state.get(_key(agent, "epoch"))
-    return isinstance(value, Mapping) and value.get("session") == agent[2] and bool(value.get("cut_count"))
+    if not isinstance(value, Mapping) or value.get("session") != agent[2]:
+        return False
+    forms = value.get("forms")
+    # A cut may have taken media alone.
+    return bool(value.get("cut_count")) or (isinstance(forms, Mapping) and ["extract", 0] in map(list, forms.values()))
 
 
 def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch, original_of: OriginalOf) -> None:

@@ -31,7 +31,9 @@ from aether_context.adk.session import SessionRecords
 from aether_context.adk.usage import Calibrations, Ledgers
 from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
+from aether_context.conversation.summary import least_summary
 from aether_context.errors import PolicyError
+from aether_context.pack import FIXED_LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.store import PackStore
@@ -119,15 +121,27 @@ def _sees_own(policy: PackPolicy, context: ToolContext) -> bool:
     return policy.for_agent(context.agent_name).sees == "own"
 
 
-def room_to_read(states: AgentStates, context: ToolContext) -> int:
-    """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
+_CALL_TOKENS = 100
+"""Tokens of one reader call, with what stands beside the medium in its answer."""
+
+
+def room_to_read(states: AgentStates, context: ToolContext) -> tuple[int, int]:
+    """Tokens for the text that one reader call answers: half of what the window has left, and a tenth of it at least;
+    and for a medium, which is whole or absent: half of what may give way at the next call, or as much as a text may
+    take where that is more."""
     last = states.of(agent_key_of(context)).last
     if last is None:
-        return READ_TOKENS
-    budget = last.pack.allocation.budget
-    free = budget - last.pack.tokens.expected
+        return READ_TOKENS, READ_TOKENS
+    pack, allocation = last.pack, last.pack.allocation
+    free = allocation.budget - sum(layer.used for layer in allocation.layers.values())
     calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
-    return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
+    text = max(1, min(READ_TOKENS, max(free // 2, allocation.budget // 10) // calls))
+    # What may be counted beyond the window is another number after the next report.
+    budget = allocation.window - allocation.slack
+    staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS) + least_summary(budget)
+    staying += sum(item.tokens for item in pack.contents if any(part.is_instruction for part in item.content.parts))
+    room = max(0, (budget - staying) // calls - _CALL_TOKENS)
+    return text, min(room, max(READ_TOKENS, room // 2))
 
 
 def _name_of(model: BaseLlm | str) -> str:

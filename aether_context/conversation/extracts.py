@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -119,6 +119,23 @@ def shorten_content(
     return content
 
 
+def mark_of(part: Part, media: Mapping[str, str]) -> str:
+    """The mark that stands for the medium in a part; empty where it has none.
+
+    Args:
+        media: the marks by the hashes of the bytes, or by the address of a file elsewhere.
+    """
+    wire = json.loads(part.wire) if media and part.kind == "media" else {}
+    key = (wire.get("inline_data") or {}).get("data") or (wire.get("file_data") or {}).get("file_uri")
+    return media.get(key, "") if isinstance(key, str) else ""
+
+
+def without_media(raw: Content, media: Mapping[str, str]) -> Content:
+    """A content with marks in the places of its media, and its words as they are."""
+    parts = [text_part(mark) if (mark := mark_of(part, media)) else part for part in raw.parts]
+    return content_of_parts(raw.role, parts) if parts != [*raw.parts] else raw
+
+
 def _like(raw: Content, parts: list[Part]) -> Content:
     """A content of the same role and the same agent as another."""
     content = content_of_parts(raw.role, parts)
@@ -160,8 +177,9 @@ def shorten_part(part: Part, max_tokens: int, *, counter: PackCounter, query: st
         if large:
             answer["response"] = _shorten_object(answer.get("response"), max_tokens, query, counter)
             part = replace(part, text=canonical_json(answer["response"]))
-        if media > max_tokens:
-            answer.pop("parts", None)
+        if media > max_tokens and answer.pop("parts", None):
+            note = f"[{part.mime_type or 'a medium'} of {media} tokens is left out: there is no room for it]"
+            answer["response"] = {**(answer.get("response") or {}), "left_out": note}
             part = replace(part, media_tokens=0, size_bytes=0)
         return replace(part, wire=canonical_json(wire))
     if part.kind == "call":

@@ -19,7 +19,7 @@ from aether_context.conversation.strategy import (
     Strategy,
     summary_tokens,
 )
-from aether_context.conversation.summary import MOST_TOKENS
+from aether_context.conversation.summary import MOST_TOKENS, can_be_read, least_summary
 from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import ContentForm, Reason
@@ -28,8 +28,6 @@ from aether_context.text.shorten import level
 
 RECAP_SHARE = 0.3
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
-_LEAST_SUMMARY = 15
-"""A recap may take one of so many parts of the input budget whatever was recalled."""
 _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
 _BULLET = "- a"
 _WORTHWHILE = 0.9
@@ -79,7 +77,7 @@ class CutStrategy:
         return budget.cut_above if self.cut_at is None else budget.mark(self.cut_at)
 
     def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
-        budget, counter, tokens = conversation.budget, conversation.counter, conversation.tokens
+        budget, counter = conversation.budget, conversation.counter
         by_hand = conversation.pressure == "by_hand"
         target = target_tokens if self.to is None else budget.mark(self.to)
         if by_hand:
@@ -91,12 +89,15 @@ class CutStrategy:
         weighed = self.cut_at is None and budget.weighs and not (by_hand or over_window)
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
             return Decision()
+        # What people sent is a thousand tokens each, and can be shown again, so that it gives way before words.
+        media_forms = self._media_forms(conversation)
+        original, conversation = conversation, conversation.apply(Decision(media_forms))
+        tokens = conversation.tokens
         # What may stay is held to the mark, since the next call would pass it again; a summary has its room.
-        most_kept = min(budget.most, max(budget.cut_above, budget.input // _LEAST_SUMMARY)) if promised else budget.most
+        most_kept = min(budget.most, max(budget.cut_above, least_summary(budget.input))) if promised else budget.most
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
         if conversation.recap.sent_text:
-            # The orders of the user, the address of the past and marks of what people sent have no other place.
-            most_summary = min(most_summary, max(int(RECAP_SHARE * target), budget.input // _LEAST_SUMMARY))
+            most_summary = min(most_summary, max(int(RECAP_SHARE * target), least_summary(budget.input)))
         frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
         parts = units(conversation.contents)
         stay = protected(parts, conversation.request_index)
@@ -120,11 +121,13 @@ class CutStrategy:
         reason = self.reason if budget.net is None else "byte_net"
         if by_hand:
             reason = "by_hand"
-        elif self.reason == "high_water" and conversation.used > budget.most:
+        elif self.reason == "high_water" and original.used > budget.most:
             reason = "window"
-        summary, result, forms = "", Cut(), dict[int, ContentForm]()
+        summary, result, forms = conversation.recap.summary, Cut(), dict[int, ContentForm]()
+        most_freed = original.used - target
+        is_enough = bool(media_forms) and conversation.used <= min(most_kept, original.used - _WORTHWHILE * most_freed)
         # The second round knows how long the summary is; a model is asked for one there alone.
-        for reserved in (most_summary, None):
+        for reserved in () if is_enough else (most_summary, None):
             room = max(0, target - (summary_tokens(counter, summary) if reserved is None else reserved))
             result = cut(
                 parts,
@@ -142,14 +145,26 @@ class CutStrategy:
             # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
             gives_way = ends_in_results and room_for_summary < most_summary // 2
             summary_room = most_summary if gives_way else min(most_summary, room_for_summary)
-            summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
+            if most_summary:
+                summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
+        forms = {at: form._replace(reason=reason) for at, form in media_forms.items()} | forms
         if not (forms or budget.payload_tokens):
             return Decision()
         decision = Decision(forms, summary, note="; ".join(notes))
-        min_freed = 1 if by_hand or promised else _WORTHWHILE * (conversation.used - target)
-        if over_window or conversation.effect(decision).freed_tokens >= min_freed:
+        min_freed = 1 if by_hand or promised else _WORTHWHILE * most_freed
+        if over_window or original.effect(decision).freed_tokens >= min_freed:
             return decision
         return Decision(note=_FREES_NOTHING if by_hand else "")
+
+    def _media_forms(self, conversation: Conversation) -> dict[int, ContentForm]:
+        """The forms of messages before the latest turns, which the model has answered, that lack their media."""
+        parts = units(conversation.contents) if conversation.gives_media else ()
+        first = max((unit.turn for unit in parts), default=0) - max(self.last_turns, 2) + 1
+        return {
+            at: ContentForm("extract", self.reason, 0, self.name)
+            for at in (at for unit in parts if unit.turn < first for at in unit.indices)
+            if at not in conversation.anchored and can_be_read(conversation.contents[at], conversation.recap.media)
+        }
 
     def _forms(self, conversation: Conversation, result: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
         """The forms of a cut's contents, and the cut without the unit that only becomes shorter."""

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.extracts import placeholder, query_of, shorten_content
-from aether_context.conversation.summary import Summaries, recap, summary_message
+from aether_context.conversation.extracts import placeholder, query_of, shorten_content, without_media
+from aether_context.conversation.summary import Summaries, least_summary, recap, summary_message
 from aether_context.conversation.todo import latest_list
 from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import NOTHING, Act, Anchor, Content, ContentForm, Outgoing, Request, Tool
@@ -109,7 +109,8 @@ class Conversation:
 
     ``items`` are the contents as they are sent, each with the host's own; one that ``budget.fixed`` counts has 0
     tokens. Their origins are places in ``request.contents``, whose positions anchors name. ``state`` is what each
-    strategy kept from call to call, by its name. ``verbatim`` is set where the policy allows no shorter form.
+    strategy kept from call to call, by its name. ``verbatim`` is set where the policy allows no shorter form, and
+    ``gives_media`` where what people sent can be read back by its mark.
     """
 
     items: tuple[Outgoing, ...]
@@ -121,6 +122,7 @@ class Conversation:
     recap: Recap = field(default_factory=Recap)
     pressure: Pressure = "marks"
     verbatim: bool = False
+    gives_media: bool = False
 
     @classmethod
     def of(
@@ -190,21 +192,22 @@ class Conversation:
         return sum(self.tokens) + summary_tokens(self.counter, self.recap.summary) + self.budget.payload_tokens
 
     def formed(self, at: int, form: ContentForm) -> Content:
-        """A content in a form: an extract of the host's own, or a placeholder for what is sent of it now."""
+        """A content in a form: an extract of the host's own, of 0 tokens one without its media, or a placeholder for
+        what is sent of it now."""
         if form.form != "extract" or form.tokens is None:
             return placeholder(self.contents[at])
+        if not form.tokens:
+            return without_media(self.raws[at], self.recap.media)
         query = query_of(self.raws, at, self.request_index)
         return shorten_content(self.raws[at], form.tokens, counter=self.counter, query=query)
 
     def summarized(self, forms: Mapping[int, ContentForm], max_tokens: int, *, in_own_words: bool = False) -> str:
-        """The summary of contents that are cut now and were cut before; empty where there is no room.
+        """The summary of contents that are cut now and were cut before; in no room, what has no other place.
 
         Args:
             forms: the contents that leave or become shorter now, by index.
             in_own_words: whether the summary has the conversation's own words, although a model could write it.
         """
-        if max_tokens <= 0:
-            return ""
         listed = latest_list(self.raws)
         contents = {
             at: self.formed(at, forms[at]) if at in forms else content
@@ -215,10 +218,12 @@ class Conversation:
             [
                 raw
                 for at, raw in enumerate(self.raws)
-                if at not in contents or (contents[at].digest != raw.digest and at != self.request_index)
+                if at not in contents
+                or (at != self.request_index and contents[at] not in (raw, without_media(raw, self.recap.media)))
             ],
             list(contents.values()),
             max_tokens=max_tokens,
+            least_tokens=least_summary(self.budget.input),
             counter=self.counter,
             summaries=None if in_own_words else self.recap.written,
             earlier=self.recap.summary,

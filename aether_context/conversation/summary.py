@@ -7,13 +7,13 @@ part of it, so that the next cuts can add again.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
 from aether_context.canonical import hash_json
+from aether_context.conversation.extracts import mark_of
 from aether_context.conversation.orders import orders_text, split_orders, standing_orders
 from aether_context.conversation.todo import list_text, split_list
 from aether_context.pack import NOTHING, Content, SummaryRequest
@@ -38,6 +38,15 @@ def fenced(text: str) -> str:
 MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where 12 KB of text are 4 KB or less."""
 
+_LEAST_SHARE = 15
+
+
+def least_summary(input_budget: int) -> int:
+    """Tokens that a recap may take whatever is sent beside it: the orders of the user, the address of the past, marks
+    of what people sent and the list of tasks have no other place."""
+    return min(input_budget // _LEAST_SHARE, MOST_TOKENS)
+
+
 _ORDERS = 0.4
 """The most of the user's standing orders, as a share of the recap."""
 _LIST_SHARE = 0.25
@@ -61,6 +70,7 @@ def recap(
     names_past: bool = False,
     media: Mapping[str, str] = NOTHING,
     todo: tuple[str, Sequence[str]] | None = None,
+    least_tokens: int = 0,
 ) -> str:
     """The text that replaces contents that a cut takes; empty where nothing fits.
 
@@ -75,19 +85,23 @@ def recap(
         todo: the latest state of a to-do list, its tool and its items, without items where it is still sent; None
             where nothing is newer than that of earlier cuts.
         names_past: whether a tool reads the past of the session, whose address is named, then.
+        least_tokens: tokens that the orders, the address of the past, the marks and the list may take in any room: they
+            have no other place.
     """
     orders, older, earlier = split_orders(earlier)
-    head = orders_text(standing_orders(orders, cut), older, max_tokens=int(_ORDERS * max_tokens), counter=counter)
+    most_tokens = max(max_tokens, least_tokens)
+    head = orders_text(standing_orders(orders, cut), older, max_tokens=int(_ORDERS * most_tokens), counter=counter)
     sent_text = "\n".join(filter(None, (sent_text, " ".join(head.split()))))
     names_past = names_past or earlier.startswith(_HISTORY_LINE)
     earlier = earlier.removeprefix(_HISTORY_LINE).lstrip("\n")
-    if names_past and counter.count(f"{head}\n{_HISTORY_LINE}") <= max_tokens:
+    if names_past and counter.count(f"{head}\n{_HISTORY_LINE}") <= most_tokens:
         head = "\n".join(filter(None, (head, _HISTORY_LINE)))
     earlier, end = split_list(earlier)
     if todo is not None:
-        limit = int(_LIST_SHARE * max_tokens)
+        limit = int(_LIST_SHARE * most_tokens)
         end = list_text(*todo, max_tokens=limit, counter=counter) if todo[1] else ""
-    max_tokens -= counter.count(head) + counter.count(end)
+    fixed_tokens = counter.count(head) + counter.count(end)
+    most_tokens, max_tokens = most_tokens - fixed_tokens, max(0, max_tokens - fixed_tokens)
     summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
     new_marks = [mark for content in cut for mark in marks_of(content, media)]
     marks = [*dict.fromkeys((*_MARK.findall(earlier), *new_marks))]
@@ -111,7 +125,7 @@ def recap(
     result = "\n".join(filter(None, (summary, table))) or calls_line(cut, max_tokens=room, counter=counter)
     text = "\n".join(filter(None, (kept_summary, result)))
     missing = [mark for mark in marks if mark not in text]
-    while missing and counter.count(text) + counter.count(_SENT_MEDIA + ", ".join(missing)) + 2 > max_tokens:
+    while missing and counter.count(text) + counter.count(_SENT_MEDIA + ", ".join(missing)) + 2 > most_tokens:
         missing.pop(0)
     return "\n".join(filter(None, (head, text, _SENT_MEDIA + ", ".join(missing) if missing else "", end)))
 
@@ -119,15 +133,18 @@ def recap(
 _SENT_MEDIA = "- sent by the user: "
 _MARK = re.compile(r"\[[^\[\]\n]{1,200}\bartifact://evidence/[0-9a-f]{16}\.bin\]")
 """The mark in the place of what people sent."""
+_SHOWN_MARKS = ("[picture", "[PDF", "[sound", "[video")
 
 
 def marks_of(content: Content, media: Mapping[str, str]) -> list[str]:
     """The marks that stand for the media of a content."""
-    parts = [json.loads(part.wire) for part in content.parts if part.kind == "media"] if media else []
-    keys = (
-        (part.get("inline_data") or {}).get("data") or (part.get("file_data") or {}).get("file_uri") for part in parts
-    )
-    return [media[key] for key in keys if isinstance(key, str) and key in media]
+    return [mark for part in content.parts if (mark := mark_of(part, media))]
+
+
+def can_be_read(content: Content, media: Mapping[str, str]) -> bool:
+    """Tells whether a content holds media, all of which a model can be shown again by their marks."""
+    marks = marks_of(content, media)
+    return bool(marks) and all(_MARK.fullmatch(mark) and mark.startswith(_SHOWN_MARKS) for mark in marks)
 
 
 # Summaries of a conversation: extractive ones, and those that a model writes.

@@ -21,6 +21,7 @@ from aether_context.conversation import (
 )
 from aether_context.conversation.strategies import NET, NORMALIZING, CutStrategy, net
 from aether_context.conversation.strategy import Recap, summary_content
+from aether_context.conversation.summary import least_summary, recap
 from aether_context.conversation.turns import protected
 from aether_context.pack import (
     LEAST_WINDOW_READ,
@@ -37,6 +38,7 @@ from aether_context.pack import (
 from aether_context.packing.demand import latest_turn_tokens, reserves_latest_turns
 from aether_context.packing.draft import Draft, item_place
 from aether_context.packing.epoch_state import without_unseen
+from aether_context.tokens.counters import takes_media
 from aether_context.usage.calibration import estimated
 
 
@@ -146,7 +148,9 @@ def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conve
         if form.form != "left_out":
             content = conversation.formed(at, form)
             how: SentForm = "extract" if form.form == "extract" else "placeholder"
-            items[at] = items[at]._replace(content=content, form=how, tokens=draft.counter.content(content))
+            items[at] = _unpacked(draft, items[at])._replace(
+                content=content, form=how, tokens=draft.counter.content(content)
+            )
     if effect.act is not None:
         draft.account = account._replace(acts=(*account.acts, effect.act))
         new = {at: form for at, form in decision.forms.items() if at not in decision.earlier}
@@ -269,6 +273,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
         ),
         pressure="by_hand" if by_hand else "usage_is_low" if is_low else "marks",
         verbatim=not draft.policy.compress.enabled,
+        gives_media=draft.policy.record == "full" and source.host.can_read and takes_media(source.request.model),
     )
 
 
@@ -282,7 +287,7 @@ def _budget(draft: Draft) -> Budget:
         window=allocation.budget + allocation.slack,
         slack=allocation.slack,
         fixed=fixed,
-        most=max(allocation.layers["conversation"].final, allocation.budget - fixed),
+        most=max(0, allocation.budget - fixed),
         cut_above=0,
         cut_to=0,
         net=net,
@@ -322,7 +327,7 @@ def _byte_net(draft: Draft) -> int | None:
     if not draft.policy.usage.gate or (calibration is not None and calibration.report_minus_count is not None):
         return None
     contents = [item.content for item in draft.history.items]
-    contents += [summary_content(draft.history.summary)] if draft.history.summary else []
+    contents += [summary_content(draft.history.summary)] if draft.history.sent_summary else []
     max_bytes, size = _NET_BYTES_PER_TOKEN * draft.input.window, sent_bytes(contents)
     return int(max_bytes / size * draft.conversation_tokens()) if size > max_bytes else None
 
@@ -367,17 +372,45 @@ def excess_tokens(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
 
 
 def _leave_out_oldest(draft: Draft) -> bool:
-    """Leaves out the oldest exchange or message that may go, else the summary; tells whether there was any."""
+    """Leaves out the oldest exchange or message that may go, else shortens the summary; tells whether there was any."""
     parts = units([item.content for item in draft.history.items])
     stay = protected(parts, request_place(draft))
     going = sorted((parts[at].kind == "human", at) for at in range(len(parts)) if at not in stay)
     if going:
         leave_out(draft, [parts[going[0][1]].indices], excess_tokens(draft) - 1)
-    elif draft.history.summary:
-        tokens_before = draft.conversation_tokens()
-        draft.history = draft.history._replace(summary="", summary_place=0)
-        note_contents(draft, "emergency", (), tokens_before)
+    else:
+        shorten_summary(draft, 0)
     return bool(going)
+
+
+def shorten_summary(draft: Draft, room: int | None = None) -> None:
+    """The summary of older cuts keeps the bullets that it would keep at a cut, as many as find room; whatever the room,
+    the user's orders, the address of the past, the marks of what people sent and the list of tasks.
+
+    Args:
+        room: the tokens for it; by default what the input budget leaves.
+    """
+    history, counter, tokens = draft.history, draft.counter, draft.conversation_tokens()
+    summary = recap(
+        [],
+        [item.content for item in history.items],
+        max_tokens=max(0, draft.summary_tokens - excess_tokens(draft) if room is None else room),
+        least_tokens=least_summary(draft.budget.input),
+        counter=counter,
+        earlier=history.summary,
+        prepare=counter.prepare,
+    )
+    if summary != history.summary:
+        draft.history = history._replace(summary=summary, summary_place=history.summary_place if summary else 0)
+        note_contents(draft, "emergency", (), tokens)
+
+
+def hide_summary(draft: Draft) -> None:
+    """Sends no summary with this request. Later ones have it: it holds what the user ordered, and addresses."""
+    if draft.history.sent_summary:
+        tokens_before = draft.conversation_tokens()
+        draft.history = draft.history._replace(hides_summary=True)
+        note_contents(draft, "emergency", (), tokens_before)
 
 
 def request_place(draft: Draft) -> int | None:

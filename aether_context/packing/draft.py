@@ -61,6 +61,7 @@ class History(NamedTuple):
     ``items`` are the contents that are sent, ``cut`` the origins of those that are left out for good. ``forms`` says
     what became of a content, by origin, where it is not sent whole. ``summary_place`` is that of `Epoch`. ``states`` is
     what strategies keep from call to call, and ``normalize`` whether one of them has the contents normalized.
+    ``hides_summary`` is set where this request alone has no room for the summary.
     """
 
     items: tuple[Outgoing, ...]
@@ -70,6 +71,11 @@ class History(NamedTuple):
     states: Mapping[str, Mapping[str, JSON]]
     cut: frozenset[int] = frozenset()
     normalize: bool = False
+    hides_summary: bool = False
+
+    @property
+    def sent_summary(self) -> str:
+        return "" if self.hides_summary else self.summary
 
     def with_form(self, form: Form, reason: Reason, origins: Iterable[int], tokens: int | None = None) -> History:
         """The history with these contents in a form from now on."""
@@ -261,7 +267,7 @@ class Draft:
     @property
     def summary_tokens(self) -> int:
         """The tokens of the summary as a message of its own."""
-        return summary_tokens(self.counter, self.history.summary) if self.policy.conversation.summary_share else 0
+        return summary_tokens(self.counter, self.history.sent_summary) if self.policy.conversation.summary_share else 0
 
     def conversation_tokens(self, items: Sequence[Outgoing] | None = None) -> int:
         """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,

@@ -12,7 +12,14 @@ from typing import Any
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, part_of, text_part
-from aether_context.conversation.extracts import query_of, quoted_alone, sent_places, shorten_content, words_before
+from aether_context.conversation.extracts import (
+    query_of,
+    quoted_alone,
+    sent_places,
+    shorten_content,
+    without_media,
+    words_before,
+)
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import turn_start
@@ -172,6 +179,8 @@ def extract(
     """A content of the host's with parts of at most ``ceiling`` tokens, with the members of `Outgoing`."""
     # Made again at each call, from the ceiling in the session's state: lines are chosen alike, and known by digest. The
     # text itself would put kilobytes into every event that writes the state.
+    if not ceiling:
+        return without_media(raw, draft.input.host.media), ()
     is_over = is_past(draft, origin)
     content = shorten_content(raw, ceiling, counter=draft.counter, query=query, is_over=is_over)
     places = sent_places(raw, is_over=is_over)

@@ -156,12 +156,16 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
     # falls to .133 where the first build is sent.
     source, budget = pack.source, pack.allocation.budget
     cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
-    forms = {row.form for row in pack.rows[: len(source.request.contents)]}
+    # Words that stand there without what was sent beside them are not looked for.
+    extracts = (item for item in pack.contents if item.form == "extract" and is_human(item.raw))
+    sent = pack.whole.union(item.origin for item in extracts if item.raw.text in item.content.text)
+    forms = {row.form for at, row in enumerate(pack.rows[: len(source.request.contents)]) if at not in sent}
     shortened = not forms.isdisjoint(("placeholder", "extract", "told"))
     if source.search.turns is not None or not (pack.to_store.chose and (cut or shortened)):
         return None
-    whole = frozenset(source.request.positions[at] for at in pack.whole)
-    return whole, None if cut else max(budget // 10, (budget - pack.tokens.expected) // 2)
+    return frozenset(source.request.positions[at] for at in sent), None if cut else max(
+        budget // 10, (budget - pack.tokens.expected) // 2
+    )
 
 
 def _is_first_call(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:

@@ -1,10 +1,11 @@
 """The last resort: whatever is left of a conversation goes out within the input budget.
 
 From the mildest act to the hardest, each only as far as needed: signed thoughts of turns that are over go; responses
-that the model has yet to read become extracts, then whatever else is long; messages beside the request go, and what
-strategies chose to keep; the summary of older cuts becomes shorter or goes; so do the memories and the evidence that
-the payload holds. Then what other agents handed over goes, and an exchange with more calls than there is room for
-becomes one text; the plan's text is cut down; and last of all the request gives way. Only a request that passes the
+that the model has yet to read become extracts, then whatever else is long but media there; messages beside the request
+go, and what strategies chose to keep; of the summary of older cuts what has no other place stays; the memories and the
+evidence that the payload holds go. Then media go that the model has yet to read, and what other agents handed over; an
+exchange with more calls than there is room for becomes one text; the summary is not sent with this request; the plan's
+text is cut down; and last of all the request gives way. Only a request that passes the
 window with nothing but system instruction and declarations beside it shares the room with what it is answered from,
 and gives way before that. System instruction and declarations stay as they are.
 """
@@ -12,6 +13,7 @@ and gives way before that. System instruction and declarations stay as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from aether_context.canonical import short
@@ -24,11 +26,17 @@ from aether_context.conversation.extracts import (
     response_tokens,
     shorten_content,
 )
-from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import is_instruction, protected, turn_start, unread_exchange
 from aether_context.pack import RECALLED, Content, ContentForm, Reason
 from aether_context.packing import payload
-from aether_context.packing.compaction import excess_tokens, leave_out, note_contents, request_place
+from aether_context.packing.compaction import (
+    excess_tokens,
+    hide_summary,
+    leave_out,
+    note_contents,
+    request_place,
+    shorten_summary,
+)
 from aether_context.packing.draft import Draft, History, SelectedCandidates
 from aether_context.packing.epoch_state import extract, flatten_exchange, is_past
 from aether_context.text.shorten import level, shorten
@@ -52,14 +60,20 @@ def bring_within_window(draft: Draft) -> None:
     if draft.input.host.passthrough_reason:
         return
     is_too_long = excess_tokens(draft) > 0 and draft.needed_tokens > draft.budget.input
+    last = (
+        (_shorten_request, _flatten_last_exchange, hide_summary)
+        if is_too_long
+        else (_flatten_last_exchange, hide_summary, _shorten_request)
+    )
     for act in (
         _leave_out_thoughts,
         _shorten_responses,
         _shorten_parts,
         _drop_other_messages,
-        _shorten_summary,
+        shorten_summary,
         _leave_out_candidates,
-        *((_shorten_request, _flatten_last_exchange) if is_too_long else (_flatten_last_exchange, _shorten_request)),
+        partial(_shorten_parts, spares_media=False),
+        *last,
     ):
         if excess_tokens(draft) <= 0:
             break
@@ -67,7 +81,9 @@ def bring_within_window(draft: Draft) -> None:
     _tell_thoughtless(draft)
     # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
-    is_summarized = draft.history.summary or any(candidate.source == RECALLED for candidate in draft.selected.memory)
+    is_summarized = draft.history.sent_summary or any(
+        candidate.source == RECALLED for candidate in draft.selected.memory
+    )
     if cut and not is_summarized and draft.policy.conversation.summary_share:
         draft.account = draft.account._replace(degradations=(*draft.account.degradations, _NO_SUMMARY))
 
@@ -135,13 +151,18 @@ def _shorten_responses(draft: Draft) -> None:
     _shorten_to(draft, shorter)
 
 
-def _shorten_parts(draft: Draft) -> None:
+def _shorten_parts(draft: Draft, *, spares_media: bool = True) -> None:
     """Whatever is long becomes an extract: texts, arguments, code, media, whoever's they are.
 
-    A request that cannot stay whole is measured with them, so that it gives way before what is shorter than it.
+    Media that the model has yet to read have no shorter form, so that they stay for as long as anything else may give
+    way (``spares_media``). A request that cannot stay whole is measured with them, so that it gives way before what is
+    shorter than it.
     """
     items, request = draft.history.items, _request_tokens(draft) if draft.needed_tokens > draft.budget.input else 0
-    targets = [at for at in _removable_contents(draft) if items[at].form not in ("payload", "told")]
+    last = unread_exchange(units([item.content for item in items]), request_place(draft)) if spares_media else None
+    spared = {at for at in (last.indices if last else ()) if any(map(draft.counter.media, items[at].content.parts))}
+    places = set(_removable_contents(draft)) - spared
+    targets = sorted(at for at in places if items[at].form not in ("payload", "told"))
     sizes = {
         at: part_tokens(items[at].content, draft.counter, is_over=is_past(draft, items[at].origin)) for at in targets
     }
@@ -293,21 +314,6 @@ def _request_tokens(draft: Draft) -> int:
     if packed_form is None or not packed_form.before:
         return draft.counter.count(raw.text)
     return draft.counter.count(payload.answered(packed_form.after) if packed_form.after else packed_form.before)
-
-
-def _shorten_summary(draft: Draft) -> None:
-    """The summary of older cuts keeps the bullets that it would keep at a cut, as many as find room; none of them where
-    that is next to nothing."""
-    history, tokens, room = draft.history, draft.conversation_tokens(), draft.summary_tokens - excess_tokens(draft)
-    if not history.summary:
-        return
-    contents, summary = [item.content for item in history.items], ""
-    if room >= LEAST_EXTRACT:
-        summary = recap(
-            [], contents, max_tokens=room, counter=draft.counter, earlier=history.summary, prepare=draft.counter.prepare
-        )
-    draft.history = history._replace(summary=summary, summary_place=history.summary_place if summary else 0)
-    note_contents(draft, "emergency", (), tokens)
 
 
 def _leave_out_candidates(draft: Draft) -> None:

@@ -243,7 +243,7 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     outgoing = [*draft.history.items]
     if unseen:
         outgoing = [without_unseen(draft, item, unseen) for item in outgoing]
-    if draft.history.summary and draft.policy.conversation.summary_share:
+    if draft.history.sent_summary and draft.policy.conversation.summary_share:
         content, positions = summary_content(draft.history.summary), draft.input.request.positions
         at = bisect_left(outgoing, draft.history.summary_place, key=lambda item: positions[item.origin])
         has_calls = any(item.content.calls or item.content.quotes for item in draft.history.items[:at])

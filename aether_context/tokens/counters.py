@@ -185,6 +185,11 @@ def family_of(model: str) -> str:
     return counter_for(model).family
 
 
+def takes_media(model: str) -> bool:
+    """Tells whether a model takes media in the answers of tools: Gemini up to 2.5 does not."""
+    return family_of(model) != "gemini"
+
+
 # Counters by a model's own vocabulary.
 
 
