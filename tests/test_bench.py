@@ -208,3 +208,18 @@ def test_a_summary_takes_the_place_of_its_messages_for_good() -> None:
     third = method.edit([*contents, types.UserContent("word " * 4_000)], [], 12_000)
     assert (len(third), third[1]) == (21, contents[12])
     assert method.sent < 2 * (method.prompt_tokens + method.max_sent)
+
+
+def test_a_tool_that_is_not_declared_is_found_at_a_price(table: Table, tmp_path: Path) -> None:
+    things = ["bridge", "garden", "invoice", "guitar", "passport", "kettle", "lantern", "saddle", "violin", "wagon"]
+    things += ["anchor", "basket", "candle", "dagger"]
+    words = "It takes the number of one of them, and gives back what is known of it. " * 20
+    written(tmp_path / "corpus.jsonl", *({"_id": f"{it}.renew", "text": f"Renews a {it}. {words}"} for it in things))
+    asked = [{"_id": at, "text": f"Please renew my {thing}"} for at, thing in enumerate((things[0], things[-1]))]
+    written(tmp_path / "queries.jsonl", *asked)
+    qrels = "query\tdocument\tgrade\n" + "\n".join(f"{at}\t{things[-at]}.renew\t1" for at in (0, 1))
+    (tmp_path / "qrels.tsv").write_text(qrels, encoding="utf-8")
+    row, *_ = table("tool_sets.py", tmp_path, "--tools", len(things), "--window", 8_000)
+    assert (row["declared"], row["found"], row["either"]) == ("50.0", "100.0", "100.0")
+    sent, whole, extra = (int(row[name].replace(",", "")) for name in ("sent", "all", "extra"))
+    assert (sent < whole, extra > sent / 10) == (True, True)

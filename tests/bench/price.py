@@ -89,10 +89,10 @@ def measured(runs: Sequence[Mapping[str, Any]], name: str, window: int) -> list[
 
 
 def point(sessions: Sequence[Figures]) -> tuple[float, float]:
-    """The means of a way's price and of what it answers in percent."""
+    """The means of what a way costs in all and of what it answers in percent."""
     return tuple(  # type: ignore[return-value]
         scale * sum(one[name][0] / one[name][1] for one in sessions if one[name][1]) / len(sessions)
-        for name, scale in (("price", 1.0), ("answered", 100.0))
+        for name, scale in (("in all", 1.0), ("answered", 100.0))
     )
 
 
@@ -133,7 +133,8 @@ def plot(points: Mapping[tuple[str, str], tuple[float, float]]) -> str:
             colour = "#2563eb" if "/" in name or name == "defaults" else "#b45309"
             drawn.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{5 if name == "defaults" else 3}" fill="{colour}"/>')
             drawn.append(f'<text x="{cx + 9:.1f}" y="{down:.1f}" font-size="10" fill="{colour}">{name}</text>')
-        drawn.append(f'<text x="{x0}" y="{y0 + 36}">price of a call, in tokens of uncached input</text>')
+        label = "price of a call, with summaries and reads, in tokens of uncached input"
+        drawn.append(f'<text x="{x0}" y="{y0 + 36}">{label}</text>')
     return "\n".join([*drawn, "</svg>", ""])
 
 
