@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
+from google.adk.events.event import Event
+from google.genai import types
 
 pytestmark = pytest.mark.integration
 
@@ -166,3 +169,57 @@ def test_near_alike_rules_are_told_apart_better_than_by_words_alone(
     runpy.run_path(str(SCRIPTS / "policy_documents.py"), run_name="__main__")
     scores = {row["what"]: float(row["nDCG@10"].split()[0]) for row in table("search_sets.py", folder)[:3]}
     assert scores["static"] > max(scores["none"], scores["rank-bm25"])
+
+
+def test_only_summaries_are_paid_for_beside_the_calls_of_the_agent() -> None:
+    exam = importlib.import_module("exam")
+    steps = [{"text": f"Answer {at}: " + "so it is. " * 40, "calls": []} for at in range(60)]
+    run = RUN | {"turns": [*RUN["turns"], *({"user": "Go on.", "steps": [step]} for step in steps)]}
+    sent = {}
+    for way in exam.WAYS:
+        plugins, settings = exam.WAYS[way](4_000, "memory://summarizers")
+        asyncio.run(exam.play(run, *plugins, **settings))
+        sent[way] = exam.summarizer_tokens(plugins, settings)
+    summaries = {way for way in sent if way.startswith(("ADK's compaction", "LangChain's summaries"))}
+    assert {way for way, tokens in sent.items() if tokens} == summaries
+    assert sent["ADK's compaction, quoting"] > sent["ADK's compaction, an empty summary"]
+
+
+def test_a_summarizer_of_adk_is_sent_results_up_to_2_000_characters() -> None:
+    exam = importlib.import_module("exam")
+    response = types.Part.from_function_response(name="read", response={"result": "x" * 9_000})
+    events = [Event(author="agent", content=types.UserContent(part)) for part in ("Why?" * 100, response)]
+    bound = exam.Bound(20)
+    summary = asyncio.run(bound.maybe_summarize_events(events=events))
+    assert summary.actions.compaction.compacted_content.parts[0].text == "x" * 20
+    prompt = len(LlmEventSummarizer._DEFAULT_PROMPT_TEMPLATE) / 4
+    assert 600 < bound.model.sent - prompt < 650
+
+
+def test_a_summary_takes_the_place_of_its_messages_for_good() -> None:
+    exam = importlib.import_module("exam")
+    method = exam.Summaries(10_000)
+    contents = [types.UserContent(f"{at} " + "word " * 400) for at in range(30)]
+    first = method.edit(contents, [], 12_000)
+    assert (len(first), method.sent) == (21, method.prompt_tokens + method.max_sent)
+    contents.append(types.UserContent("Go on."))
+    second = method.edit(contents, [], 12_000)
+    assert (second[:-1], method.sent) == (first, method.prompt_tokens + method.max_sent)
+    third = method.edit([*contents, types.UserContent("word " * 4_000)], [], 12_000)
+    assert (len(third), third[1]) == (21, contents[12])
+    assert method.sent < 2 * (method.prompt_tokens + method.max_sent)
+
+
+def test_a_tool_that_is_not_declared_is_found_at_a_price(table: Table, tmp_path: Path) -> None:
+    things = ["bridge", "garden", "invoice", "guitar", "passport", "kettle", "lantern", "saddle", "violin", "wagon"]
+    things += ["anchor", "basket", "candle", "dagger"]
+    words = "It takes the number of one of them, and gives back what is known of it. " * 20
+    written(tmp_path / "corpus.jsonl", *({"_id": f"{it}.renew", "text": f"Renews a {it}. {words}"} for it in things))
+    asked = [{"_id": at, "text": f"Please renew my {thing}"} for at, thing in enumerate((things[0], things[-1]))]
+    written(tmp_path / "queries.jsonl", *asked)
+    qrels = "query\tdocument\tgrade\n" + "\n".join(f"{at}\t{things[-at]}.renew\t1" for at in (0, 1))
+    (tmp_path / "qrels.tsv").write_text(qrels, encoding="utf-8")
+    row, *_ = table("tool_sets.py", tmp_path, "--tools", len(things), "--window", 8_000)
+    assert (row["declared"], row["found"], row["either"]) == ("50.0", "100.0", "100.0")
+    sent, whole, extra = (int(row[name].replace(",", "")) for name in ("sent", "all", "extra"))
+    assert (sent < whole, extra > sent / 10) == (True, True)

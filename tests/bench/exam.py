@@ -15,8 +15,9 @@ tokens     of a request; see tool_runs.py
 
 ADK's compaction is run with a token threshold of 80% of the window and two summarizers that bound any model's: one that
 writes nothing, and one that quotes as much of the end of what it is given as a fifth of the window holds. So are
-LangChain's summaries (a summary in front of the last 20 messages once 80% are passed); its trimming keeps the last
-messages that fit, from a user's on.
+LangChain's summaries (a summary in front of the last 20 messages once 80% are passed, which takes their place for good,
+so that a later one is written of it and what came since); its trimming keeps the last messages that fit, from a user's
+on. `summarizer_tokens` are those that the model is sent to write these summaries.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from google.adk.apps.app import EventsCompactionConfig
-from google.adk.apps.base_events_summarizer import BaseEventsSummarizer
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions, EventCompaction
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
-from peers import PEERS, Contents, Method
+from peers import PEERS, Contents, Method, size
 from sessions import PERCENT, Figures, print_table, rows_of
-from tool_runs import Request, play, texts_in, tokens
+from tool_runs import Request, play, read, texts_in, tokens
 from turn_recall import turns
 
 from aether_context import PackPolicy
@@ -57,22 +60,39 @@ Way = Callable[[int, str], tuple[list[BasePlugin], dict[str, Any]]]
 """The plugins, and the settings of the app, for a window and a store."""
 
 
-class Bound(BaseEventsSummarizer):
-    """Quotes the end of what it is to summarize, up to some characters."""
+class SummaryModel(BaseLlm):
+    """Counts the tokens that it is sent, and answers with a placeholder."""
+
+    sent: int = 0
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        self.sent += sum(map(tokens, read(llm_request).blocks))
+        yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text="(summary)")]))
+
+
+class Bound(LlmEventSummarizer):
+    """ADK's own summarizer, whose summary quotes the end of what it is to summarize, up to some characters.
+
+    ADK writes the prompt: the events since the last summary, in front of them that summary, and of a call's arguments
+    and of a result 2,000 characters each. The quotation takes results whole, as a bound may.
+    """
 
     def __init__(self, characters: int) -> None:
+        self.model = SummaryModel(model="summarizer")
+        super().__init__(llm=self.model)
         self.characters = characters
 
     async def maybe_summarize_events(self, *, events: list[Event]) -> Event | None:
-        parts = [part for event in events for part in (event.content.parts if event.content else None) or ()]
-        said = "\n".join(text for part in parts for text in part_texts(part))
-        text = said[-self.characters :] if self.characters else "(summary)"
-        compaction = EventCompaction(
-            start_timestamp=events[0].timestamp,
-            end_timestamp=events[-1].timestamp,
-            compacted_content=types.Content(role="model", parts=[types.Part(text=text)]),
-        )
-        return Event(author="user", invocation_id=Event.new_id(), actions=EventActions(compaction=compaction))
+        summary = await super().maybe_summarize_events(events=events)
+        if self.characters and summary is not None and (compaction := summary.actions.compaction) is not None:
+            parts = [part for event in events for part in (event.content.parts if event.content else None) or ()]
+            said = "\n".join(text for part in parts for text in part_texts(part))
+            compaction.compacted_content = types.Content(
+                role="model", parts=[types.Part(text=said[-self.characters :])]
+            )
+        return summary
 
 
 class Trimming(Method):
@@ -87,27 +107,51 @@ class Trimming(Method):
 
 
 class Summaries(Method):
-    """A summary in front of the last 20 messages: as much of the end of the others as it may quote."""
+    """A summary in front of the last 20 messages: as much of the end of the others as it may quote.
+
+    As LangChain's ``SummarizationMiddleware`` (1.5.2) does by default, its prompt and the last 4,000 tokens of what is
+    to be summarized are sent. LangChain starts them with a user's message, and where there is none among them it asks
+    no model and writes that they were too long; here they are sent and quoted all the same.
+    """
 
     share = 0.8
     keep = 20
     quoted = 0.0
+    max_sent = 4_000
+    prompt_tokens = 683
+
+    def __init__(self, window: int) -> None:
+        super().__init__(window)
+        self.sent = 0
+        self.summaries: Contents = []
+        self.cut = 0
 
     def edit(self, contents: Contents, sizes: Sequence[int], room: int) -> Contents:
-        at = max(0, len(contents) - self.keep)
-        while at < len(contents) and answers_call(contents[at]):
-            at += 1
-        if sum(sizes) <= room or not at:
-            return contents
-        parts = (part for content in contents[:at] for part in content.parts or ())
+        messages = [*self.summaries, *contents[self.cut :]]
+        at = max(0, len(messages) - self.keep)
+        while at and answers_call(messages[at]):
+            at -= 1
+        if sum(map(size, messages)) <= room or not at:
+            return messages
+        parts = (part for content in messages[:at] for part in content.parts or ())
         said = "\n".join(text for part in parts for text in part_texts(part))
         characters = int(4 * self.quoted * self.window)
         text = "Here is a summary of the conversation to date:\n" + (said[-characters:] if characters else "")
-        return [types.UserContent(text), *contents[at:]]
+        self.sent += self.prompt_tokens + min(self.max_sent, sum(map(size, messages[:at])))
+        self.cut += at - len(self.summaries)
+        self.summaries = [types.UserContent(text)]
+        return [*self.summaries, *messages[at:]]
 
 
 class QuotingSummaries(Summaries):
     quoted = _QUOTED
+
+
+def summarizer_tokens(plugins: Sequence[BasePlugin], settings: Mapping[str, Any]) -> int:
+    """The tokens that a session's summaries were written from, none of which a cache serves."""
+    config = settings.get("events_compaction_config")
+    summarizers = [plugin for plugin in plugins if isinstance(plugin, Summaries)]
+    return (config.summarizer.model.sent if config else 0) + sum(plugin.sent for plugin in summarizers)
 
 
 def answers_call(content: types.Content) -> bool:

@@ -8,10 +8,14 @@ marks: ``compact_at/compact_to``, where ``pays`` cuts once it pays. Tokens and l
 
 over      requests of more tokens than the window, in percent
 price     of a call's input: tokens outside the prefix shared with the request before, and a tenth of those inside
+in all    that, and what else the same user pays for a call of the agent: what the model is sent to write summaries (see
+          exam.py), all of it uncached; and one read for each call whose quoted lines an address alone leads to
 a read    of one more call that reads something back: a tenth of a request, and 500 tokens of answer
 answered  of the exam's questions, those whose answer stands with its record in the request, in percent
 or read   with those whose source an ``artifact://`` address in the request leads to
 lines     of 30 characters and more that the next calls quote: those in the request, in percent
+
+Nothing that a model writes is priced: neither answers, nor summaries, nor the calls that read something back.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from exam import WAYS, Way, figures, long_runs
+from exam import WAYS, Way, figures, long_runs, summarizer_tokens
 from google.adk.plugins.base_plugin import BasePlugin
 from sessions import PERCENT, Figures, print_table
 from tool_runs import CACHED_PRICE, Request, play, price, score, shared, tokens
@@ -36,7 +40,7 @@ from aether_context.exam.recordings import folders, stored_texts
 
 MARKS = ((0.5, 0.2), (0.6, 0.25), (0.7, 0.3), (0.8, 0.3), (0.8, 0.5), (1.0, 0.25), (1.0, 0.55), (None, 0.42))
 _READ_TOKENS = 500
-COLUMNS = {"over": PERCENT, "price": (1.0, 0), "a read": (1.0, 0)}
+COLUMNS = {"over": PERCENT, "price": (1.0, 0), "in all": (1.0, 0), "a read": (1.0, 0)}
 COLUMNS |= dict.fromkeys(("answered", "or read", "lines"), PERCENT)
 
 
@@ -67,12 +71,16 @@ def session(run: Mapping[str, Any], name: str, window: int, url: str) -> Figures
     packed = any(isinstance(plugin, ContextPackPlugin) for plugin in plugins)
     stored = {key: text for one in (folders([url]) if packed else []) for key, text in stored_texts(one).items()}
     row = figures(run, requests, stored, window)
-    sent = row["tokens"][0]
+    scored = score(run, requests, window)
+    total = sum(prices(requests))
+    reads = CACHED_PRICE * row["tokens"][0] + _READ_TOKENS * len(requests)
+    in_all = total + summarizer_tokens(plugins, settings) + scored.reads * reads / len(requests)
     return {
         **{name: row[name] for name in ("over", "answered", "or read")},
-        "lines": score(run, requests, window).figures(window)["lines"],
-        "price": (sum(prices(requests)), len(requests)),
-        "a read": (CACHED_PRICE * sent + _READ_TOKENS * len(requests), len(requests)),
+        "lines": scored.figures(window)["lines"],
+        "price": (total, len(requests)),
+        "in all": (in_all, len(requests)),
+        "a read": (reads, len(requests)),
     }
 
 
@@ -81,10 +89,10 @@ def measured(runs: Sequence[Mapping[str, Any]], name: str, window: int) -> list[
 
 
 def point(sessions: Sequence[Figures]) -> tuple[float, float]:
-    """The means of a way's price and of what it answers in percent."""
+    """The means of what a way costs in all and of what it answers in percent."""
     return tuple(  # type: ignore[return-value]
         scale * sum(one[name][0] / one[name][1] for one in sessions if one[name][1]) / len(sessions)
-        for name, scale in (("price", 1.0), ("answered", 100.0))
+        for name, scale in (("in all", 1.0), ("answered", 100.0))
     )
 
 
@@ -125,7 +133,8 @@ def plot(points: Mapping[tuple[str, str], tuple[float, float]]) -> str:
             colour = "#2563eb" if "/" in name or name == "defaults" else "#b45309"
             drawn.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{5 if name == "defaults" else 3}" fill="{colour}"/>')
             drawn.append(f'<text x="{cx + 9:.1f}" y="{down:.1f}" font-size="10" fill="{colour}">{name}</text>')
-        drawn.append(f'<text x="{x0}" y="{y0 + 36}">price of a call, in tokens of uncached input</text>')
+        label = "price of a call, with summaries and reads, in tokens of uncached input"
+        drawn.append(f'<text x="{x0}" y="{y0 + 36}">{label}</text>')
     return "\n".join([*drawn, "</svg>", ""])
 
 

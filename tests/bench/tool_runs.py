@@ -205,7 +205,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 @dataclass
 class Score:
-    """Sums over requests; see the columns."""
+    """Sums over requests; see the columns. ``reads`` are the requests for which a line would have to be read back."""
 
     requests: int = 0
     over: int = 0
@@ -216,6 +216,7 @@ class Score:
     lines_kept: int = 0
     lines_usable: int = 0
     lines_read: int = 0
+    reads: int = 0
     tokens: int = 0
     cached: int = 0
     full: int = 0
@@ -301,6 +302,7 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
                 lines_kept=len(lines) - len(missing),
                 lines_usable=0 if over or invalid else len(lines) - len(missing),
                 lines_read=read,
+                reads=read > 0,
                 tokens=size,
                 cached=shared(before, request.blocks),
                 full=history.size,
