@@ -75,7 +75,7 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
     slots = (_fields(state, f"{key('payload')}:{slot}", identity) for slot in range(count))
-    messages = map(partial(_message, line_of=partial(_line, state, key("line")), original_of=original_of), slots)
+    messages = map(partial(_message, state=state, line_key=key("line"), original_of=original_of), slots)
     fields["payloads"] = tuple(message for message in messages if message is not None)
     fields["tools"] = valid(_TOOLS, _fields(state, key("tools"), identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
@@ -105,22 +105,20 @@ def _summary(state: Mapping[str, Any], key: str, parts: object, digest: object) 
     return summary if short(hash_text(summary)) == digest else None
 
 
-def _message(fields: dict[str, Any], line_of: Callable[[int], object], original_of: OriginalOf) -> PackedMessage | None:
-    """A packed message from what state holds of it; None where that is not what was written."""
+def _message(
+    fields: dict[str, Any], state: Mapping[str, Any], line_key: str, original_of: OriginalOf
+) -> PackedMessage | None:
+    """A packed message from what state holds of it, its long lines under keys of their own; None where that is not
+    what was written."""
     text, goes_on = fields.pop("text", None), fields.pop("goes_on", False)
     message = valid(_MESSAGE, {**fields, "text": ""})
     original = original_of(message) if message is not None and goes_on else ""
     rows = text if isinstance(text, list) else [text]
-    stored = [line_of(row) if isinstance(row, int) else row for row in rows]
+    stored = [state.get(f"{line_key}:{row}") if isinstance(row, int) else row for row in rows]
     whole = [_plain(row) for row in stored if isinstance(row, str)]
     if message is None or len(whole) < len(rows) or (goes_on and not original):
         return None
     return replace(message, text="\n".join(whole) + original, covers=tuple(map(_plain, message.covers)))
-
-
-def _line(state: Mapping[str, Any] | State, key: str, number: int) -> object:
-    """A long line of packed messages as it is stored; None where there is none of this number."""
-    return state.get(f"{key}:{number}") if number in range(_MOST_LINES) else None
 
 
 def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
@@ -144,9 +142,8 @@ def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch
     # Where one could not be read, the others stand in slots other than theirs.
     saved_payloads = previous.payloads if saved.get("payloads") == len(previous.payloads) else ()
     used = {line for message in payloads for line in message.text.split("\n")}
-    lines = {number: _line(state, key("line"), number) for number in range(_MOST_LINES)}
-    stored_lines = ((number, _plain(line)) for number, line in lines.items() if isinstance(line, str))
-    numbers = {line: number for number, line in stored_lines if line in used}
+    lines = ((number, state.get(f"{key('line')}:{number}")) for number in range(_MOST_LINES))
+    numbers = {line: number for number, row in lines if isinstance(row, str) and (line := _plain(row)) in used}
     free = iter(sorted(set(range(_MOST_LINES)).difference(numbers.values())))
 
     def as_stored(line: str) -> object:

@@ -107,8 +107,8 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Session:
-    """A session's ledger. ``last_event`` is the id of the last event that was taken in, ``standing`` the totals that the
-    last answer carries."""
+    """A session's ledger. ``last_event`` is the id of the last event that was taken in; ``standing`` are the totals
+    that its last answer carries."""
 
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: Caller | None = None

@@ -264,8 +264,8 @@ class ToStore(NamedTuple):
 
     ``chose`` is set where candidates were ranked for this pack, not kept from an earlier call. ``saved`` are texts that
     were taken out of the request, by the URI that it shows. ``summary_requests`` are summaries that a model could
-    improve on. ``counts`` are token counts by short digest, and ``stages`` the results of the stages, in their order, as
-    JSON.
+    improve on. ``counts`` are token counts by short digest, and ``stages`` the results of the stages, in their order,
+    as JSON.
     """
 
     chose: bool

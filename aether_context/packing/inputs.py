@@ -72,8 +72,7 @@ def next_input(
         positions = tuple(sorted((*positions, request_index)))
     hidden = {positions[at] for at in other_turns([content_at(at) for at in positions])} if sees_own else set[int]()
     hidden -= {request_index}
-    if begin or hidden:
-        positions = tuple(at for at in positions if at >= begin and at not in hidden)
+    positions = tuple(at for at in positions if at >= begin and at not in hidden) if begin or hidden else positions
     if restored and positions and positions[0] < restored:
         alone_at = unpaired([content_at(at) for at in positions])
         positions = tuple(at for index, at in enumerate(positions) if index not in alone_at)

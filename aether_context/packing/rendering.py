@@ -40,7 +40,7 @@ from aether_context.packing.allocation import spend
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.epoch_state import without_unseen
 from aether_context.packing.payload import addresses_in, missing_evidence, offloaded_to, validity_of
-from aether_context.tokens.cache import PackCounter, frame_of, shared_length
+from aether_context.tokens.cache import PackCounter, shared_length
 from aether_context.usage.calibration import estimated
 
 _TOKENS, _DIGEST, _ORIGIN = attrgetter("tokens"), attrgetter("digest"), attrgetter("origin")
@@ -141,11 +141,7 @@ def render_pack(draft: Draft) -> Pack:
             over_window=max(0, counted + uncounted - draft.allocation.spare_tokens - source.window),
             method="anchored" if anchored else counter.method,
         ),
-        framing_tokens=sum(
-            draft.columns.extend(
-                "framing", lambda new: [frame_of(item.content, counter.framing) for item in new], contents
-            )
-        ),
+        framing_tokens=sum(draft.columns.extend("framing", counter.frames, contents)),
         to_store=ToStore(
             chose=not draft.epoch.has_chosen,
             saved=draft.message.saved,

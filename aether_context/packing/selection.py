@@ -94,9 +94,7 @@ def _within_share(ranking: Ranking, most_tokens: int) -> Ranking:
 def leave_out_summarized(draft: Draft) -> None:
     """Leaves out memories that the summary says word for word, as it is once all else has its place."""
     ranking = draft.rankings.memory
-    if not (ranking.chosen and draft.history.summary):
-        return
-    summary = " ".join(draft.history.summary.split())
+    summary = " ".join(draft.history.summary.split()) if ranking.chosen else ""
     texts = {memory.id: " ".join(memory.text.split()) for memory in ranking.chosen if memory.kind != "preference"}
     quoted = {name for name, text in texts.items() if len(text) >= LEAST_QUOTED and text in summary}
     if quoted:

@@ -335,11 +335,10 @@ def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
 
 def stage_hashes(pack: Pack) -> dict[str, str]:
     """Short hashes of each stage's result, in the order of the stages."""
-    contents = pack.source.request.contents
-    sizes = hash_text("\n".join(str(row.tokens) for row in pack.rows[: len(contents)]))
+    rows = pack.rows[: len(pack.source.request.contents)]
     results = {
-        "read": hash_text("\n".join(content.digest for content in contents)),
-        "count": [sizes, pack.to_store.stages["count"]],
+        "read": hash_text("\n".join(row.hash for row in rows)),
+        "count": [hash_text("\n".join(str(row.tokens) for row in rows)), pack.to_store.stages["count"]],
         **{stage: pack.to_store.stages[stage] for stage in _STAGES},
         "write": pack.checksum,
     }

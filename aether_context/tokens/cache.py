@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from aether_context.canonical import hash_text, short
-from aether_context.pack import Accuracy, Content, Part, Tool
+from aether_context.pack import Accuracy, Content, Outgoing, Part, Tool
 from aether_context.tokens.counters import SharedLRU, TokenCounter
 from aether_context.tokens.framing import (
     Framing,
@@ -93,8 +93,7 @@ class PackCounter:
         self.framing = framing or framing_of("")
         self.method: Accuracy = "approximate" if counter.accuracy == "exact" else counter.accuracy
         self.counts: dict[str, int] = {}
-        self._texts: dict[str, int] = {}
-        self._systems: dict[tuple[int, str], int] = {}
+        self._texts: dict[str | tuple[int, str], int] = {}
         self._cache = cache or TokenCache()
         self._scope = f"{counter.name} {self.framing.name}"
         self._recorded = recorded or {}
@@ -149,6 +148,10 @@ class PackCounter:
         items = [(short(content.digest, 16), tokens, content) for content, tokens in zip(contents, media, strict=True)]
         return self._count_items(items, self._written_content)
 
+    def frames(self, items: Sequence[Outgoing]) -> list[int]:
+        """Tokens of the framing of many contents, which `contents` includes."""
+        return [frame_of(item.content, self.framing) for item in items]
+
     def tool(self, tool: Tool) -> int:
         """Tokens of a declaration as the provider writes it out."""
         return self.tools((tool,))[0]
@@ -167,10 +170,10 @@ class PackCounter:
         """
         framing = self.framing
         frame = framing.request + (framing.system if text else 0) + (framing.tools if declares else 0)
-        if (frame, text) not in self._systems:
+        if (frame, text) not in self._texts:
             key = short(hash_text(f"system+{frame}\n{text}"), 16)
-            self._systems[frame, text] = self._count_items([(key, 0, text)], lambda text: (text, frame))[0]
-        return self._systems[frame, text]
+            self._texts[frame, text] = self._count_items([(key, 0, text)], lambda text: (text, frame))[0]
+        return self._texts[frame, text]
 
     def media(self, part: Part) -> int:
         """Tokens of a part's media. A recorded part no longer has its media, so an earlier build's count is used."""
