@@ -142,7 +142,8 @@ def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch
     # Where one could not be read, the others stand in slots other than theirs.
     saved_payloads = previous.payloads if saved.get("payloads") == len(previous.payloads) else ()
     used = {line for message in payloads for line in message.text.split("\n")}
-    lines = ((number, state.get(f"{key('line')}:{number}")) for number in range(_MOST_LINES))
+    line_key = key("line")
+    lines = ((number, state.get(f"{line_key}:{number}")) for number in range(_MOST_LINES))
     numbers = {line: number for number, row in lines if isinstance(row, str) and (line := _plain(row)) in used}
     free = iter(sorted(set(range(_MOST_LINES)).difference(numbers.values())))
 
@@ -150,7 +151,7 @@ def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch
         """A line, by its number where it is long: turns that are recalled are so by one question after another."""
         if line not in numbers and len(line) >= _LONG_LINE and (number := next(free, None)) is not None:
             numbers[line] = number
-            state[f"{key('line')}:{number}"] = _escaped(line)
+            state[f"{line_key}:{number}"] = _escaped(line)
         return numbers.get(line, _escaped(line))
 
     for slot, message in enumerate(payloads):
