@@ -3,9 +3,10 @@
     python tests/bench/tool_sets.py FOLDER [--tools 100] [--window 16000] [--every N]
 
 The folder has the form of search_sets.py; its documents are tools, which begin with their names, and each query needs
-one of them (BFCL v4's live set, Apache 2.0, has 1,096 tools and 1,911 queries). So many tools in a row, which are often
-alike, belong to one agent. Each query is the first message of a session: with the plugin, whose model asks `find_tools`
-in the user's own words where the tool is not declared, and without it, where all are. A cell is a mean over agents.
+one of them (1,096 tools and 1,911 queries of the Berkeley Function Calling Leaderboard, Apache 2.0). So many tools in a
+row, which are often alike, belong to one agent; a document's whole text is the tool's description. Each query is the
+first message of a session: with the plugin, whose model asks `find_tools` in the user's own words, and without it,
+where all are declared. A cell is a mean over agents.
 
 declared  queries whose tool is declared at the first call, in percent
 found     of the others those whose tool is among the first five that `find_tools` gives, in percent
