@@ -278,7 +278,7 @@ class Pool:
                 scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
         scores["weight"] = np.where(self.named(query)[1], _NAMED, 1.0) * np.where(
-            self._marks[:, 1] == np.frombuffer(terms.hash_of(terms.QUESTION), dtype=_TERM), _ASKING, 1.0
+            self._marks[:, 1] == terms.hashes_of([terms.QUESTION]), _ASKING, 1.0
         )
         total = np.round(total * scores["weight"], 9)
         if without_thread is not None:
@@ -371,7 +371,7 @@ def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray
     """
     scores = np.zeros(len(lengths))
     words = int(lengths.sum(dtype=np.int64))
-    keys = np.frombuffer(b"".join(map(terms.hash_of, sorted(query))), dtype=_TERM)
+    keys = terms.hashes_of(sorted(query))
     if not words or not len(keys):
         return scores, 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths

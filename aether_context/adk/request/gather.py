@@ -171,6 +171,9 @@ class Gatherer:
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
         rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
+        # How a session grew before an invocation is the same at each of its calls.
+        if rows or state.growth[0] != identity.invocation:
+            state.growth = (identity.invocation, _growth(events, rows, identity))
         base = PackInput(
             identity=identity,
             request=host.head._replace(rewritten=rewritten),
@@ -181,7 +184,7 @@ class Gatherer:
             invalid_reason=planned.invalid_reason,
             previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
             host=_host(call, host.head, records, identity, by_hand),
-            usage=Usage(growth=_growth_of(state, events, rows, identity), offloaded_tokens=call.offloaded_tokens),
+            usage=Usage(growth=state.growth[1], offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
         follow = partial(
@@ -474,15 +477,6 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
         if is_answer(event, agent, branch):
             break
     return bool(posted)
-
-
-def _growth_of(
-    state: AgentState, events: Sequence[Event], rows: Sequence[HistoryRow | None], identity: Identity
-) -> int | None:
-    """The growth of a session before an invocation, which is the same at each of its calls."""
-    if rows or state.growth[0] != identity.invocation:
-        state.growth = (identity.invocation, _growth(events, rows, identity))
-    return state.growth[1]
 
 
 def _growth(events: Sequence[Event], rows: Sequence[HistoryRow | None], identity: Identity) -> int | None:
