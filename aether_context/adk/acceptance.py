@@ -23,7 +23,6 @@ from aether_context.adk.models.texts import AuxiliaryModel, Cost
 from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
-from aether_context.policy import AcceptanceSettings
 from aether_context.state.acceptance import AcceptanceVerdict, Judgement, covers_of, examine
 from aether_context.text.entities import SCHEME, artifact_uris
 
@@ -104,7 +103,7 @@ class Reviewer:
         self,
         pack: Pack,
         response: LlmResponse,
-        settings: AcceptanceSettings,
+        critic: str,
         evidence: Sequence[Candidate] = (),
         events: Sequence[Event] = (),
     ) -> AcceptanceVerdict | None:
@@ -112,6 +111,7 @@ class Reviewer:
         Critic that fails: that is noted, and their items count as not looked at.
 
         Args:
+            critic: the name of the model that is asked, too; empty for none.
             evidence: what the session's state holds by now; a URI of a record counts as shown.
             events: the session's; an address that only models named there counts as invented.
         """
@@ -124,7 +124,7 @@ class Reviewer:
             return None
         heard = _Heard()
         try:
-            await within(self.seconds, self._judge(step, answer, settings.critic, heard))
+            await within(self.seconds, self._judge(step, answer, critic, heard))
         except TimeoutError:
             heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.

@@ -266,7 +266,7 @@ class Pool:
             without_thread: the number of a thread whose texts are no hits.
         """
         if terms.asks_when(query):
-            base = base * np.where(self._dated(), _DATED, 1.0)
+            base = base * np.where(_with_any(self._terms, self._lengths, terms.DATED), _DATED, 1.0)
         total = self._beside_neighbours(base)
         scores = {**scores, "neighbours": total - base}
         if not np.isnan(self._times).all():
@@ -293,10 +293,6 @@ class Pool:
             Hit(entry=listed[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
             for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
         ]
-
-    def _dated(self) -> NDArray[np.bool_]:
-        """Tells whether texts have a word or a number that tells a time."""
-        return _with_any(self._terms, self._lengths, terms.DATED)
 
     def corrections(self, places: Places) -> list[list[tuple[int, float]]]:
         """Finds for each place later statements of its speaker that tell of a change and are near to it in meaning.
