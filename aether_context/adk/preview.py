@@ -173,15 +173,14 @@ def preview_strategies(
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = base_policy.changed(conversation={"strategy": strategy})
         pack, _ = preview(session, policy=trial, message=message, **agent)
-        strategy_acts = pack.acts
         previews.append(
             StrategyPreview(
                 strategy=strategy,
                 pack=pack,
-                removed=sum(act.removed for act in strategy_acts),
-                replaced=sum(act.replaced for act in strategy_acts),
-                freed_tokens=sum(act.freed_tokens for act in strategy_acts),
-                lost_tokens=max((act.lost_tokens for act in strategy_acts), default=0),
+                removed=sum(act.removed for act in pack.acts),
+                replaced=sum(act.replaced for act in pack.acts),
+                freed_tokens=sum(act.freed_tokens for act in pack.acts),
+                lost_tokens=max((act.lost_tokens for act in pack.acts), default=0),
             )
         )
     return tuple(previews)

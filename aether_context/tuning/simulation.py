@@ -110,7 +110,7 @@ class _Session:
         build = partial(build_pack, policy=policy, counter=counter, cache=self._cache, recorded=counts)
         source = _source(call, policy, previous)
         if source.request.first_call and source.epoch.cut_count:
-            source = self._recalling(call, source, policy, frozenset(source.request.positions))
+            source = self._recalling(call, source, policy, frozenset(source.request.positions), None)
         pack = build(source)
         if (turn_search := turns_to_find(pack)) is not None:
             recalling = self._recalling(call, source, policy, *turn_search)
@@ -118,12 +118,7 @@ class _Session:
         return pack
 
     def _recalling(
-        self,
-        call: RecordedCall,
-        source: PackInput,
-        policy: PackPolicy,
-        skip: frozenset[int],
-        max_tokens: int | None = None,
+        self, call: RecordedCall, source: PackInput, policy: PackPolicy, skip: frozenset[int], max_tokens: int | None
     ) -> PackInput:
         """The input with the most relevant turns that were cut; unchanged where none were cut.
 

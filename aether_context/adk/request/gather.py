@@ -138,17 +138,15 @@ class Gatherer:
             request_index = request_index_of(raw, call.context.user_content)
         tracked = _is_tracked(call, raw, loads)
         contents, begin, unsent, history = Contents(raw), 0, list[str](), None
-        if loads:
-            loaded_epoch, rewound = load_epoch(call.state, identity, lambda message: message.of), ""
-            if tracked:
-                history, rewound = await self._followed(call, state, loaded_epoch, raw, live)
-                contents, begin, unsent = await self._align(call, live, history, loaded_epoch, raw, loads, last_answer)
-            else:
-                rewound = _rewound(call, events)
-                begin, unsent = _unloaded(call, raw, loads)
+        if loads and tracked:
+            loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
+            history, rewound = await self._followed(call, state, loaded_epoch, raw, live)
+            contents, begin, unsent = await self._align(call, live, history, loaded_epoch, raw, loads, last_answer)
         else:
             rewound = _rewound(call, events)
-            if tracked:
+            if loads:
+                begin, unsent = _unloaded(call, raw, loads)
+            elif tracked:
                 self.history(state, rewound)
         first = contents.first
         if request_index is not None:
