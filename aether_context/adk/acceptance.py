@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -22,7 +22,7 @@ from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.adk.models.texts import AuxiliaryModel, Cost
 from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
+from aether_context.pack import METADATA, NOTHING, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.state.acceptance import AcceptanceVerdict, Judgement, covers_of, examine
 from aether_context.text.entities import SCHEME, artifact_uris
 
@@ -203,11 +203,9 @@ class AcceptanceGate(BaseAgent):
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
         repairs = sum(noted(event).get(REPAIR) == self.name for event in here)
-        missing: Sequence[object] = ()
-        for event in here:
-            verdict = noted(event).get(ACCEPTANCE)
-            if isinstance(verdict, Mapping):
-                missing = verdict.get("missing") or ()
+        verdicts = (noted(event).get(ACCEPTANCE) for event in reversed(here))
+        latest: Mapping[str, Any] = next((verdict for verdict in verdicts if isinstance(verdict, Mapping)), NOTHING)
+        missing = latest.get("missing") or ()
         answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
         if not missing or repairs >= self.most_repairs:
             answer.actions = EventActions(escalate=True)

@@ -115,12 +115,9 @@ def memory_candidate(
 
 def past_conversations(text: str) -> str | None:
     """The text between the first tag that opens a block of preloaded memories and the last one that closes it."""
-    begin = text.find(_PAST_OPENS)
-    if begin < 0:
-        return None
-    begin += len(_PAST_OPENS)
-    end = text.rfind(_PAST_CLOSES, begin)
-    return text[begin:end] if end >= 0 else None
+    _, opening, rest = text.partition(_PAST_OPENS)
+    block, closing, _ = rest.rpartition(_PAST_CLOSES)
+    return block if opening and closing else None
 
 
 async def search_memories(
